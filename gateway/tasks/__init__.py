@@ -1,1 +1,1 @@
-"""Tasks as data: splits read from files, looked up by split and index."""
+"""Finds, registers, signs, imports and draws tasks."""

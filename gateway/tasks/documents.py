@@ -1,13 +1,13 @@
-"""Tasks as text: JSON, JSON lines and YAML become plain data, and nothing but data.
+"""Parses task documents in JSON, JSON lines and YAML into plain data.
 
-YAML is read by PyYAML's safe loader, with what it would let pass in silence refused: aliases (a few lines of them stand
-for gigabytes), keys that stand twice, dates.
+PyYAML's safe loader reads YAML. The gateway also refuses aliases, because a few lines of them can expand to gigabytes,
+and duplicate keys. Untagged dates stay text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from gateway.core.json_text import refuse_constant
 
 
 def read_json(data: bytes, *, where: str = "", is_line: bool = False) -> Any:
-    """Read one JSON document. Raises ``TaskInvalid`` with line and column, or the key that stands twice.
+    """Parse one JSON document. Raises ``TaskInvalid`` with line and column, or with the duplicate key.
 
-    *where* names the line already if *is_line*.
+    With *is_line*, *where* already names the line.
     """
     try:
         return json.loads(_text(data, where), parse_constant=refuse_constant, object_pairs_hook=_unique)
@@ -32,7 +32,7 @@ def read_json(data: bytes, *, where: str = "", is_line: bool = False) -> Any:
 
 
 def read_json_lines(data: bytes, *, where: str = "") -> list[tuple[str, Any]]:
-    """Read a JSON document from each line that is not empty; returns where it stands with each.
+    """Parse each non-empty line as a JSON document, and return its place (``where:line``) with each document.
 
     Raises ``TaskInvalid`` with the line.
     """
@@ -41,9 +41,9 @@ def read_json_lines(data: bytes, *, where: str = "") -> list[tuple[str, Any]]:
 
 
 def read_yaml(data: bytes, *, where: str = "") -> Any:
-    """Read YAML: one document as it is, several as a list. Raises ``TaskInvalid`` with the line."""
+    """Parse YAML. Several documents become a list. Raises ``TaskInvalid``, with the line if the parser reports it."""
     try:
-        found = list(yaml.load_all(_text(data, where), Loader=_Loader))  # a safe loader: it makes plain data only
+        found = list(yaml.load_all(_text(data, where), Loader=_Loader))  # a safe loader: it creates plain data only
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
         raise TaskInvalid([(f"line {line}", f"not YAML: {error.problem or error.context}")], where=where) from None
@@ -54,12 +54,13 @@ def read_yaml(data: bytes, *, where: str = "") -> Any:
 
 
 def read_file(path: Path) -> list[tuple[str, Any]]:
-    """Read a file of tasks by its suffix: ``.json``, ``.jsonl``, ``.yaml`` or ``.yml``.
+    """Read a file of tasks in the format of its suffix: ``.json``, ``.jsonl``, ``.yaml`` or ``.yml``.
 
-    Returns where each document stands, and the document. A list, and the list in ``{"tasks": […]}``, are its items.
+    Returns each document with its place. Each item of a list, or of ``{"tasks": […]}``, is a document of its own,
+    except in ``.jsonl``.
 
     Raises:
-        TaskInvalid: it cannot be read, or is not what its suffix says.
+        TaskInvalid: The file cannot be read, or its content does not have the format of its suffix.
     """
     where = str(path)
     try:
@@ -75,7 +76,7 @@ def read_file(path: Path) -> list[tuple[str, Any]]:
 
 
 def listed(document: Any) -> list[tuple[str, Any]]:
-    """The tasks of a document, each with its path in it: one, a list, or ``{"tasks": […]}`` with nothing beside."""
+    """Return the tasks of a document (one task, a list, or ``{"tasks": […]}`` without other keys) with their paths."""
     if isinstance(document, Mapping) and set(document) == {"tasks"} and isinstance(document["tasks"], list):
         return [(f"tasks[{number}]", item) for number, item in enumerate(document["tasks"])]
     if isinstance(document, list):
@@ -84,7 +85,7 @@ def listed(document: Any) -> list[tuple[str, Any]]:
 
 
 def compact(value: Any) -> bytes:
-    """Plain data as compact JSON in UTF-8."""
+    """Encode plain data as compact JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -96,15 +97,23 @@ def _text(data: bytes, where: str) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
-    return found
+    if (twice := _repeated(name for name, _ in pairs)) is not None:
+        raise ValueError(f"the key {twice!r} stands twice")
+    return dict(pairs)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """Return the first of *names* that repeats an earlier one, or None. Takes linear time."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, without what is not JSON anyway and what can surprise."""
+    """PyYAML's safe loader without timestamps, aliases and duplicate keys, which JSON lacks or which can surprise."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own way to set them
         first: [(tag, pattern) for tag, pattern in some if not tag.endswith(":timestamp")]
@@ -118,8 +127,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        twice = _repeated(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)

@@ -1,7 +1,7 @@
-"""Task files that change while the gateway runs: they are read again, and their tasks are served without a restart.
+"""Reloads task files that change while the gateway runs, so that it serves their tasks without a restart.
 
-A folder is read when two looks in a row found it the same, so that no half-written file is. What is wrong with a file
-is logged once and changes nothing.
+The watch reads a changed folder once two scans in a row found it the same, so that it reads no half-written file. An
+invalid file is logged once, and the gateway keeps serving the previous tasks.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from gateway.tasks.split_view import SplitView, read_split
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Between two looks. Polled, as inotify does not hear of what another machine edits on a shared file system."""
+"""Seconds between two scans. Inotify would miss edits that another machine makes on a shared file system."""
 
 Stamps = Mapping[Path, tuple[int, int, int, int]]
-"""Of each file what differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""
+"""The modification time, size, inode and change time of each file. ``cp -p`` keeps the modification time."""
 
 
 @dataclass(slots=True)
 class _Folder:
-    """One environment's task folder, by its files' stamps."""
+    """The state of one environment's task folder, as stamps of its files."""
 
     served: Stamps = field(default_factory=dict)
-    """As they were when the registry's tasks were read."""
+    """Stamps of the files that the registry's tasks came from."""
     refused: Stamps | None = None
-    """As they were when something was wrong with one of them."""
+    """Stamps of the last refused files. None: the last read succeeded."""
     seen: Stamps = field(default_factory=dict)
-    """At the last look."""
+    """Stamps at the last scan."""
 
 
 class TaskFileWatch:
-    """Tells the registry of changed task files; to be used from one event loop."""
+    """Passes changed task files to the registry. All calls must come from one event loop."""
 
     def __init__(self, registry: TaskRegistry, environments: Iterable[Environment], *, poll_s: float = POLL_S) -> None:
-        """Take for read what is in the folders now.
+        """Treat the present content of the folders as already read.
 
         Args:
-            registry: Has just read the files of all *environments*.
-            environments: Those on offer at each time it is iterated: the catalog.
-            poll_s: Seconds between two looks of `run`.
+            registry: The registry, which has just read the files of all *environments*.
+            environments: The catalog: each iteration yields the environments that are on offer at that time.
+            poll_s: Seconds between two scans of `run`.
         """
         self._registry = registry
         self._environments = environments
@@ -60,16 +60,16 @@ class TaskFileWatch:
                 self._folders[environment.name] = _Folder(served=stamps, seen=stamps)
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Scan the folders every *poll_s* seconds until cancelled."""
         while True:
             await asyncio.sleep(self._poll_s)
             try:
                 await self.look()
-            except Exception:  # what is on a disk must not end the watch over everything else
+            except Exception:  # one unreadable folder must not end the watch of all folders
                 logger.exception("tick_failed loop=task_files")
 
     async def look(self) -> None:
-        """Look at every folder once, and read what changed before the last look and not since."""
+        """Scan every folder once. Read each changed folder whose files have not changed since the last scan."""
         for environment in list(self._environments):
             if environment.tasks is None:
                 continue
@@ -84,7 +84,7 @@ class TaskFileWatch:
         kept = {path.stem for path in found}
         views: dict[str, SplitView | None] = {path.stem: None for path in folder.served if path.stem not in kept}
         try:
-            if not found:  # a folder that was unmounted must not take every task with it
+            if not found:  # an unmounted folder must not remove all of its tasks
                 raise ConfigError(f"{directory}: no <split>.jsonl in it")
             views |= await asyncio.to_thread(lambda: {path.stem: read_split(path) for path in changed})
         except ConfigError as error:
@@ -103,6 +103,6 @@ def _stamps(directory: Path) -> Stamps:
         try:
             status = path.stat()
         except OSError:
-            continue  # it went just now
+            continue  # removed since the listing
         found[path] = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
     return found

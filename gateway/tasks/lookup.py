@@ -1,17 +1,14 @@
-"""The tasks on offer, whoever has them: files, the store, the image itself, or a curriculum that draws from these.
+"""Looks tasks up in all sources: task files, the store, the image's own tasks, and curricula that draw from these.
 
-Tasks of an environment with a ``tasks`` folder are the registry's, and looking them up asks nobody. An environment
-without one offers what was registered at run time, and then what its workers have by themselves: splits of the
-registry go before the workers' of the same name, so that the place that a registration was answered stays what it is.
+The registry holds all tasks of an environment with a ``tasks`` folder, so looking them up queries no worker. An
+environment without that folder offers the tasks registered at run time, then its workers' own tasks. A split of the
+registry hides a worker's split of the same name, so that the place of a registered task stays valid.
 
-Ids: the registry's. Of workers' own tasks those that look like a place (``train/3``); of an AReaL server every other
-one too, as only the server itself knows its samples. Nobody searches workers' tasks for an id.
+The registry knows tasks by id. A worker's own task is named by an id of the form ``split/index`` (``train/3``). An
+AReaL server also gets every other id, because only the server knows its samples. The gateway never searches the
+workers' tasks for an id.
 
-Splits of curricula are `handles`': they come last, and what their indices stand for is found by `drawn`.
-
-Where a foreign image's own tasks stand, by what they say.
-
-Trainers of one protocol are handed a task and give it back whole, where the image wants to be told its place.
+Splits of curricula come last. `CurriculumIndices.draw` finds the task of one of their indices.
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ from gateway.core.environment import Environment, ServerProtocol, Split, SplitTy
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import TaskQueries
-from gateway.tasks.curricula.indices import CurriculumIndices, is_index, places_of, spec_of
+from gateway.tasks.curricula.indices import CurriculumIndices, places_of, spec_of
+from gateway.tasks.curricula.model import is_index
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
@@ -46,25 +44,25 @@ class TaskLookup:
         self.tasks = tasks
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
-        """Of images, as they were last told: for a refusal that asks nobody."""
+        """The last known task counts of images' splits, with which `why_not` refuses an index without a query."""
         self._places: dict[EnvironmentName, TaskPlaces] = {}
 
     @staticmethod
     def asks(environment: Environment) -> bool:
-        """Whether workers are asked for what the registry does not have: the environment has no task files."""
+        """Return True if the gateway queries workers for tasks not in the registry: there is no task folder."""
         return environment.tasks is None
 
     async def refresh(self) -> None:
-        """Take over what other replicas were given, if the store answers: for listings."""
+        """Fetch the tasks and curricula that other replicas received, for listings. Ignore an unavailable store."""
         await self.tasks.refresh()
         await self.indices.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
-        """Return what *look_up* finds in the registry, or else what it finds once the registry is up to date.
+        """Return the result of *look_up* on the registry. If it finds no task, refresh the registry and try again.
 
         Raises:
-            UnknownTask: As *look_up*.
-            StoreUnavailable: No task is known and the store does not answer. It never means "not found".
+            UnknownTask: *look_up* finds no task in the refreshed registry either.
+            StoreUnavailable: *look_up* finds no task and the store does not answer. The task may still exist.
         """
         try:
             return look_up()
@@ -74,7 +72,7 @@ class TaskLookup:
     # -- by split and index ---------------------------------------------------------------------------------------
 
     async def splits(self, environment: Environment) -> list[Split]:
-        """The environment's splits: the registry's, then the image's own."""
+        """Return the environment's splits: the registry's, then the image's own, then those of curricula."""
         known = self.registry.splits(environment.name)
         if self.asks(environment):
             names = {split.name for split in known}
@@ -86,7 +84,7 @@ class TaskLookup:
         return [one.name for one in self.registry.splits(environment.name)]
 
     async def usual_split(self, environment: Environment, wanted: str) -> str | None:
-        """Return the split of a request that names none: *wanted*, or an image's first one. None: there is no split."""
+        """Return the split of a request that names none: *wanted* if it exists, else the first split, else None."""
         if wanted in self.registered_splits(environment):
             return wanted
         if wanted.startswith(PREFIX) and await self.indices.next_of(environment, wanted) is not None:
@@ -95,12 +93,12 @@ class TaskLookup:
         return wanted if wanted in splits else splits[0] if splits else None
 
     async def areal_split(self, environment: Environment) -> str:
-        """Return the split that an AReaL sample's number is an index in, and whose tasks ``task/info`` counts."""
+        """Return the split in which an AReaL sample number is an index, and whose tasks ``task/info`` counts."""
         wanted = environment.areal.split
         return wanted if not self.asks(environment) else await self.usual_split(environment, wanted) or wanted
 
     async def count(self, environment: Environment, split: str) -> int:
-        """How many indices *split* has. Raises ``UnknownSplit``."""
+        """Return the number of indices in *split*. Raises ``UnknownSplit``."""
         if split.startswith(PREFIX) and (count := await self.indices.count(environment, split)) is not None:
             return count
         if await self._is_registrys(environment, split):
@@ -110,7 +108,7 @@ class TaskLookup:
         return count
 
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
-        """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        """Return one task as compact JSON. Index -1 is the last task. Raises ``UnknownSplit``, ``UnknownTask``."""
         if split.startswith(PREFIX) and (index_ref := await self.indices.at(environment, split, index)) is not None:
             return _compact(index_ref.spec)
         if await self._is_registrys(environment, split):
@@ -118,7 +116,7 @@ class TaskLookup:
         return _compact(await self._own(environment, split, index))
 
     async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
-        """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        """Return one task, parsed. Index -1 is the last task. Raises ``UnknownSplit``, ``UnknownTask``."""
         if split.startswith(PREFIX) and (index_ref := await self.indices.at(environment, split, index)) is not None:
             return index_ref
         if await self._is_registrys(environment, split):
@@ -128,11 +126,11 @@ class TaskLookup:
         return TaskRef(spec=spec, split=split, index=index % count, is_images=True)
 
     async def range(self, environment: Environment, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
-        """Tasks from *start* up to, not including, *stop*, as Python slices count.
+        """Return the tasks of the Python slice ``[start:stop]``.
 
         Raises:
-            UnknownSplit: there is no such split.
-            InvalidRequest: an image has too many to be listed at once.
+            UnknownSplit: There is no such split.
+            InvalidRequest: The range has too many of an image's or a curriculum's tasks for one answer.
         """
         if split.startswith(PREFIX) and (count := await self.indices.count(environment, split)) is not None:
             places = places_of(split, start, stop, count)
@@ -143,7 +141,7 @@ class TaskLookup:
         return [_compact(task) for task in await self._queries.tasks(environment, split, places.start, places.stop)]
 
     def why_not(self, environment: Environment, split: str, index: int) -> UnknownTask | None:
-        """Why there is surely no such task, as far as that is known without asking anybody; None: there may be."""
+        """Return the error if local data proves that there is no such task. None: the task may exist."""
         if split.startswith(PREFIX):
             return None
         try:
@@ -158,10 +156,12 @@ class TaskLookup:
     # -- by name --------------------------------------------------------------------------------------------------
 
     async def find(self, environment: Environment, *ids: str, prefer: str) -> TaskRef:
-        """The registry's task of the first of *ids*, or aliases, that there is; of several the one in split *prefer*.
+        """Return the task of the first known id or alias in *ids*: a curriculum's handle, or a task of the registry.
+
+        If several splits have the id, prefer the task in split *prefer*.
 
         Raises:
-            UnknownTask: there is none.
+            UnknownTask: There is no task with any of these ids.
         """
         for id in ids:
             if id.startswith(PREFIX) and (handle := await self.indices.named(environment, id)) is not None:
@@ -169,10 +169,10 @@ class TaskLookup:
         return await self.sure(lambda: self._found(environment, ids, prefer))
 
     async def images_own(self, environment: Environment, id: str) -> TaskRef | None:
-        """The task of the workers' own that *id* means; None if it means none.
+        """Return the worker's own task that *id* names, or None if *id* does not name a worker's task.
 
         Raises:
-            UnknownTask: it means a place that is not there.
+            UnknownTask: *id* names a place that does not exist.
         """
         if not self.asks(environment):
             return None
@@ -187,15 +187,15 @@ class TaskLookup:
         return None
 
     async def recognised(self, environment: Environment, spec: Mapping[str, Any]) -> TaskRef:
-        """A task that a trainer gave whole: if it is one of an OpenEnv image's own, word for word, with its place.
+        """Return a reference to the whole task *spec*. Add its place if *spec* equals an OpenEnv image's own task.
 
-        Those images are told a place, or arguments of their reset, and never a task.
+        The reset of such an image accepts a place or arguments, never a task.
         """
         given = TaskRef(spec=spec)
         if environment.wire is not UpstreamKind.OPENENV or not self.asks(environment) or spec.get("env_type"):
             return given
         if spec.keys() <= set(environment.resets.keys):
-            return given  # what its reset is told
+            return given  # arguments of the image's reset
         places = self._places.setdefault(environment.name, TaskPlaces())
         place = places.get(spec)
         if place is not None:
@@ -218,10 +218,10 @@ class TaskLookup:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _is_registrys(self, environment: Environment, split: str) -> bool:
-        """Whether *split* is to be looked up in the registry, and not asked of workers.
+        """Return True if the registry holds *split*, False if the workers do.
 
         Raises:
-            UnknownSplit: neither has it; of an environment whose workers are not asked the registry says so.
+            UnknownSplit: Neither has the split. With a task folder the later look-up in the registry raises this error.
         """
         if not self.asks(environment) or split in self.registered_splits(environment):
             return True
@@ -258,7 +258,7 @@ class TaskLookup:
             raise unknown_index(split, index, count)
         found = await self._queries.tasks(environment, split, index % count, index % count + 1)
         if not found:
-            raise unknown_index(split, index, count)  # it went meanwhile
+            raise unknown_index(split, index, count)  # removed since the count
         return found[0]
 
 
@@ -267,15 +267,18 @@ def _compact(task: TaskSpec) -> bytes:
 
 
 SEARCHED_MAX: Final = 20_000
-"""Tasks of one image that are known by what they say."""
+"""Tasks of one image whose places the gateway remembers by their content."""
 SEARCHED_S: Final = 60.0
-"""How long a search that found nothing holds."""
+"""Seconds after a search during which the gateway does not search the image again."""
 Place = tuple[str, int]
 """Split and index."""
 
 
 class TaskPlaces:
-    """The places of one image's tasks."""
+    """The places of one third-party image's own tasks, found by the tasks' content.
+
+    OpenEnv trainers receive a task and send it back whole, but the image's reset expects its place.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -283,15 +286,18 @@ class TaskPlaces:
         self._searched_at: float | None = None
 
     def get(self, task: TaskSpec) -> Place | None:
-        """Where *task* stood when it was last seen."""
+        """Return the place of *task* at the last search, or None."""
         return self._places.get(_digest(task))
 
     def outdated(self) -> None:
-        """What is remembered is wrong: the next search looks again."""
+        """Mark the remembered places as outdated, so that the next search reads the tasks again."""
         self._searched_at = None
 
     async def search(self, task: TaskSpec, tasks: AsyncIterator[tuple[Place, TaskSpec]]) -> Place | None:
-        """Look for *task* among *tasks*, which are remembered; not at all where that was done just now."""
+        """Remember the places of *tasks* and return the place of *task*, or None.
+
+        Return None without a search if the last search was less than `SEARCHED_S` ago.
+        """
         now = self._clock()
         if self._searched_at is not None and now - self._searched_at < SEARCHED_S:
             return None

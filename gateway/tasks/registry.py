@@ -1,8 +1,8 @@
-"""Tasks by environment, split and index, or by id. Index -1 is the last task, as in ORS.
+"""Holds the tasks of all environments in memory, by split and index or by id. Index -1 is the last task, as in ORS.
 
-Tasks come from files, which operators may change, and from the store, at run time. Of a split that has both, those of
-the file come first, and those of the store after them in the order in which they were registered. As long as no file
-changes an index never comes to mean another task: where one was removed it means none, which listings leave out.
+Tasks come from files, which operators may change, and at run time from the store. In a split with both, the file's
+tasks come first. The store's tasks follow in the order of their registration. As long as no file changes, an index
+never names a different task. The index of a removed task has no task, and listings omit it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class TaskEntry:
     index: int
     task: Mapping[str, Any]
     is_stored: bool
-    """It came at run time; otherwise it stands in a file."""
+    """True if the task was registered at run time, False if it is in a file."""
     signed_by: str
 
     @property
     def cursor(self) -> str:
-        """What a listing that goes on after this one is told."""
+        """The value of ``after`` with which a listing continues after this entry."""
         return f"{self.environment}/{self.split}/{self.index}"
 
 
@@ -55,16 +55,15 @@ class TaskRegistry:
         *,
         env_types: Mapping[EnvironmentName, Sequence[str]] | None = None,
     ) -> None:
-        """Index what the files have.
+        """Index the tasks of the files.
 
         Args:
-            splits: environment → split name → tasks as compact JSON.
-            env_types: environment → further names that tasks may call it by. Environments without tasks are known
-                from here.
+            splits: Environment → split name → tasks as compact JSON.
+            env_types: Environment → further names for it that tasks may use. It also lists environments without tasks.
         """
         self.version = ""
-        """Of the store's tasks that are known; empty: none yet."""
-        # Built once, so that a look-up never walks a large split.
+        """The version of the store's tasks that this registry holds. Empty: the registry has read no version yet."""
+        # The indices are built once, so that a look-up never walks a large split.
         self._files: dict[EnvironmentName, dict[str, SplitView]] = {}
         self._views: dict[EnvironmentName, dict[str, SplitView]] = {}
         self._added: dict[EnvironmentName, dict[str, Added]] = {}
@@ -80,7 +79,7 @@ class TaskRegistry:
     def offer(
         self, environment: EnvironmentName, splits: Mapping[str, SplitView], env_types: Sequence[str] = ()
     ) -> None:
-        """Add the tasks of an environment that is offered from now on; a known environment keeps its tasks."""
+        """Add an environment with its tasks. An environment that the registry already knows keeps its tasks."""
         if environment in self._env_types:
             return
         self._files[environment] = {name: splits[name] for name in sorted(splits, key=rank)}
@@ -88,14 +87,14 @@ class TaskRegistry:
         self._env_types[environment] = {environment, *env_types}
 
     def replace_files(self, environment: EnvironmentName, views: Mapping[str, SplitView | None]) -> list[str]:
-        """Serve other files from now on; tasks that came at run time stay, behind those of their split's file.
+        """Replace the file tasks of some splits. Tasks registered at run time stay, after the tasks of the file.
 
         Args:
-            environment: Whose files they are.
-            views: By split: what its file has now, or None where the file is gone.
+            environment: The environment that the files belong to.
+            views: Split name → the new content of its file, or None if the file is gone.
 
         Returns:
-            For people: each split that has other tasks now, as ``name:before→after`` in numbers of the files' tasks.
+            Each changed split as ``name:before→after`` for log messages, with the numbers of its file's tasks.
         """
         files = self._files.setdefault(environment, {})
         none = SplitView()
@@ -113,15 +112,15 @@ class TaskRegistry:
     # -- by split and index ---------------------------------------------------------------------------------------
 
     def splits(self, environment: EnvironmentName) -> list[Split]:
-        """The environment's splits: train, validation, test, then others by name."""
+        """Return the environment's splits: train, validation, test, then the others by name."""
         return [Split(name, split_type(name)) for name in self._views.get(environment, {})]
 
     def count(self, environment: EnvironmentName, split: str) -> int:
-        """How many indices *split* has, those of removed tasks included. Raises ``UnknownSplit``."""
+        """Return the number of indices in *split*, including those of removed tasks. Raises ``UnknownSplit``."""
         return len(self._view(environment, split).tasks)
 
     def raw(self, environment: EnvironmentName, split: str, index: int) -> bytes:
-        """One task as compact JSON. Raises ``UnknownSplit``, ``UnknownTask``."""
+        """Return one task as compact JSON. Raises ``UnknownSplit``, ``UnknownTask``."""
         tasks = self._view(environment, split).tasks
         if not -len(tasks) <= index < len(tasks):
             raise unknown_index(split, index, len(tasks))
@@ -131,31 +130,31 @@ class TaskRegistry:
         return task
 
     def task(self, environment: EnvironmentName, split: str, index: int) -> dict[str, Any]:
-        """One task, parsed. Raises ``UnknownSplit``, ``UnknownTask``."""
+        """Return one task, parsed. Raises ``UnknownSplit``, ``UnknownTask``."""
         task: dict[str, Any] = json.loads(self.raw(environment, split, index))
         return task
 
     def all(self, environment: EnvironmentName, split: str) -> Sequence[bytes | None]:
-        """A whole split as it is now, by index; None where a task was removed. Raises ``UnknownSplit``.
+        """Return all tasks of a split by index, with None at the indices of removed tasks. Raises ``UnknownSplit``.
 
-        Never changed: as long as the same object is returned, nothing is new.
+        The registry never modifies the returned object. It returns the same object until the split changes.
         """
         return self._view(environment, split).tasks
 
     def range(self, environment: EnvironmentName, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
-        """Tasks from *start* up to, not including, *stop*, as Python slices count. Raises ``UnknownSplit``."""
+        """Return the tasks of the Python slice ``[start:stop]``, without removed ones. Raises ``UnknownSplit``."""
         view = self._view(environment, split)
         some = view.tasks[start:stop]
-        # Without a hole the slice is all there is to do: splits may be large, and are asked for whole.
+        # A split without removed tasks needs no filter. Splits may be large, and clients request whole splits.
         return [task for task in some if task is not None] if view.has_holes else cast("Sequence[bytes]", some)
 
     # -- by name --------------------------------------------------------------------------------------------------
 
     def find(self, environment: EnvironmentName, name: str, *, prefer: str) -> tuple[str, int]:
-        """Split and index of the task with this id or alias; of several the one in split *prefer*, else in the first.
+        """Return split and index of the task with this id or alias. If several splits have it, *prefer* comes first.
 
         Raises:
-            UnknownTask: there is none.
+            UnknownTask: The environment has no such task.
         """
         splits = self._views.get(environment, {})
         for split in (prefer, *splits):
@@ -165,11 +164,11 @@ class TaskRegistry:
         raise UnknownTask(f"no task {name!r}")
 
     def get(self, environment: EnvironmentName, task_id: str) -> tuple[dict[str, Any], str, int]:
-        """The task of this id or alias, its split and its index there.
+        """Return the task with this id or alias, its split and its index.
 
         Raises:
-            WrongEnvironment: it is one of another environment.
-            UnknownTask: nobody has it.
+            WrongEnvironment: The task belongs to another environment.
+            UnknownTask: No environment has such a task.
         """
         try:
             split, index = self.find(environment, task_id, prefer="")
@@ -185,14 +184,14 @@ class TaskRegistry:
         return task, split, index
 
     def check_env_type(self, environment: EnvironmentName, task: Mapping[str, Any]) -> None:
-        """Raise ``WrongEnvironment`` if *task* says that it is one of another environment."""
+        """Raise ``WrongEnvironment`` if the ``env_type`` of *task* names another environment."""
         env_type = task.get("env_type")
         if env_type and env_type not in self._env_types.get(environment, {environment}):
             name = f"the task {task['id']!r}" if task.get("id") else "the task"
             raise WrongEnvironment(f"{name} is one of {env_type!r}, not of {environment!r}")
 
     def environment_of(self, env_type: str) -> EnvironmentName | None:
-        """The environment that tasks call so; None if there is none."""
+        """Return the environment with this name or further name, or None if there is no such environment."""
         name = EnvironmentName(env_type)
         if name in self._env_types:
             return name
@@ -209,12 +208,12 @@ class TaskRegistry:
         after: str = "",
         limit: int = 100,
     ) -> tuple[list[TaskEntry], str]:
-        """Tasks in the order of environments, splits and indices, at most *limit* that come after the cursor *after*.
+        """List at most *limit* tasks after the cursor *after*, in the order of environments, splits and indices.
 
-        Returns them, and the cursor to go on from; empty: there are no more.
+        Returns the tasks, and the cursor of the next page. The cursor is empty after the last task.
 
         Raises:
-            InvalidRequest: *after* is no cursor.
+            InvalidRequest: *after* is not a cursor of a listing.
         """
         entries: list[TaskEntry] = []
         for entry in self._entries(environment, tag, split, _place(after)):
@@ -224,24 +223,24 @@ class TaskRegistry:
         return entries, ""
 
     def holders(self, environment: EnvironmentName, name: str) -> Iterator[tuple[str, StoredTask | None]]:
-        """Give each split that has a task of this id or alias, with the task if it came at run time; None: a file's."""
+        """Yield each split with a task of this id or alias, and the stored task, or None for a task of a file."""
         for split, view in self._views.get(environment, {}).items():
             if (index := view.names.get(name)) is not None:
                 added = view.added.get(index)
                 yield split, added.stored if added is not None else None
 
     def first_added(self, environment: EnvironmentName, split: str) -> int:
-        """The index of a split's first place for tasks that come at run time: how many its file has."""
+        """Return the index of the first run-time task of a split, which is the number of tasks in the split's file."""
         file = self._files.get(environment, {}).get(split)
         return len(file.tasks) if file is not None else 0
 
     def stored(self, environment: EnvironmentName, task_id: str) -> StoredTask | None:
-        """The task of this id that came at run time, as it is known here."""
+        """Return this replica's copy of the run-time task with this id, or None."""
         added = self._added.get(environment, {}).get(task_id)
         return added.stored if added is not None else None
 
     def entry(self, environment: EnvironmentName, task_id: str) -> TaskEntry:
-        """One task as in a listing. Raises as `get`."""
+        """Return one task as a listing's entry. Raises as `get`."""
         _, split, index = self.get(environment, task_id)
         return self._entry(environment, split, index)
 
@@ -274,12 +273,10 @@ class TaskRegistry:
     # -- tasks of the store ---------------------------------------------------------------------------------------
 
     async def refresh(self, store: TaskStore) -> None:
-        """Take over what changed in *store*; what is known stays if the store does not answer.
-
-        Callers that come while a refresh is under way share the next one.
+        """Apply the changes in *store* since the last refresh. Callers that wait for a running refresh share the next.
 
         Raises:
-            StoreUnavailable: The store does not answer.
+            StoreUnavailable: The store does not answer. The registry keeps its tasks.
         """
         asked = self._refreshes
         async with self._refreshing:
@@ -301,7 +298,7 @@ class TaskRegistry:
             changed |= {(task.environment, task.id): read(task) for task in page.tasks}
             changed |= dict.fromkeys(page.removed)
             version, is_last = page.version, page.is_last
-        # Applied in one go: nobody sees half a batch.
+        # All pages are applied in one step, so that no request sees half a batch.
         if is_whole:
             gone = {(name, id): None for name, some in self._added.items() for id in some if (name, id) not in changed}
             changed.update(gone)
@@ -321,7 +318,7 @@ class TaskRegistry:
             self._rebuild(environment, splits)
 
     def _rebuild(self, environment: EnvironmentName, splits: Collection[str]) -> None:
-        """Put the views of *splits* together anew, of their files and of what came at run time."""
+        """Rebuild the views of *splits* from their files' tasks and the tasks registered at run time."""
         files = self._files.get(environment, {})
         added: dict[str, list[Added]] = {}
         for one in self._added.get(environment, {}).values():
@@ -343,7 +340,7 @@ class TaskRegistry:
 
 
 def _place(cursor: str) -> tuple[str, str, int]:
-    """What a cursor says; of an empty one, a place before all."""
+    """Parse a cursor into environment, split and index. An empty cursor is a place before all tasks."""
     if not cursor:
         return "", "", -1
     environment, slash, rest = cursor.partition("/")
@@ -354,7 +351,7 @@ def _place(cursor: str) -> tuple[str, str, int]:
 
 
 def split_type(name: str) -> SplitType:
-    """The type that a split's name stands for; a name that is none of the three is validation, as in ORS."""
+    """Return the type of a split by its name. Names other than train, validation and test are validation, as in ORS."""
     return SplitType(name) if name in ORDER else SplitType.VALIDATION
 
 
@@ -362,7 +359,7 @@ def load_tasks(environments: Iterable[Environment]) -> TaskRegistry:
     """Read every environment's ``<split>.jsonl`` files.
 
     Raises:
-        ConfigError: a file is wrong (with file, line and reason), or a task folder has no split.
+        ConfigError: A file is invalid (with file, line and reason), or a task folder has no split.
     """
     registry = TaskRegistry({})
     for environment in environments:
@@ -371,10 +368,10 @@ def load_tasks(environments: Iterable[Environment]) -> TaskRegistry:
 
 
 def read_splits(folder: Path | None) -> dict[str, SplitView]:
-    """Read the ``<split>.jsonl`` files of a task folder; an environment without a folder has no splits.
+    """Read the ``<split>.jsonl`` files of a task folder. Without a *folder* there are no splits.
 
     Raises:
-        ConfigError: a file is wrong (with file, line and reason), or there is none.
+        ConfigError: A file is invalid (with file, line and reason), or the folder has no such file.
     """
     if folder is None:
         return {}

@@ -1,7 +1,7 @@
-"""Finds the task that a trainer asks for, in the words of any protocol.
+"""Finds the task that a trainer requests through any protocol.
 
-A task is found, checked and drawn before a session is touched. A request that is wrong leaves the running episode as
-it is.
+The gateway finds, checks and draws the task before it changes a session, so that an invalid request does not disturb a
+running episode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import BeingReplaced, TaskQueries
 from gateway.core.session import Group, SessionSetup
 from gateway.core.worker import WorkerTasks
-from gateway.tasks.curricula.indices import is_index
+from gateway.tasks.curricula.model import is_index
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import parse
@@ -44,7 +44,7 @@ REPLACED_S: Final = 10.0
 """Seconds for which workers that are being replaced are queried again."""
 QUERY_PAUSE_S: Final = 0.5
 GAPS_MAX: Final = 1000
-"""How many removed tasks in a row the resolver passes over to find one that is left."""
+"""Maximum number of consecutive indices that the resolver tries in order to pass removed tasks."""
 
 
 _Values = tuple[str, ...]
@@ -52,49 +52,49 @@ _Values = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequest:
-    """The task that a trainer asks for: a whole task, ids, values, a place, or nothing in particular."""
+    """The task that a trainer requests: by a whole task, ids, values or a place, or without any of these."""
 
     spec: Mapping[str, Any] | None = None
-    """A task as an object. One that has only an id is looked up like an id."""
+    """A task as an object. An object with only an id is looked up by this id."""
     ids: Sequence[str] = ()
-    """An id or alias, in the spellings that are tried in turn."""
+    """Spellings of one id or alias, in the order in which the resolver tries them."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the task has, by their dotted place in it."""
+    """Values that the task must have, by their dotted paths in it."""
     split: str | None = None
     index: int | None = None
-    """Place of the task in its split. -1 is the last one."""
+    """Place of the task in its split. -1 is the last task."""
     seed: int | None = None
-    """Chooses among the tasks that fit. Without it one of them is chosen at random."""
+    """Seed that selects among the matching tasks. None: the choice is random."""
     usual_split: str = ""
-    """The split of a request that names none. Of tasks with the same id in several splits its task is meant."""
+    """Split of a request that names none, and the preferred split for an id that several splits have."""
     may_pass_place: bool = False
-    """Whether a third-party OpenEnv server that understands split and index in its reset gets them as they are."""
+    """True if a third-party OpenEnv server whose reset reads split and index may receive them unchanged."""
     numbers_are_indices: bool = False
-    """Whether an id that no task has may be an index in *usual_split*."""
+    """True if a number that is not the id of a task may be an index in the environment's AReaL split."""
     is_checked: bool = False
-    """Whether a task that is given whole must have the form of the gateway's own tasks."""
+    """True if a whole task must have the form of the gateway's own tasks."""
     passes_unknown: bool = False
-    """Whether an environment server that ORS' create reaches gets an id that the gateway does not know."""
+    """True if a server of the gateway's own images, or an ORS server, receives an id unknown to the gateway."""
 
 
 class TaskResolver:
-    """Finds tasks in files, in the store, in curricula, and among the tasks that only the workers know."""
+    """Finds tasks in files, in the store, in curricula, and among the workers' own tasks."""
 
     def __init__(self, *, lookup: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
         self.lookup = lookup
-        """For listings."""
+        """The look-up of tasks, which listings use directly."""
         self._queries = queries
         self._catalog = catalog
         self._fields = TaskFields()
 
     async def resolve(self, environment: Environment, request: TaskRequest) -> TaskRef:
-        """Find the task of *request*. A curriculum's index is drawn: its caller gives back the group membership.
+        """Find the task of *request*. For a curriculum, draw a task, whose group membership the caller must release.
 
         Raises:
-            UnknownTask, WrongEnvironment: There is no such task, or it is one of another environment.
-            TaskInvalid: The task was given whole and is malformed.
+            UnknownTask, WrongEnvironment: There is no such task, or the task belongs to another environment.
+            TaskInvalid: The request has a whole task, which is malformed.
             InvalidRequest, StoreUnavailable: As `CurriculumIndices.draw`.
-            PoolExhausted, EnvironmentUnavailable: No worker could be queried for its tasks.
+            PoolExhausted, EnvironmentUnavailable: The gateway could query no worker for its tasks.
         """
         task = await self._find(environment, request)
         if task.handle is None:
@@ -103,22 +103,22 @@ class TaskResolver:
 
     @contextlib.asynccontextmanager
     async def admitted(self, environment: Environment, setup: SessionSetup) -> AsyncIterator[None]:
-        """Take one of the starts that the task's ``rate_limit`` allows, for a session that is opened inside.
+        """Take one of the starts that the task's ``rate_limit`` allows, for a session that the context opens.
 
-        A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
+        If the context fails, release a drawn task's place in its group. Raises as `RuntimeTasks.admit`.
         """
         with self.lookup.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
             limit = setup.spec.get("rate_limit")
-            # An image's own tasks may mean anything by the word.
+            # In the own tasks of a third-party image, ``rate_limit`` may have any meaning.
             is_images = environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))
             if limit is not None and not is_images:
                 await self.lookup.tasks.admit(setup.spec, environment.name)
             yield
 
     def passes_place(self, environment: Environment, request: TaskRequest) -> bool:
-        """Return True if *request* names its task only in words that the image's own reset understands.
+        """Return True if *request* names its task only by arguments that the image's own reset reads.
 
-        The gateway looks no such task up, and adds nothing to the reset.
+        The gateway does not look such a task up, and adds nothing to the reset's arguments.
         """
         if not request.may_pass_place or request.spec is not None or request.ids:
             return False
@@ -150,7 +150,7 @@ class TaskResolver:
     async def _given(self, environment: Environment, spec: Mapping[str, Any], *, is_checked: bool) -> TaskRef:
         if environment.wire is not UpstreamKind.OWN and self.lookup.asks(environment):
             task = await self.lookup.recognised(environment, spec)
-            # A task of the image's own may have any form. Any other task must have the form of the gateway's tasks.
+            # An image's own task may have any form. Any other task must have the form of the gateway's tasks.
             if task.is_images or (environment.wire is not UpstreamKind.OPENENV and not spec.get("env_type")):
                 return task
         if not is_checked:
@@ -168,7 +168,7 @@ class TaskResolver:
         with contextlib.suppress(UnknownTask):
             return await self.lookup.find(environment, *ids, prefer=request.split or request.usual_split)
         if request.passes_unknown and environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS):
-            return TaskRef(spec={"id": ids[0]})  # the environment may know it, or its tasks may be no more than that
+            return TaskRef(spec={"id": ids[0]})  # the environment may know the id, or its tasks may consist of an id
         if request.numbers_are_indices and is_index(ids[0]):
             return await self._numbered(environment, int(ids[0]))
         self._refuse_id_of_another(environment, ids[0])
@@ -185,7 +185,7 @@ class TaskResolver:
         raise _unknown_id(ids[0], f" (modules that did not load: {failed})" if failed else "")
 
     async def _of_image(self, environment: Environment, ids: Sequence[str]) -> TaskRef:
-        for id in reversed(ids):  # without the environment's name first: an AReaL server is queried for any id
+        for id in reversed(ids):  # the id without the environment's name first: an AReaL server takes any id
             task = await self.lookup.images_own(environment, id)
             if task is None and environment.wire is UpstreamKind.OPENENV:
                 task = await self.lookup.recognised(environment, {"id": id})
@@ -205,7 +205,7 @@ class TaskResolver:
             raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
 
     def _refuse_id_of_another(self, environment: Environment, id: str) -> None:
-        """Raise ``WrongEnvironment`` if *id* begins with another environment's name, or is a task's there."""
+        """Raise ``WrongEnvironment`` if *id* begins with another environment's name, or names a task of it."""
         prefix = id.partition("/")[0]
         for other in self._catalog:
             if other.name != environment.name and prefix in (other.name, *other.env_types):
@@ -220,10 +220,10 @@ class TaskResolver:
             return
 
     async def _known_to_workers(self, environment: Environment, what: str) -> WorkerTasks:
-        """Query the workers for the tasks that they know. If they are being replaced, wait for the new ones.
+        """Query the workers for the tasks that they know. If the workers are being replaced, wait for the new workers.
 
         Raises:
-            PoolExhausted, EnvironmentUnavailable: No worker could be queried; the message names *what* is wanted.
+            PoolExhausted, EnvironmentUnavailable: The gateway could query no worker. The message names *what*.
         """
         deadline = time.monotonic() + REPLACED_S
         while True:
@@ -259,7 +259,7 @@ class TaskResolver:
         return found[request.seed % len(found)] if request.seed is not None else random.choice(found)
 
     async def _registered_with_values(self, environment: Environment, request: TaskRequest) -> list[TaskRef]:
-        """Return the registered tasks with these values, all of one split."""
+        """Return the registered tasks with these values from the first split that has any."""
         registry, name = self.lookup.registry, environment.name
         splits = self.lookup.registered_splits(environment)
         for split in sorted(splits, key=lambda one: one != request.usual_split):
@@ -276,7 +276,7 @@ class TaskResolver:
         if split is None:
             split = await self.lookup.usual_split(environment, request.usual_split)
         if split is None and request.index is None:
-            return TaskRef(spec={})  # an environment without tasks begins as it likes
+            return TaskRef(spec={})  # an environment without tasks chooses how an episode starts
         split = request.usual_split if split is None else split
         if request.index is not None:
             return await self.lookup.at(environment, split, request.index)
@@ -305,10 +305,10 @@ def session_setup(
     policy: str = "",
     group: Group | None = None,
 ) -> SessionSetup:
-    """Return what a worker is told of *task*, with what the trainer asks for besides; see ``SessionSetup``.
+    """Return the setup that a worker receives for *task* and the trainer's other values; see ``SessionSetup``.
 
-    *policy* goes before the one that the curriculum's trainer plays. An opening that nobody gives a seed gets one of
-    its group: the same for all members, so that they begin alike.
+    *policy* takes precedence over the curriculum's policy. An opening in a group without a seed gets a seed from the
+    group's name, so that all members start alike.
     """
     group_of_all = task.ticket.group if task.ticket is not None else group
     if seed is None and group_of_all is not None and not _says_a_seed(environment, task.spec, config):
@@ -330,9 +330,9 @@ def session_setup(
 
 
 def _says_a_seed(environment: Environment, spec: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
-    """Whether a third-party server finds a seed in the task or the configuration, which another would replace.
+    """Return True if a third-party server finds a seed in the task or the configuration.
 
-    Our own environments are told both.
+    The group's seed would replace that seed. The gateway's own environments receive both seeds.
     """
     places = (spec, spec.get("config"), spec.get("environment_config"), config)
     return environment.server.is_foreign and any(isinstance(place, Mapping) and "seed" in place for place in places)
@@ -343,28 +343,28 @@ def _unknown_id(id: str, why: str = "") -> UnknownTask:
 
 
 class TaskFields:
-    """Indices of tasks by their values."""
+    """Caches the indices of tasks by the tasks' values."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[EnvironmentName, str, tuple[str, ...]], tuple[object, dict[_Values, list[int]]]] = {}
-        """By environment, split and places: the split as it was read, and where each combination of values stands."""
+        """Environment, split and paths → the indexed tasks, and the indices of each combination of values."""
 
     async def find(
         self, registry: TaskRegistry, environment: EnvironmentName, split: str, wanted: Mapping[str, Any]
     ) -> Sequence[int]:
-        """The indices in *split* of the tasks that have the values *wanted*, which are named by their places."""
+        """Return the indices in *split* of the tasks that have the values *wanted*, given by their dotted paths."""
         places = tuple(sorted(wanted))
         tasks = registry.all(environment, split)  # the same object for as long as nothing has changed
         known = self._known.get((environment, split, places))
         if known is None or known[0] is not tasks:
-            # In a thread: a split may have a hundred thousand tasks.
+            # A thread indexes the tasks, because a split may have a hundred thousand.
             known = tasks, await asyncio.to_thread(_indexed, tasks, places)
             self._known[environment, split, places] = known
         return known[1].get(tuple(_written(wanted[place]) for place in places), ())
 
 
 def value_at(task: Mapping[str, Any], place: str) -> Any:
-    """The value at *place*, keys with dots between them; None where there is none."""
+    """Return the value at *place*, a path of keys joined by dots, or None if the task has no such value."""
     found: Any = task
     for key in place.split("."):
         if not isinstance(found, Mapping):

@@ -1,7 +1,7 @@
-"""Tasks at run time: added, replaced and removed while the gateway serves, in all replicas; and how often they begin.
+"""Adds, replaces and removes tasks at run time in all replicas, and limits how often a task starts.
 
-The store has them; each replica's registry follows within a second, and at once where somebody asks for a task that it
-does not know.
+The store keeps these tasks. Each replica's registry follows the store within a second, or immediately when a request
+names a task unknown to the registry.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REFRESH_S = 1.0
-"""How often the store is asked for its version: one GET."""
+"""Seconds between two queries of the store's version. Each query is one GET."""
 DEFAULT_SPLIT = "custom"
 MAX_PROBLEMS = 200
-"""Of one upload; what comes after them is not told."""
+"""Maximum number of problems that the gateway reports for one upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A task that fits the schema, and the environment that it is for."""
+    """A task that conforms to the schema, and its environment."""
 
     environment: Environment
     task: dict[str, Any]
@@ -52,18 +52,18 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTask:
-    """Where a task is now."""
+    """The place of a task after its registration."""
 
     environment: EnvironmentName
     id: str
     split: str
     index: int
     is_new: bool
-    """False: it replaced another one of its id."""
+    """False if the task replaced a task with the same id."""
 
 
 class RuntimeTasks:
-    """The registry of a replica together with the store that all replicas share."""
+    """Keeps a replica's registry in step with the store that all replicas share."""
 
     def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Catalog) -> None:
         self.registry = registry
@@ -73,14 +73,14 @@ class RuntimeTasks:
     # -- adding and removing --------------------------------------------------------------------------------------
 
     def check(self, documents: Sequence[tuple[str, object]], *, environment: str = "") -> list[Checked]:
-        """Check tasks that are to be registered; takes some 0.1 ms for each, so many are a thread's work.
+        """Check tasks before their registration. Each takes about 0.1 ms, so a thread should check large batches.
 
         Args:
-            documents: where each stands (``tasks[3]``), and the task as plain data.
-            environment: of those that do not say an ``env_type``.
+            documents: The place of each task in the upload (``tasks[3]``), and the task as plain data.
+            environment: The environment of tasks without an ``env_type``.
 
         Raises:
-            TaskInvalid: with every problem of every task.
+            TaskInvalid: Some tasks are invalid. The error has at most `MAX_PROBLEMS` problems of all tasks.
         """
         checked: list[Checked] = []
         problems: list[tuple[str, str]] = []
@@ -102,16 +102,16 @@ class RuntimeTasks:
     async def register(
         self, tasks: Sequence[Checked], *, split: str = "", replace: bool = False, signed_by: str = ""
     ) -> list[RegisteredTask]:
-        """Add *tasks*, all or none of them; every replica has them within a second, this one at once.
+        """Add all of *tasks* or none. This replica has them immediately, every other replica within a second.
 
-        Each goes to *split*, else to the split that it names itself, else to where the one is that it replaces, else
-        to ``custom``.
+        A task's split is *split*, else the split that the task names, else the split of the task that it replaces, else
+        ``custom``.
 
         Raises:
-            TaskExists: the environment has a task of one of these ids or aliases, and it may not be replaced: *replace*
-                is not given, or it stands in a file.
-            InvalidRequest: a limit of the store is exceeded.
-            StoreUnavailable: the store does not answer; the tasks may have been added.
+            TaskExists: The environment has a task with one of these ids or aliases, which may not be replaced: it is in
+                a file, *replace* is false, or the name belongs to a task with another id.
+            InvalidRequest: The tasks exceed a limit of the store.
+            StoreUnavailable: The store does not answer. It may have added the tasks.
         """
         await self.registry.refresh(self._store)
         for one in tasks:
@@ -143,11 +143,11 @@ class RuntimeTasks:
         ]
 
     async def unregister(self, environment: EnvironmentName, task_id: str) -> None:
-        """Remove a task that came at run time; its index means no task from now on.
+        """Remove a task that was registered at run time. Its index stays without a task.
 
         Raises:
-            UnknownTask: there is none of this id, or it stands in a file.
-            StoreUnavailable: the store does not answer.
+            UnknownTask: There is no task with this id, or the task is in a file.
+            StoreUnavailable: The store does not answer.
         """
         if not await self._store.remove(environment, task_id):
             for split, stored in self.registry.holders(environment, task_id):
@@ -159,27 +159,27 @@ class RuntimeTasks:
     # -- following ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the store each second, until cancelled."""
+        """Refresh the registry from the store every second until cancelled."""
         while True:
             try:
                 await self.registry.refresh(self._store)
             except StoreUnavailable:
-                pass  # the link has logged it; what is known goes on being served
+                pass  # the store's client has logged it; the replica serves the known tasks
             except Exception:
-                logger.exception("tick_failed loop=tasks")  # without this loop new tasks would be found on a miss only
+                logger.exception("tick_failed loop=tasks")  # without this loop only a miss would find new tasks
             await asyncio.sleep(REFRESH_S)
 
     async def refresh(self) -> None:
-        """Take over what is new, if the store answers: for listings, which then show what is known."""
+        """Refresh the registry for a listing. If the store does not answer, the listing shows the known tasks."""
         with contextlib.suppress(StoreUnavailable):
             await self.registry.refresh(self._store)
 
     async def sure(self, look_up: Callable[[], T]) -> T:
-        """What *look_up* returns; if it finds no task, what it returns once the registry is up to date.
+        """Return the result of *look_up*. If it finds no task, refresh the registry and call it again.
 
         Raises:
-            UnknownTask: as *look_up*.
-            StoreUnavailable: no task is known, and the store cannot be asked: never to be read as "not found".
+            UnknownTask: *look_up* finds no task in the refreshed registry either.
+            StoreUnavailable: *look_up* finds no task and the store does not answer. The task may still exist.
         """
         try:
             return look_up()
@@ -190,12 +190,12 @@ class RuntimeTasks:
     # -- beginning ------------------------------------------------------------------------------------------------
 
     async def admit(self, task: Mapping[str, Any], environment: EnvironmentName) -> None:
-        """Take one of the starts that the task's ``rate_limit`` allows, over all replicas and trainers.
+        """Take one of the starts that the task's ``rate_limit`` allows for all replicas and trainers together.
 
         Raises:
-            TaskRateLimited: there is none now; with the seconds until there is.
-            TaskInvalid: the limit is none.
-            StoreUnavailable: the store does not answer.
+            TaskRateLimited: No start is left now. The error has the seconds until the next start.
+            TaskInvalid: The ``rate_limit`` is malformed.
+            StoreUnavailable: The store does not answer.
         """
         limit = task.get("rate_limit")
         if limit is None:
@@ -205,7 +205,7 @@ class RuntimeTasks:
             raise TaskInvalid(problems)
         starts, per_s = int(limit["starts"]), float(limit["per_s"])
         name = str(task.get("id") or hashlib.sha256(compact(task)).hexdigest())
-        # With the limit in the key, a task that a trainer gives inline, under the same id, does not stretch it.
+        # The key includes the limit, so that a trainer's inline task with the same id cannot raise the limit.
         key = f"{environment} {name} {starts}/{per_s!r}"
         left_s = await self._store.take(key, starts=starts, per_s=per_s)
         if left_s > 0:

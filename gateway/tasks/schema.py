@@ -1,7 +1,7 @@
-"""Tasks from outside: they fit the schema of all tasks, and they bring no code where data is expected.
+"""Checks tasks that arrive in requests: they must conform to the task schema and contain no code in place of data.
 
-The schema is ``envserver.generic.task``, which workers check by too. A task from outside names a reward function, which
-the environment has, or brings scripts, which run in a sandbox.
+The schema is in ``envserver.generic.task``, which workers use too. Such a task names a reward function of the
+environment, or contains scripts that run in a sandbox.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from gateway.core.errors import TaskInvalid
 from gateway.core.ports.tasks import MAX_TASK_BYTES
 
 MAX_VALUES: Final = 200_000
-"""Values in one document: a task of the largest size has fewer, unless it is made to be slow."""
+"""Maximum number of values in one document. Only a task designed to be slow has more within the size limit."""
 CODE_KEYS: Final = frozenset(
     ("module", "modules", "class", "class_name", "class_path", "task_class", "python", "code_ref", "callable")
 ) | frozenset(("import", "entry_point", "entrypoint", "pickle", "eval", "exec"))
-"""Keys that name or hold code of the server's: task classes come in images and mounts, never in a request."""
+"""Keys that name or contain server code. Task classes come in images and mounts, never in a request."""
 SCRIPT_KEYS: Final = frozenset(("script", "scripts", "test_scripts", "command"))
-"""Keys of ``evaluation`` whose values are run."""
+"""Keys of ``evaluation`` whose values the environment runs."""
 
 
 def parse(document: object, *, isolation: Isolation | None = None, is_registered: bool = False) -> dict[str, Any]:
-    """Check *document* (plain data) and return the task that it is, in the long form.
+    """Check *document* (plain data) and return its task in the long form.
 
-    ``{"task_id", "env_type", "config"}``, the arguments of a registration, are a task too.
+    The arguments of a registration, ``{"task_id", "env_type", "config"}``, are also a valid document.
 
     Args:
-        isolation: The isolation of the task's environment; scripts are refused where it is not ``SANDBOX``. None: the
-            environment is not known.
-        is_registered: The task is to be kept, so it needs an ``id`` and an ``env_type``.
+        document: The task as plain data.
+        isolation: The isolation of the task's environment. Only ``SANDBOX`` permits scripts. None: the environment is
+            unknown, and scripts pass.
+        is_registered: True if the store is to keep the task, which then needs an ``id`` and an ``env_type``.
 
     Raises:
-        TaskInvalid: The task does not fit; the error has every problem with its path.
+        TaskInvalid: The task is invalid. The error has at most `MAX_PROBLEMS` problems with their paths.
     """
     if isinstance(document, Mapping) and document.keys() == {"task_id", "env_type", "config"}:
         config = document["config"]
@@ -71,7 +72,7 @@ def json_schema() -> str:
 
 
 def _code(task: Mapping[str, Any], isolation: Isolation | None) -> list[tuple[str, str]]:
-    """Name the code where data is expected: in the task itself, and in how it is judged."""
+    """List the keys of code, and of forbidden scripts, in the task and in its ``evaluation``."""
     evaluation = task.get("evaluation")
     inner: Mapping[str, Any] = evaluation if isinstance(evaluation, Mapping) else {}
     problems = [

@@ -1,7 +1,7 @@
-"""Signed bundles of tasks: who vouches for them, and that nobody changed them since (Ed25519).
+"""Signs and verifies bundles of tasks with Ed25519, which proves the signing key and detects changes.
 
-A bundle is one JSON document, ``{"format", "tasks", "key", "signature"}``. What is signed is not its bytes but a
-canonical encoding of its first three members, so that a bundle may be reformatted on its way.
+A bundle is one JSON document, ``{"format", "tasks", "key", "signature"}``. The signature covers a canonical encoding of
+the first three members instead of the bundle's bytes, so that tools may reformat a bundle.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.core.errors import ConfigError, NotAllowed, TaskInvalid
+from gateway.core.validation import reason_of
 
 FORMAT: Final = "env-gateway-tasks/1"
 MAX_KEY_BYTES = 16 * 1024
@@ -28,7 +29,7 @@ PUBLIC_SUFFIX = ".pub"
 
 
 class _Bundle(BaseModel):
-    """The members of a bundle; nothing of it is verified."""
+    """The unverified members of a bundle."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -39,32 +40,34 @@ class _Bundle(BaseModel):
 
 
 class NotSigned(NotAllowed):
-    """The tasks are in no bundle, or in one whose key is not trusted."""
+    """The tasks are not in a bundle, or the gateway does not trust the bundle's key."""
 
 
 class BadSignature(NotAllowed):
-    """The signature is not one of these tasks: somebody changed them, or it."""
+    """The signature does not match the tasks: the tasks or the signature were changed."""
 
 
 class TrustedKeys:
-    """The public keys whose signatures count, by their ids."""
+    """The public keys whose signatures the gateway accepts, by key id."""
 
     def __init__(self, keys: Mapping[str, Ed25519PublicKey]) -> None:
         self._keys = dict(keys)
 
     def verify(self, bundle: object) -> tuple[list[Any], str]:
-        """Return the tasks of *bundle*, which nothing has checked yet, and the id of the key that signed them.
+        """Return the tasks of *bundle*, not yet checked against the schema, and the id of the key that signed them.
 
         Raises:
-            TaskInvalid: It is no bundle.
-            NotSigned: Its key is not trusted.
-            BadSignature: It was changed since it was signed.
+            TaskInvalid: *bundle* does not have the form of a bundle.
+            NotSigned: The gateway does not trust the bundle's key.
+            BadSignature: The bundle changed after it was signed.
         """
         try:
             given = _Bundle.model_validate(bundle)
             tasks, key, signature = given.tasks, given.key, base64.b64decode(given.signature, validate=True)
         except ValidationError as error:
-            problems = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
+            problems = [
+                (".".join(map(str, one["loc"])), reason_of(one, _Bundle)) for one in error.errors(include_url=False)
+            ]
             raise TaskInvalid(problems, where="bundle") from None
         except ValueError:
             raise TaskInvalid([("signature", "base64 is wanted")], where="bundle") from None
@@ -79,23 +82,23 @@ class TrustedKeys:
 
 
 def is_bundle(document: object) -> bool:
-    """Whether *document* means to be a bundle."""
+    """Return True if *document* has the format name of a bundle, or both ``tasks`` and ``signature``."""
     return isinstance(document, Mapping) and (
         document.get("format") == FORMAT or {"tasks", "signature"} <= set(document)
     )
 
 
 def sign(tasks: list[Any], private: Ed25519PrivateKey) -> dict[str, Any]:
-    """A bundle of *tasks* (plain data), signed with *private*. Raises ``TaskInvalid`` for what JSON has no word for."""
+    """Sign *tasks* (plain data) and return the bundle. Raises ``TaskInvalid`` for values that JSON does not have."""
     key = key_id(private.public_key())
     signature = private.sign(canonical(tasks, key))
     return {"format": FORMAT, "tasks": tasks, "key": key, "signature": base64.b64encode(signature).decode()}
 
 
 def canonical(tasks: list[Any], key: str) -> bytes:
-    """What is signed: the format's name, a line end, and JSON with sorted keys, without blanks, in UTF-8.
+    """Encode the signed content: the format's name, a line feed, and UTF-8 JSON with sorted keys and no white space.
 
-    Numbers stand as Python writes them, which is the shortest text that reads back as the same number.
+    Numbers have Python's notation, which is the shortest text that parses to the same number. Raises ``TaskInvalid``.
     """
     try:
         text = json.dumps(
@@ -111,16 +114,18 @@ def canonical(tasks: list[Any], key: str) -> bytes:
 
 
 def key_id(public: Ed25519PublicKey) -> str:
-    """The name of a key: the first 16 hexadecimal digits of its SHA-256."""
+    """Return the id of a key: the first 16 hexadecimal digits of its SHA-256."""
     raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return hashlib.sha256(raw).hexdigest()[:16]
 
 
 def make_keys(path: Path) -> tuple[Path, str]:
-    """Write a new private key to *path* (mode 0600) and its public key beside it; returns that one's path, and the id.
+    """Write a new private key to *path* (mode 0600) and its public key next to it.
+
+    Returns the path of the public key, and the key's id.
 
     Raises:
-        ConfigError: one of the files is there already, or cannot be written; then neither is left behind.
+        ConfigError: One of the files already exists or cannot be written. No new file is left.
     """
     private = Ed25519PrivateKey.generate()
     public_path = path.with_name(path.name + PUBLIC_SUFFIX)
@@ -140,7 +145,7 @@ def make_keys(path: Path) -> tuple[Path, str]:
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:
-    """Read a private key as `make_keys` writes it. Raises ``ConfigError``."""
+    """Read a private key in the format of `make_keys`. Raises ``ConfigError``."""
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -151,10 +156,10 @@ def read_private(path: Path) -> Ed25519PrivateKey:
 
 
 def read_trusted(path: Path | None) -> TrustedKeys:
-    """Read a public key, or all ``*.pub`` of a folder; None: no key is trusted.
+    """Read a public key, or all ``*.pub`` files of a folder. Without a *path* the gateway trusts no key.
 
     Raises:
-        ConfigError: a file is no public key, or *path* is not there.
+        ConfigError: A file is not an Ed25519 public key, or *path* does not exist.
     """
     if path is None:
         return TrustedKeys({})

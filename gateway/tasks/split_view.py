@@ -1,4 +1,4 @@
-"""One split as it is now: the tasks of its file, and those that came at run time after them."""
+"""Builds the view of one split: the tasks of its file, then the tasks registered at run time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gateway.core.ports.tasks import StoredTask
 from gateway.tasks.documents import compact, read_json
 
 MAX_LINE_BYTES = 16 * 2**20
-"""A task larger than this is a mistake: it has to fit into one request."""
+"""Maximum size of a task in a file, in bytes. A larger task would not fit into one request."""
 _Row = tuple[bytes, Sequence[str], Sequence[str]]
-"""A task as compact JSON, its names and its tags."""
+"""A task as compact JSON, with its names and its tags."""
 ORDER = {kind.value: position for position, kind in enumerate(SplitType)}
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A task that came at run time, with what it is looked up by."""
+    """A task registered at run time, with the names and tags for its look-up."""
 
     stored: StoredTask
     names: Sequence[str]
@@ -31,36 +31,36 @@ class Added:
 
 @dataclass(slots=True)
 class SplitView:
-    """One split as it is now."""
+    """The present tasks of one split, with indices for look-ups."""
 
     tasks: Sequence[bytes | None] = ()
-    """By index, as compact JSON; None where one was removed."""
+    """Tasks by index, as compact JSON. None marks a removed task."""
     names: Mapping[str, int] = field(default_factory=dict)
     tags: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Indices in ascending order."""
+    """Tag → indices in ascending order."""
     added: Mapping[int, Added] = field(default_factory=dict)
     has_holes: bool = False
 
 
 def indexed(tasks: Iterable[bytes]) -> SplitView:
-    """Return the split of a file's *tasks*, compact JSON each."""
+    """Return the view of a file's *tasks*, each as compact JSON."""
     return _view((raw, *_keys(json.loads(raw))) for raw in tasks)
 
 
 def read(task: StoredTask) -> Added:
-    """Read a task of the store for what it is looked up by."""
+    """Parse a task of the store to get the names and tags for its look-up."""
     return Added(task, *_keys(json.loads(task.body)))
 
 
 def read_split(path: Path) -> SplitView:
-    """Read ``<split>.jsonl``: one JSON object a line, each a task.
+    """Read ``<split>.jsonl``, in which each line is a JSON object with one task.
 
-    Every line is parsed when the file is read, so that a bad line stops the start and not an episode. The gateway keeps
-    the compact text, which is a third of the size of parsed objects and is what discovery answers with.
+    The gateway parses every line now, so that an invalid line stops the start instead of an episode. It keeps the
+    compact text, which has a third of the size of parsed objects. Discovery answers with this text.
 
     Raises:
-        ConfigError: with file, line and reason: not UTF-8, not JSON, not an object, an empty line, an id or alias that
-            is no string or stands twice.
+        ConfigError: A line is empty, too long, not UTF-8 or not a JSON object. An id or alias is a duplicate, or not a
+            non-empty string. The message has file, line and reason.
     """
     try:
         with path.open("rb") as file:
@@ -81,7 +81,7 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[_Row]:
             seen[name] = number
         try:
             body = compact(task)
-        except (ValueError, RecursionError) as error:  # 1e999 is infinite, and \ud800 is half a character
+        except (ValueError, RecursionError) as error:  # 1e999 parses as infinity, \ud800 as half a character
             raise ConfigError(f"{where}: {error}") from error
         yield body, names, tags
 
@@ -113,14 +113,14 @@ def _view(rows: Iterable[_Row]) -> SplitView:
 
 
 def _keys(task: Mapping[str, Any], where: str = "") -> tuple[list[str], list[str]]:
-    """Return the names and tags of *task*, by which it is looked up. Raises ``ConfigError``."""
+    """Return the names and tags for the look-up of *task*. Raises ``ConfigError``."""
     given = task.get("tags")
     tags = [tag for tag in given if isinstance(tag, str)] if isinstance(given, list) else []
     return names_of(task, where), list(dict.fromkeys(tags))
 
 
 def names_of(task: Mapping[str, Any], where: str = "") -> list[str]:
-    """Return what *task* may be called by: its ``id`` and its ``aliases``, if it has them. Raises ``ConfigError``."""
+    """Return the names of *task*, its ``id`` and ``aliases``. Raises ``ConfigError`` if a name is malformed."""
     aliases = task.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(name, str) and name for name in aliases):
         raise ConfigError(f"{where}: aliases: a list of non-empty strings is wanted")
@@ -133,7 +133,7 @@ def names_of(task: Mapping[str, Any], where: str = "") -> list[str]:
 
 
 def merged(file: SplitView, added: Sequence[Added]) -> SplitView:
-    """The tasks of *file* (which may have none), with *added*, of which there is at least one, after them."""
+    """Return the view of the tasks of *file*, followed by *added*. *file* may be empty, *added* may not."""
     first = len(file.tasks)
     placed = {first + one.stored.place: one for one in sorted(added, key=lambda one: one.stored.place)}
     tasks: list[bytes | None] = [*file.tasks, *[None] * (max(placed) + 1 - first)]
@@ -151,5 +151,5 @@ def merged(file: SplitView, added: Sequence[Added]) -> SplitView:
 
 
 def rank(split: str) -> tuple[int, str]:
-    """What splits are sorted by: train, validation, test, then others by name."""
+    """Return the sort key of a split: train, validation and test come first, then the others by name."""
     return ORDER.get(split, len(ORDER)), split

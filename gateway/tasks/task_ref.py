@@ -1,4 +1,4 @@
-"""A task that was found, and its names for people."""
+"""Defines the reference to a found task, with its labels for messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.model import Curriculum
 
 LABEL_MAX: Final = 200
-"""Characters of a task's name for people."""
+"""Maximum number of characters of a task's label."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurriculumIndex:
-    """An index of a curriculum's split; None: whatever is drawn next."""
+    """An index of a curriculum's split. The index None means the next draw."""
 
     scope: Curriculum
     index: int | None
@@ -24,38 +24,38 @@ class CurriculumIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRef:
-    """One task, and where it stands."""
+    """One task and its place."""
 
     spec: Mapping[str, Any]
     split: str = ""
-    """Empty: nobody knows where, as only the image has it."""
+    """The task's split. Empty: the gateway does not know the task's place."""
     index: int | None = None
     is_images: bool = False
-    """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
+    """True for a task of the image itself. Split and index are then the image's own."""
     handle: CurriculumIndex | None = None
-    """It stands for a task that is to be drawn."""
+    """The curriculum's index from which a task is still to be drawn, or None."""
     ticket: GroupMembership | None = None
-    """Of a task that was drawn: to be given back if nothing is opened with it."""
+    """The group membership of a drawn task. The caller releases it if no session opens with the task."""
     policy: str = ""
-    """The tag of the policy that a curriculum's trainer plays now."""
+    """The tag of the current policy of the curriculum's trainer."""
 
     @property
     def id(self) -> str | None:
-        """The id that it bears, if any."""
+        """The task's id, or None."""
         id = self.spec.get("id")
         return id if isinstance(id, str) else None
 
     @property
     def place(self) -> str:
-        """Its name for people: ``split/index``."""
+        """The task's label by place: ``split/index``, or the id of a task without a split."""
         return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:LABEL_MAX]
 
     @property
     def label(self) -> str:
-        """Its name for people who know it by its id: that, else ``split/index``."""
+        """The task's label by id: the id, or ``split/index`` of a task without an id."""
         return self.place if self.id is None else self.id[:LABEL_MAX]
 
 
 def seed_of(name: str) -> int:
-    """A seed for *name*, in [0, 2**31): the same in every process, so that all members of a group agree."""
+    """Return a seed for *name* in [0, 2**31). All processes derive the same seed, so a group's members share it."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "big") >> 1

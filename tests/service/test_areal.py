@@ -1,4 +1,4 @@
-"""AReaL's API on workers that hang, die and refuse: what its clients are told, and that nothing is left."""
+"""AReaL's API on workers that hang, die and refuse: the clients' responses, and that no slot or session is left."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_start_waits_for_a_slot_and_for_the_setup() -> None:
         assert await gateway.used() == 1
 
 
-async def test_a_start_that_finds_no_slot_in_time_is_503_and_its_place_is_given_back() -> None:
+async def test_a_start_that_finds_no_slot_in_time_is_503_and_leaves_the_queue() -> None:
     async with running(environment(**ONE_SLOT, areal=Areal(start_s=0.1)), **TASKS) as (stack, gateway, client):
         await started(client)
 
@@ -94,7 +94,7 @@ async def test_a_start_that_finds_no_slot_in_time_is_503_and_its_place_is_given_
         assert stack.backend.only.created == 1
 
 
-async def test_a_full_queue_refuses_at_once() -> None:
+async def test_a_full_queue_refuses_immediately() -> None:
     async with running(environment(**ONE_SLOT), queue_max=1, **TASKS) as (_, gateway, client):
         await started(client)
         async with under_way(start(client)):
@@ -125,7 +125,7 @@ async def test_the_deadline_of_a_start_counts_the_wait_and_the_setup() -> None:
         ("die", (500, "environment_lost"), "worker"),
     ],
 )
-async def test_a_start_that_fails_is_500_with_the_reason_and_gives_its_slot_back(
+async def test_a_start_that_fails_is_500_with_the_reason_and_releases_its_slot(
     sample: str, said: tuple[int, str], words: str
 ) -> None:
     async with running(**TASKS) as (_, gateway, client):
@@ -137,7 +137,7 @@ async def test_a_start_that_fails_is_500_with_the_reason_and_gives_its_slot_back
         await gateway.eventually_used(0)
 
 
-async def test_workers_that_do_not_start_are_500_with_their_last_words() -> None:
+async def test_workers_that_do_not_start_are_500_with_the_end_of_their_log() -> None:
     async with running(**TASKS) as (stack, gateway, client):
         stack.backend.starts[gateway.catalog.default.name] = Start.DIES
 
@@ -148,7 +148,7 @@ async def test_workers_that_do_not_start_are_500_with_their_last_words() -> None
 
 
 @pytest.mark.parametrize("sample", ["gate", "waits"])
-async def test_a_client_that_goes_during_its_start_leaves_nothing_behind(sample: str) -> None:
+async def test_a_client_that_disconnects_during_its_start_leaves_nothing_behind(sample: str) -> None:
     async with running(environment(**ONE_SLOT), **TASKS) as (stack, gateway, client):
         held = await started(client)
         if sample == "waits":
@@ -167,7 +167,7 @@ async def test_a_client_that_goes_during_its_start_leaves_nothing_behind(sample:
         assert stack.backend.only.sessions == {}
 
 
-async def test_a_client_that_goes_during_the_setup_leaves_nothing_behind() -> None:
+async def test_a_client_that_disconnects_during_the_setup_leaves_nothing_behind() -> None:
     many = tasks(train=[{"question": "x", "slow_setup": True}])
     async with running(environment(**ONE_SLOT), tasks_math=many) as (stack, gateway, client):
         async with under_way(start(client)) as [starting]:
@@ -202,7 +202,7 @@ async def test_a_teardown_that_hangs_does_not_hold_up_the_last_reply() -> None:
         reply = await step(client, episode, "finish")
 
         assert reply.json()["done"] is True
-        assert await gateway.used() == 1  # it still holds its slot, behind the answer
+        assert await gateway.used() == 1  # the teardown still holds the slot after the reply
         assert (await cancel(client, episode)).status_code == 404
         await stack.backend.only.die()
         await gateway.eventually_used(0)
@@ -254,7 +254,7 @@ async def test_a_worker_that_fails_in_mid_step_is_500_and_the_episode_is_gone(to
         await gateway.eventually_used(0)
 
 
-async def test_a_cancel_breaks_off_the_step_that_runs() -> None:
+async def test_a_cancel_aborts_the_running_step() -> None:
     async with running(**TASKS) as (stack, gateway, client):
         episode = await started(client)
         async with under_way(step(client, episode, "quiet")) as [running_step]:
@@ -269,7 +269,7 @@ async def test_a_cancel_breaks_off_the_step_that_runs() -> None:
         assert await gateway.used() == 0
 
 
-async def test_of_many_cancels_at_once_one_is_told_that_it_was_it() -> None:
+async def test_exactly_one_of_many_concurrent_cancels_succeeds() -> None:
     async with running(**TASKS) as (_, _gateway, client):
         episode = await started(client)
 
@@ -278,7 +278,7 @@ async def test_of_many_cancels_at_once_one_is_told_that_it_was_it() -> None:
         assert sorted(answer.status_code for answer in answers) == [200] + [404] * 9
 
 
-async def test_a_client_that_goes_during_a_step_leaves_the_episode_to_its_idle_time() -> None:
+async def test_a_client_that_disconnects_during_a_step_leaves_the_episode_open() -> None:
     async with running(**TASKS) as (stack, gateway, client):
         episode = await started(client)
         async with under_way(step(client, episode, "quiet")) as [running_step]:
@@ -288,7 +288,7 @@ async def test_a_client_that_goes_during_a_step_leaves_the_episode_to_its_idle_t
         stack.backend.only.gate.set()
         following = await step(client, episode)
 
-        assert following.json()["info"]["turn"] == 1  # nobody got the reply of the other
+        assert following.json()["info"]["turn"] == 1  # no client received the reply of the first step
         assert await gateway.used() == 1
 
 
@@ -304,10 +304,10 @@ async def test_a_second_step_waits_for_the_first() -> None:
                 answers = [await first, await second]
 
         assert ran == ["quiet"]
-        assert [answer.status_code for answer in answers] == [200, 404]  # the first one ended the episode
+        assert [answer.status_code for answer in answers] == [200, 404]  # the first step ended the episode
 
 
-async def test_of_256_starts_at_once_as_many_succeed_as_there_are_slots_and_nothing_is_left_of_the_rest() -> None:
+async def test_of_256_concurrent_starts_as_many_succeed_as_there_are_slots_and_the_rest_leave_nothing() -> None:
     crowded = environment(slots=4, max_workers=2, areal=Areal(start_s=2.0))
     async with running(crowded, **TASKS) as (stack, gateway, client):
         answers = await asyncio.gather(*(start(client) for _ in range(256)))
@@ -320,7 +320,7 @@ async def test_of_256_starts_at_once_as_many_succeed_as_there_are_slots_and_noth
         assert sum(len(worker.sessions) for worker in stack.backend.workers.values()) == 8
 
 
-async def test_a_start_whose_slot_comes_as_its_time_ends_is_refused_for_lack_of_room() -> None:
+async def test_a_start_that_gets_its_slot_at_its_deadline_is_refused_for_lack_of_capacity() -> None:
     hasty = environment(slots=1, min_workers=1, max_workers=1, areal=Areal(start_s=1e-9))
     async with running(hasty, **TASKS) as (stack, gateway, client):
         await gateway.eventually_workers(1, state=WorkerState.READY)
@@ -355,7 +355,7 @@ async def test_the_key_of_a_step_reaches_the_worker_and_its_turn_counts_once() -
         assert [request.headers.get("idempotency-key") for request in calls] == ["a", "a", None, "b"]
 
 
-async def test_turns_are_one_count_on_all_replicas_and_after_a_restart() -> None:
+async def test_all_replicas_share_one_turn_count_also_after_a_restart() -> None:
     async with stack(**TASKS) as built:
         second = built.another()
         async with built.first.looping(), second.looping():
@@ -399,10 +399,10 @@ async def test_steps_go_on_without_the_store_which_counts_their_turns_later(monk
         assert stack.backend.only.ran == ["go_on"] * 4
 
 
-# -- expiry, keys, the rest -----------------------------------------------------------------------------------------
+# -- expiry, keys and other cases -----------------------------------------------------------------------------------
 
 
-async def test_an_idle_episode_expires_and_says_so() -> None:
+async def test_an_idle_episode_expires_and_its_next_step_states_so() -> None:
     clock = Clock()
     async with running(clock=clock, **TASKS) as (stack, gateway, client):
         episode = await started(client)
@@ -423,7 +423,7 @@ async def test_an_idle_episode_expires_and_says_so() -> None:
         assert (await client.get("/api/health")).json()["expired"] == 1
 
 
-async def test_a_key_in_the_path_is_whose_episode_it_is() -> None:
+async def test_the_trainer_key_in_the_path_selects_the_owner_of_an_episode() -> None:
     keys = {"alice": "alice-key", "bob": "bobs-key"}
     async with running(trainers=keys, **TASKS) as (_, gateway, client):
         made = await client.post("/k/alice-key/areal/math/api/episode/start", json={"sample_id": 0})
@@ -467,7 +467,7 @@ async def test_task_info_and_health_need_no_worker() -> None:
         assert stack.backend.asked == 0
 
 
-async def test_health_counts_episodes_and_those_that_wait() -> None:
+async def test_health_counts_open_episodes_and_waiting_starts() -> None:
     async with running(environment(**ONE_SLOT), **TASKS) as (_, gateway, client):
         await started(client)
         async with under_way(start(client)):
@@ -535,7 +535,7 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_slot_behind(aft
 
 
 async def _ready(replica: Replica) -> None:
-    """Have a worker that is ready, so that a start takes few turns of the event loop."""
+    """Wait for a ready worker, so that a start takes few turns of the event loop."""
     chosen = replica.catalog.default
     await replica.queries.tools(chosen)
     await replica.eventually_used(0)

@@ -1,12 +1,12 @@
-"""The AReaL front: the Task Server API at ``/areal/{environment}/api/…``, and ``/api/…`` for the default environment.
+"""Serves AReaL's Task Server API at ``/areal/{environment}/api/…``, and at ``/api/…`` for the default environment.
 
-An episode is a session whose name is the episode's id; its turns are counted by its worker, or else in the store. The
-clients open a connection for each request, accept 200 only, and never try again: an error costs them the trajectory,
-often with the whole group. So a start rather waits than is refused, and what the environment refuses is an observation.
+An episode is a session whose name is the episode's id. Its worker counts the turns, or else the store does. AReaL
+clients open a connection for each request, accept only 200, and never retry. An error costs a client the trajectory,
+often with its whole group. So a start waits for a slot rather than fails, and a refused action is an observation.
 
-Differences from the written API:
-* 503 with ``"status": "capacity"`` where nothing was begun for lack of room; 401 at the door where keys are asked for.
-* A step longer than the environment's ``step_s`` ends its episode: nobody can know any more what it did.
+Differences from the published API:
+* A start for which there is no capacity gets 503 with ``"status": "capacity"``. A missing or wrong key gets 401.
+* A step that takes longer than the environment's ``step_s`` ends its episode, because its effect is unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gateway.core.errors import (
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.store import WorkerStore
-from gateway.core.session import CloseReason, SessionSetup
+from gateway.core.session import CloseReason, Group, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
 from gateway.frontends.areal.requests import (
@@ -73,15 +73,15 @@ from gateway.tasks.task_ref import TaskRef
 logger = logging.getLogger(__name__)
 
 TEARDOWN_WAIT_S: Final = 2.0
-"""The last reply waits this long for the teardown, so that the slot is free for the next start; the rest goes on."""
+"""Seconds that the last reply waits for the teardown to free the slot. A longer teardown continues after the reply."""
 CLEANUP_S: Final = 5.0
 AT_ONCE_MAX: Final = 8
-"""Steps of one episode that run or wait; the known clients send one, and then wait for its answer."""
+"""Largest number of running and waiting steps of one episode. The known clients send one step at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request: who asks what of which environment."""
+    """One request with its owner, environment and body."""
 
     scope: Scope
     receive: Receive
@@ -91,7 +91,7 @@ class _Request:
 
 
 class _Refusal(Exception):
-    """Ends a request that means nothing here."""
+    """Ends a request that has no valid route, method or environment, or that a draining replica refuses."""
 
     def __init__(self, status: int, error: str, detail: str) -> None:
         super().__init__(detail)
@@ -126,7 +126,7 @@ class ArealFrontend:
         self._max_body_bytes = max_body_bytes
         self._turns = StepLocks()
         self._shown: dict[EnvironmentName, Areal] = {}
-        """As it was told last."""
+        """Last known `shown_of` result of each environment."""
         self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Request], Awaitable[Json]]]] = {
             ("task", "info"): ("GET", self._info),
             ("health",): ("GET", self._health),
@@ -136,26 +136,30 @@ class ArealFrontend:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whatever happens in the API's own form."""
+        """Respond to one request. Every response, also that of an error, has the API's format."""
         named: dict[str, str] = {}
         try:
             await respond_json(send, 200, await self._answer(scope, receive, named))
         except HungUp:
             pass
         except _Refusal as refusal:
+            if refusal.status == 404:
+                logger.info("areal_not_found path=%r detail=%r", scope["path"][:200], refusal.detail)
             await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
         except GatewayError as error:
             status, body = error_reply(error, named)
+            if isinstance(error, UnknownTask):
+                logger.info("areal_not_found path=%r detail=%r", scope["path"][:200], error.detail)
             if status >= 500:
                 logger.warning("areal_failed path=%s status=%d error=%s", scope["path"], status, error.detail)
             await respond_json(send, status, body, headers_of(error))
-        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+        except Exception:  # the client gets a JSON body, and other episodes continue
             logger.exception("areal_broken path=%s", scope["path"])
             body = {"error": "internal error", **named, "detail": "a fault of the gateway", "status": "internal"}
             await respond_json(send, 500, body)
 
     async def _answer(self, scope: Scope, receive: Receive, named: dict[str, str]) -> Json:
-        """Find the route and run it; *named* takes the episode that the request names, for error bodies."""
+        """Run the handler of the route. Store the requested episode's id in *named*, for error bodies."""
         environment, rest = self._place(scope["path"])
         if rest not in self._routes:
             raise _Refusal(404, "no such route", f"there are {', '.join('/'.join(route) for route in self._routes)}")
@@ -170,7 +174,7 @@ class ArealFrontend:
         return await handler(_Request(scope, receive, scope["gateway.owner"], environment, body))
 
     def _place(self, path: str) -> tuple[Environment, tuple[str, ...]]:
-        # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
+        # Ignore empty segments: clients of this API follow no redirect, not even to remove a trailing slash.
         match [segment for segment in path.split("/") if segment]:
             case ["areal", name, "api", *rest]:
                 environment = self._catalog.offered.get(name.lower())
@@ -186,7 +190,7 @@ class ArealFrontend:
 
     async def _info(self, request: _Request) -> Json:
         environment = request.environment
-        async with Attended(request.scope, request.receive):  # an image is asked what it is, and how many tasks it has
+        async with Attended(request.scope, request.receive):  # may query a worker for its description and task count
             shown, count = await shown_of(self._queries, environment), await self._count(environment)
             return self._described(environment, shown, count)
         raise HungUp
@@ -227,20 +231,21 @@ class ArealFrontend:
 
     async def _start(self, request: _Request) -> Json:
         start = read_start(request.body)
+        policy, group = policy_tag(request.scope), group_of(request.scope)
         episode = str(uuid.uuid4())
         async with Attended(request.scope, request.receive) as trainer:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + request.environment.areal.start_s
             environment = _patient(request.environment)
             task = await self._resolver.resolve(environment, sample_request(environment, start.sample))
-            setup = _setup(environment, start, task, request.scope)
+            setup = _setup(environment, start, task, policy=policy, group=group)
             async with self._resolver.admitted(request.environment, setup):
                 shown = await shown_of(self._queries, request.environment)
                 blocks = await self._opened(request, episode, task, setup, deadline)
                 if trainer.left:
                     await self._undo(request.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
-            # The ``task/info`` of an AReaL server has no word for it.
+            # The ``task/info`` of an AReaL server cannot announce messages, so the prompt decides.
             if request.environment.wire is UpstreamKind.AREAL and is_conversation(blocks):
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
             return start_reply(shown, episode, blocks, sample=start.as_sent, task=task.spec)
@@ -249,7 +254,7 @@ class ArealFrontend:
     async def _opened(
         self, request: _Request, episode: str, task: TaskRef, setup: SessionSetup, deadline: float
     ) -> list[Block]:
-        """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
+        """Open the session and return its prompt. End the session if this fails or the trainer disconnects."""
         loop = asyncio.get_running_loop()
         try:
             session = await self._sessions.open(
@@ -264,22 +269,22 @@ class ArealFrontend:
                 )
             )
         except InvalidRequest as error:
-            if task.is_images and not task.split:  # only the image knows which samples it has
+            if task.is_images and not task.split:  # only the image knows its samples
                 raise UnknownTask(error.detail) from error
-            # Otherwise the task is ours, so the fault is too.
+            # Otherwise the gateway supplied the task, so the sample itself is valid.
             raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
         except SessionError as error:
             raise _lost_at_start(error) from error
         try:
             return await session.prompt(within_s=max(0.0, deadline - loop.time()))
-        except BaseException as error:  # a cancellation too: the trainer hung up
+        except BaseException as error:  # includes the cancellation after the trainer disconnected
             await self._undo(request.owner, episode, why_not_opened(error))
             if isinstance(error, SessionError):
                 raise _lost_at_start(error) from error
             raise
 
     async def _undo(self, owner: Owner, episode: str, reason: CloseReason) -> None:
-        # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+        # Without the shield, a cancelled anyio scope would cancel each await of the cleanup again.
         with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable):
             await self._sessions.end(owner, episode, reason, wait_s=TEARDOWN_WAIT_S)
 
@@ -308,7 +313,7 @@ class ArealFrontend:
             if played is None:
                 raise HungUp
             result, turn = played
-            if result.reason == EPISODE_FINISHED:  # by a step whose reply, or whose end here, was lost
+            if result.reason == EPISODE_FINISHED:  # an earlier step ended it, but its reply or its end was lost
                 await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
                 raise SessionNotFound(episode)
             reply = step_reply(shown, episode, action, result, turn)
@@ -317,13 +322,13 @@ class ArealFrontend:
             return reply
 
     async def _shown_in_step(self, environment: Environment) -> Areal:
-        """How the environment is shown; a server that does not tell just now costs nobody an episode."""
+        """Return the environment's `Areal` settings, or the last known settings if its server does not answer."""
         with contextlib.suppress(GatewayError):
             self._shown[environment.name] = await shown_of(self._queries, environment)
         return self._shown.get(environment.name, environment.areal)
 
     async def _lose(self, owner: Owner, episode: str, reason: CloseReason) -> None:
-        """End an episode that broke, or of which nobody knows what was done in it; its trainer hears so from now on."""
+        """End a failed episode, or one with a step of unknown effect. Later requests for it get *reason*."""
         with contextlib.suppress(StoreUnavailable):
             await self._sessions.end(owner, episode, reason, wait_s=0)
 
@@ -335,9 +340,10 @@ class ArealFrontend:
         return {"status": "cancelled", "episode_id": episode}
 
     async def _find(self, request: _Request, episode: str) -> ActiveSession:
-        """
+        """Return the session of *episode*.
+
         Raises:
-            SessionNotFound, SessionClosed: there is no such episode of this environment.
+            SessionNotFound, SessionClosed: The request's environment has no such open episode.
         """
         session = await self._sessions.find(request.owner, episode)
         if session.environment.name != request.environment.name:
@@ -346,10 +352,11 @@ class ArealFrontend:
 
 
 def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> None:
-    """Refuse to end an episode with 0 whose last turn failed by no doing of the agent's.
+    """Refuse an episode whose last allowed turn failed in the environment: its reward of 0 would blame the agent.
 
     Raises:
-        AuthorFault, SessionFailed: it did.
+        AuthorFault: The environment author's code failed in the last turn.
+        SessionFailed: The infrastructure failed in the last turn.
     """
     if result.reason != TOOL_FAILED or turn < shown.max_turns:
         return
@@ -364,30 +371,30 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(environment: Environment, start: Start, task: TaskRef, scope: Scope) -> SessionSetup:
-    config, policy, group = dict(start.config) or None, policy_tag(scope), group_of(scope)
+def _setup(environment: Environment, start: Start, task: TaskRef, *, policy: str, group: Group | None) -> SessionSetup:
+    config = dict(start.config) or None
     setup = session_setup(environment, task, seed=start.seed, config=config, policy=policy, group=group)
     if task.is_images and "seed" in task.spec and "seed" not in start.config:
-        return replace(setup, seed=None)  # the task is told apart by its own
+        return replace(setup, seed=None)  # the task has a seed of its own
     return setup
 
 
 def _patient(environment: Environment) -> Environment:
-    """The environment for questions: who asks a worker waits no longer for one than its client does for the start."""
+    """Return *environment* with ``open_s`` limited to ``start_s``, so that no query to a worker outlasts the start."""
     open_s = min(environment.timeouts.open_s, environment.areal.start_s)
     return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))
 
 
 @dataclass(slots=True)
 class _Place:
-    """The steps of one episode."""
+    """Lock of one episode, and the number of its running and waiting steps."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     steps: int = 0
 
 
 class StepLocks:
-    """The steps under way in this replica."""
+    """Runs the steps of each episode one after another in this replica."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[Owner, str], _Place] = {}
@@ -397,10 +404,10 @@ class StepLocks:
 
     @contextlib.asynccontextmanager
     async def one(self, owner: Owner, episode: str, *, within_s: float) -> AsyncIterator[None]:
-        """Be the only step of *episode* inside; waits for an earlier one, at most *within_s*.
+        """Run the block as the only step of *episode*. Wait at most *within_s* seconds for earlier steps.
 
         Raises:
-            InvalidRequest: too many wait, or the earlier one took too long; nothing was done.
+            InvalidRequest: Too many steps wait, or earlier steps took too long. The block did not run.
         """
         place = self._places.setdefault((owner, episode), _Place())
         if place.steps >= AT_ONCE_MAX:

@@ -1,15 +1,15 @@
-"""What AReaL's clients are answered: observations, and the replies of start and step.
+"""Builds the replies for AReaL clients: observations, and the bodies of start, step and errors.
 
-Differences between ORS' words and the API's:
-* A reward of null is 0.0; the end of an episode in which a foreign server gave no other is refused before (`turns`).
-  Rewards of single steps are passed on as they come; the client adds them up.
-* ``success`` is the result's metadata ``success`` where that is a boolean, else whether the last reward is at least 1:
-  partial credit is no success.
-* What a tool refused, or failed at, is an observation: an HTTP error would cost the client its whole trajectory.
+Differences between ORS and the API:
+* A reward of null becomes 0.0. If no turn of an episode had a reward, the session layer (`turns`) has
+  already refused its end. Rewards of single steps pass through unchanged, and the client adds them up.
+* ``success`` is the result's metadata ``success`` if that is a boolean. Otherwise it is True if the last reward is at
+  least 1: partial credit is not a success.
+* A tool that refuses or fails returns an observation: an HTTP error would cost the client its whole trajectory.
 
-Errors as AReaL's clients read them: they only log the body, so the diagnosis has to stand in it.
+AReaL clients only log the body of an error, so the body contains the diagnosis.
 
-How an environment is shown to AReaL's clients: as its environment.toml says, else as its own server does.
+An environment's name, limits and types come from its environment.toml, or else from its own AReaL server.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ Json = dict[str, Any]
 LIMIT_REACHED: Final = "task limit reached"
 COMPLETED: Final = "completed"
 NO_OUTPUT: Final = "(no output)"
-"""An observation is never empty: two assistant's turns would follow each other."""
+"""Text of an empty observation. Without text, two assistant turns would follow each other."""
 _HINTS: Final = {
     "not_found": "Use one of the tools that this environment has, with its arguments.",
     "name_collision": "Use another tool of this environment.",
     "tool_failed": "The action failed. Try another one.",
 }
-"""How to go on, where the refusal does not say it; bad input is explained by whoever refused it."""
+"""Advice for the agent by error reason. Bad input needs none, because its error message explains it."""
 
 
 def text_of(blocks: Sequence[Block]) -> str:
-    """The blocks as one text, an image as a line that stands for it."""
+    """Return the blocks as one text, with a placeholder line for each image."""
     parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in blocks]
     return without_control("\n".join(parts))
 
 
 def first_observation(shown: Areal, blocks: Sequence[Block]) -> Json:
-    """The prompt in the form that the environment is configured for."""
+    """Return the prompt in the environment's observation format."""
     if shown.observation_type is ObservationType.MESSAGES:
         return {"type": "messages", "content": _messages(blocks)}
     return _observation(shown, blocks, _structured(blocks))
 
 
 def is_conversation(blocks: Sequence[Block]) -> bool:
-    """Whether *blocks* are messages, each headed by who says it."""
+    """Return True if *blocks* are messages with role headers."""
     return any(_role(block) is not None for block in blocks)
 
 
 def observation(shown: Areal, result: StepResult) -> Json:
-    """What the agent sees after a step that did not end its episode; never null."""
+    """Return the observation after a step that did not end its episode. It is never null."""
     if result.error is None:
         return _observation(shown, result.blocks, result.data)
     hint = _HINTS.get(result.reason, "")
@@ -83,7 +83,7 @@ def observation(shown: Areal, result: StepResult) -> Json:
 def start_reply(
     shown: Areal, episode: str, blocks: Sequence[Block], *, sample: str | int, task: Mapping[str, Any]
 ) -> Json:
-    """The reply of ``episode/start``."""
+    """Return the reply to ``episode/start``."""
     info = {
         "max_turns": _most_turns(shown, blocks, task),
         "turn": 0,
@@ -95,7 +95,7 @@ def start_reply(
 
 
 def step_reply(shown: Areal, episode: str, action: Action, result: StepResult, turn: int) -> Json:
-    """The reply to turn number *turn*: continuing, final, or final because it was the last one."""
+    """Return the reply to turn number *turn*. It is final if the episode ended or reached its turn limit."""
     if result.finished:
         return _final(episode, turn, _reward(result), _outcome(action, result))
     if turn >= shown.max_turns:
@@ -113,7 +113,7 @@ def step_reply(shown: Areal, episode: str, action: Action, result: StepResult, t
 
 
 def parsed_action(action: Action, result: StepResult) -> Json:
-    """How the environment read the action; where it does not say, as far as the gateway can tell."""
+    """Return the action as the environment parsed it, or the gateway's own reading if the environment reports none."""
     given = (result.metadata or {}).get("parsed_action")
     if isinstance(given, dict):
         return given
@@ -146,7 +146,7 @@ def _outcome(action: Action, result: StepResult) -> Json:
 
 
 def _answer(action: Action, metadata: Mapping[str, Any]) -> str:
-    """What was submitted: as the environment says, else the tool's ``answer``, else the text that ended the episode."""
+    """Return the submitted answer: the metadata's, else the tool argument ``answer``, else the action's text."""
     candidates = (metadata.get("answer"), (action.fields or action.arguments).get("answer"), action.text)
     return next((answer for answer in candidates if isinstance(answer, str)), "")
 
@@ -171,7 +171,7 @@ def _text(content: str) -> Json:
 
 
 def _messages(blocks: Sequence[Block]) -> list[Json]:
-    """The prompt as a conversation: a block whose detail names a role heads what that role said."""
+    """Return the prompt as a conversation. A header block names the role of the blocks after it."""
     messages: list[tuple[str, list[Block]]] = []
     for block in blocks:
         role = _role(block)
@@ -185,28 +185,28 @@ def _messages(blocks: Sequence[Block]) -> list[Json]:
 
 
 def _role(block: Block) -> str | None:
-    """The role of the message that *block* heads; None if it heads none."""
+    """Return the role that *block* names as a header. None: *block* is not a header."""
     role = (block.detail or {}).get("role")
     is_head = isinstance(block, TextBlock) and role in ("system", "user", "assistant") and block.text == f"[{role}]"
     return str(role) if is_head else None
 
 
 def _structured(blocks: Sequence[Block]) -> Any:
-    """The structured observation that stands beside the prompt; None without one."""
+    """Return the prompt's structured observation, or None without one."""
     return next(
         (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail), None
     )
 
 
 def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) -> int:
-    """After how many turns the episode ends: the environment's own limit, where it or the task tells a lower one."""
+    """Return the turn limit of the episode: the lowest of the settings, the first observation and the task."""
     sources = (_structured(blocks), task.get("config"))
     told = [source.get("max_turns") for source in sources if isinstance(source, Mapping)]
     return min([shown.max_turns, *(turns for turns in told if type(turns) is int and turns > 0)])
 
 
 def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
-    """The bare problem: the task's instruction, else the first text of the prompt."""
+    """Return the problem statement: the task's instruction, else the first text of the prompt."""
     instruction = task.get("instruction")
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     found = next((text for text in (instruction, *texts) if isinstance(text, str) and text.strip()), "")
@@ -217,14 +217,14 @@ _UNSAID = Areal()
 
 
 async def shown_of(queries: WorkerQueries, environment: Environment) -> Areal:
-    """How *environment* is shown; what its configuration leaves as it is by default, an AReaL server says itself."""
+    """Return the `Areal` settings of *environment*. An AReaL server supplies what the configuration omits."""
     if environment.wire is not UpstreamKind.AREAL:
         return environment.areal
     return merged(environment.areal, await queries.about(environment))
 
 
 def merged(shown: Areal, info: Mapping[str, Any]) -> Areal:
-    """*shown* with what *info*, a server's ``task/info``, adds to it; what it says wrongly is passed over."""
+    """Fill default values of *shown* from *info*, a server's ``task/info``. Ignore invalid values."""
     told: dict[str, Any] = {}
     for key in ("name", "description"):
         if not getattr(shown, key) and isinstance(info.get(key), str):
@@ -279,7 +279,7 @@ _WORDS: Final[dict[type[GatewayError], str]] = {
 
 
 def error_reply(error: GatewayError, named: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
-    """The status and the body that *error* is answered with; *named* is the episode that the request named."""
+    """Return status and body of the response to *error*. *named* holds the requested episode's id."""
     status = status_of(error, AREAL_STATUS)
     word = _nearest(_WORDS, error) or ("internal" if status >= 500 else "")
     detail = error.detail
@@ -294,5 +294,5 @@ def error_reply(error: GatewayError, named: Mapping[str, str]) -> tuple[int, dic
 
 
 def _nearest(table: Mapping[type[GatewayError], str], error: GatewayError) -> str:
-    """What *table* has for the nearest ancestor of *error*; empty if for none."""
+    """Return the entry of *error*'s nearest ancestor in *table*, or ``""`` without one."""
     return next((table[kind] for kind in type(error).__mro__ if kind in table), "")

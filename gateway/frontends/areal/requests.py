@@ -1,9 +1,9 @@
-"""Bodies of AReaL requests: read, and refused with what is wrong. Unknown fields are ignored, as the API wants it.
+"""Parses bodies of AReaL requests, and removes special tokens from text between a model and an environment.
 
-Text on its way between a model and an environment: special tokens off what it says, and out of what it reads.
+An invalid body raises an error that states the problem. Unknown fields are ignored, as the API requires.
 
-A model's output is decoded with its special tokens kept, and an observation goes through the chat template again: a
-control token in a command's output would be tokenised as control.
+AReaL decodes a model's output with its special tokens, so actions can end with them. Observations pass through the chat
+template again, so a control token in a command's output would be tokenised as a control token.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What ``episode/start`` asks for."""
+    """Parsed body of ``episode/start``."""
 
     sample: str
-    """The sample's id as text: 17 and "17" are one sample."""
+    """The sample's id as text: 17 and "17" are the same sample."""
     as_sent: str | int
     seed: int
     config: Object
 
 
 def read_object(body: bytes) -> Object:
-    """Read a body that has to be a JSON object.
+    """Parse a body that must be a JSON object.
 
     Raises:
-        InvalidRequest: it is empty, broken, or something else.
+        InvalidRequest: The body is empty, not JSON, or not an object.
     """
     if not body.strip():
         raise InvalidRequest("the body is empty; a JSON object is wanted")
@@ -53,10 +53,10 @@ def read_object(body: bytes) -> Object:
 
 
 def read_start(body: Object) -> Start:
-    """Read ``episode/start``.
+    """Parse the body of ``episode/start``.
 
     Raises:
-        InvalidRequest: a field is missing or of another type; as the others here.
+        InvalidRequest: A field is missing or has the wrong type.
     """
     sent = body.get("sample_id")
     if isinstance(sent, bool) or not isinstance(sent, (str, int)):
@@ -74,7 +74,7 @@ def read_start(body: Object) -> Start:
 
 
 def read_episode_id(body: Object) -> str:
-    """Read the episode that ``episode/step`` and ``episode/cancel`` name."""
+    """Return the episode id in ``episode/step`` and ``episode/cancel``. Raises ``InvalidRequest``."""
     name = body.get("episode_id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"episode_id: a non-empty string is wanted, not {_kind(name)}")
@@ -82,7 +82,7 @@ def read_episode_id(body: Object) -> str:
 
 
 def read_action(body: Object) -> Action:
-    """Read what the agent does; special tokens at the end of a text are no part of it."""
+    """Return the agent's action, without special tokens at the end of a text. Raises ``InvalidRequest``."""
     action = body.get("action")
     if not isinstance(action, dict):
         raise InvalidRequest(f"action: an object is wanted, not {_kind(action)}")
@@ -107,7 +107,7 @@ def _structured(content: dict[str, Any]) -> Action:
 
 
 def _kind(value: object) -> str:
-    """What JSON calls *value*; None also stands for an absent field."""
+    """Return the name of *value*'s JSON type. None, which also means an absent field, is "nothing"."""
     match value:
         case None:
             return "nothing"
@@ -124,38 +124,38 @@ def _kind(value: object) -> str:
 
 
 def sample_request(environment: Environment, sample: str) -> TaskRequest:
-    """Return the task that *sample* means: an id or alias in any split, else an index in the environment's split."""
+    """Return the request for the task *sample*: an id or alias in any split, else an index in the AReaL split."""
     return TaskRequest(ids=(sample,), usual_split=environment.areal.split, numbers_are_indices=True)
 
 
 END_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")
-"""What model outputs of the known clients end in."""
+"""Special tokens at the end of the known clients' model outputs."""
 _CONTROL: Final = re.compile(
     r"(?:<(?=[|\uff5c][^|\uff5c<>\n]{1,64}[|\uff5c]>)"  # ChatML, Llama 3, Phi; the full-width bar: DeepSeek
     r"|<(?=/?s>|(?:bos|eos|pad|unk)>|(?:start|end)_of_turn>)"  # Llama 2, Mistral, Gemma
     r"|\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]))"  # Mistral
 )
-"""The first character of a control token of the usual chat templates."""
+"""Matches the first character of a control token of common chat templates."""
 
 
 def without_end_tokens(text: str) -> str:
-    """Cut trailing special tokens, repeatedly, with the white space round them; text without any stays as it is."""
+    """Remove all trailing special tokens and the white space around them. Leave text without such tokens unchanged."""
     end, kept = len(text), len(text)
     while True:
         while end and text[end - 1].isspace():
             end -= 1
         token = next((token for token in END_TOKENS if text.endswith(token, 0, end)), None)
         if token is None:
-            # By index, and one copy at the end: cutting the text itself takes hours for a body of nothing but tokens.
+            # Indices, and a single copy: slicing the text for each token takes hours for a body that is all tokens.
             return text if kept == len(text) else text[:end]
         end -= len(token)
         kept = end
 
 
 def without_control(text: str) -> str:
-    """Put a space behind the first character of each chat control token: ``<|im_start|>`` becomes ``< |im_start|>``.
+    """Insert a space after the first character of each chat control token: ``<|im_start|>`` becomes ``< |im_start|>``.
 
-    Visible on purpose: a model that copies such text sees what it copies, and so does whoever reads the logs. An
-    invisible character would do as well for the tokeniser, and would break file names and commands without a trace.
+    The space is visible to a model that copies such text, and in logs. An invisible character would also stop the
+    tokeniser, but would break file names and commands without a visible cause.
     """
     return _CONTROL.sub(lambda found: found[0] + " ", text)

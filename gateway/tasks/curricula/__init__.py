@@ -1,1 +1,1 @@
-"""Curricula: definitions, weights, statistics of tasks, and draws."""
+"""Defines curricula, records outcomes of tasks, and draws tasks."""

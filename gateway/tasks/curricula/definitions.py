@@ -1,11 +1,10 @@
-"""Definitions of curricula: ``curricula/<name>.toml``, and the same as JSON objects by the API.
+"""Reads and checks definitions of curricula, from ``curricula/<name>.toml`` or as JSON objects from the API.
 
-A file that is wrong stops the start with file, line and reason; a request is refused with the same ones. What a kind of
-sampler has no use for is refused too: a ``target`` that nobody looks at would be believed in.
+An invalid file stops the start with file, line and reason. An invalid request gets the same reasons. A parameter that
+the kind of sampler does not use is an error, because an operator would believe in the effect of an ignored ``target``.
 
-A definition is checked in one pass, so that all of its problems are told together: the keys by themselves (pydantic),
-keys that contradict each other, and the tasks that it asks for. The last two read the document as it is, and pass over
-parts that are malformed.
+One pass reports all problems of a definition together. Pydantic checks each key. Two more checks find keys that
+contradict each other, and components or stages without tasks. These two read the raw document and skip malformed parts.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from gateway.core.curriculum import RECENT
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_DEFINITION_BYTES, MAX_DEFINITIONS
+from gateway.core.validation import NO_SUCH_KEY, reason_of
 from gateway.tasks.curricula.model import (
     ENVIRONMENT_PATTERN,
     MAX_COMPONENTS,
@@ -39,16 +39,15 @@ from gateway.tasks.curricula.stages import is_in
 from gateway.tasks.curricula.tables import TaskRow, has_any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-"""Of a curriculum: it becomes part of a split's name and of keys."""
-NO_SUCH_KEY = "there is no such key"
+"""Pattern of a curriculum's name, which becomes part of a split's name and of keys."""
 MAX_PROBLEMS = 100
-"""Of one definition; what comes after them is not told."""
+"""Maximum number of problems that the gateway reports for one definition."""
 
 Location = tuple[int | str, ...]
-"""The keys and places that lead to a part of a document."""
+"""The path of keys and list positions to a part of a document."""
 Problem = tuple[Location, str]
 Look = Callable[[EnvironmentName, str], Sequence[TaskRow] | None]
-"""Looks up the tasks of a split; None: only workers know them. Raises ``UnknownEnvironment``: it is not on offer."""
+"""A function that returns a split's tasks, or None if only workers know them. May raise ``UnknownEnvironment``."""
 _PATTERNS = {
     ENVIRONMENT_PATTERN: "the name of an environment is wanted: [a-z][a-z0-9_-]*, 63 characters at most",
     SPLIT_PATTERN: "the name of a split is wanted: without white space and ':', 100 characters at most",
@@ -61,21 +60,23 @@ _USES = {
     SamplerKind.LEARNING_PROGRESS: ("explore", "prior", "window"),
     SamplerKind.STAGED: ("window", "stages", "promote_at", "demote_at", "min_attempts", "review", "per_component"),
 }
-"""What each kind of sampler looks at."""
+"""The parameters that each kind of sampler uses."""
 
 _SHORT_KEYS = ("environment", "split", "tags")
-"""Keys of the one component of a document in the short form, which stand at its top."""
+"""Keys of the single component that are at the top level of a document in the short form."""
 _CURRICULUM = TypeAdapter(Curriculum)
 
 
 def from_document(name: str, document: object, look: Look | None = None) -> Curriculum:
-    """Check *document* (plain data) and return the curriculum of *name* that it defines.
+    """Check *document* (plain data) and return the curriculum *name* that it defines.
 
     Args:
-        look: looks up the tasks that it asks for; None: it was checked before.
+        name: The curriculum's name.
+        document: The definition in the long or the short form.
+        look: Returns the tasks of a split. None: skip the check of tasks, because the document passed it before.
 
     Raises:
-        InvalidRequest: with every problem and its path.
+        InvalidRequest: The definition is invalid. The message has the path of each problem.
     """
     if not isinstance(document, Mapping):
         raise InvalidRequest(f"a curriculum is an object, not {type(document).__name__}")
@@ -88,24 +89,24 @@ def from_document(name: str, document: object, look: Look | None = None) -> Curr
 
 
 def splits_named(document: Mapping[str, Any]) -> list[tuple[EnvironmentName, str]]:
-    """The environments and splits whose tasks *document* asks for, as far as they can be read."""
+    """Return the environments and splits that *document* names, without malformed components."""
     return [named for _, table in _components(_long(document)) if (named := _split_of(table)) is not None]
 
 
 def to_document(curriculum: Curriculum) -> dict[str, Any]:
-    """The definition as plain data in the long form, without the name; `from_document` reads it as the same."""
+    """Return the definition as plain data in the long form, without the name. `from_document` restores it."""
     document: dict[str, Any] = _CURRICULUM.dump_python(curriculum, mode="json", exclude={"name"}, exclude_none=True)
     used = ("kind", *_USES[curriculum.sampler.kind])
     return {**document, "sampler": {key: document["sampler"][key] for key in used}}
 
 
 def read_curricula(directory: Path, look: Look | None = None) -> dict[str, Curriculum]:
-    """The curricula that *directory* has files of (``<name>.toml``), by name; none, if there is no such folder.
+    """Read the curricula in *directory* (``<name>.toml``), by name. Return no curricula if the folder does not exist.
 
-    *look* as in `from_document`.
+    *look* is as in `from_document`.
 
     Raises:
-        ConfigError: files are wrong; with every problem, its file, line and key.
+        ConfigError: Files are invalid. The message has the file, line and key of each problem.
     """
     if not directory.exists():
         return {}
@@ -142,7 +143,7 @@ def _read_file(path: Path, look: Look | None) -> Curriculum:
 
 
 def _checked(name: str, given: Mapping[str, Any], look: Look | None) -> tuple[Curriculum | None, list[Problem]]:
-    """Parse a document; return the curriculum, unless a key is malformed, and every problem."""
+    """Check a document. Return the curriculum, or None if a key is malformed, and the problems."""
     document = _long(given)
     curriculum: Curriculum | None = None
     problems: list[Problem] = [(("name",), NO_SUCH_KEY)] if "name" in document else []
@@ -167,33 +168,31 @@ def _long(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _short(location: Location) -> Location:
-    """Return where the short form has what the long form has at *location*."""
+    """Translate the *location* in the long form into the location in the short form."""
     if location[:2] != ("components", 0):
         return location
-    return location[2:] or ("sampler", "stages")  # the component has no table; only stages can contradict all of it
+    return location[2:] or ("sampler", "stages")  # no table to point at; only stages can contradict the whole component
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------------------
+# -- problems ---------------------------------------------------------------------------------------------------------
 
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     for entry in error.errors(include_url=False)[:MAX_PROBLEMS]:
-        reason = entry["msg"].replace("valid tuple", "valid list").replace("Tuple should", "List should")
-        if entry["type"] == "dataclass_type":
-            reason = "a table (an object) is wanted"
-        elif entry["type"] == "unexpected_keyword_argument":
-            reason = NO_SUCH_KEY
-            if len(entry["loc"]) == 1 and entry["loc"][0] in _SHORT_KEYS:
-                reason = "it stands in each of components, where there are any"
-        elif entry["type"] == "string_pattern_mismatch":
+        reason = reason_of(entry, Curriculum)
+        if entry["type"] == "string_pattern_mismatch":
             reason = _PATTERNS[entry["ctx"]["pattern"]]
+        elif (
+            entry["type"] == "unexpected_keyword_argument" and entry["loc"][0] in _SHORT_KEYS and len(entry["loc"]) == 1
+        ):
+            reason = "with components, this key belongs into each component"
         yield entry["loc"], reason
 
 
 def _contradictions(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that do not go together."""
-    if document.get("components") == []:  # pydantic counts the well-formed ones only
-        yield ("components",), "List should have at least 1 item after validation, not 0"
+    """Yield the problems of keys that contradict each other."""
+    if document.get("components") == []:  # pydantic counts only the well-formed components
+        yield ("components",), "it must have at least 1 item"
     before: dict[tuple[str, str, tuple[str, ...]], int] = {}
     for at, table in _components(document):
         if (named := _split_of(table)) is not None:
@@ -233,7 +232,7 @@ def _stage_contradictions(sampler: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]:
-    """Environments that are not on offer, and splits, tags and stages without a task."""
+    """Yield environments that are not on offer, and splits, tags and stages without a task."""
     components = list(_components(document))
     chosen: list[tuple[Location, Sequence[TaskRow]]] = []
     for at, table in components:
@@ -257,7 +256,7 @@ def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]
     if not isinstance(sampler, Mapping) or sampler.get("kind") != SamplerKind.STAGED:
         return
     stages = [(at, _stage(table)) for at, table in _stages(sampler)]
-    if len(chosen) == len(components):  # else some task may be in it that nobody knows yet
+    if len(chosen) == len(components):  # otherwise a task that is not known yet may be in the stage
         for at, stage in stages:
             if not any(is_in(stage, row) for _, rows in chosen for row in rows):
                 yield at, f"no task is in the stage {stage.name[:80]!r}"
@@ -270,7 +269,7 @@ def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]
 
 
 def _components(document: Mapping[str, Any]) -> list[tuple[Location, Mapping[str, Any]]]:
-    """List the tables of components and where they stand, of a document in the long form."""
+    """List the components' tables, with their locations, of a document in the long form."""
     return _tables(document.get("components"), "components")[:MAX_COMPONENTS]
 
 

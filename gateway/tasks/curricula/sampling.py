@@ -1,17 +1,15 @@
-"""What to train on next: draws from a curriculum, the same ones in every process.
+"""Draws tasks from a curriculum, with the same result in every process.
 
-A draw follows from the curriculum's name and seed, the draw's number, the records and the sampler's state, and from
-nothing else: not from the draws before it, so that any replica can make it. Where chance decides it is SHA-256 of name,
-seed and number; no generator of Python's is asked, whose numbers another version may give otherwise.
+A draw depends only on the curriculum's definition and tasks, the draw's number, the records and the sampler's state. It
+does not depend on earlier draws, so any replica can make it. Random choices use SHA-256 of name, seed and number. A
+generator of Python is no alternative, because its numbers may differ between versions.
 
-`prepare` walks every task once; each draw from what it makes is a bisection.
+`prepare` walks every task once. Each draw from its result is a bisection.
 
-How likely the tasks of one component are drawn, from their records.
+The records determine the weights of the tasks of one component. Only proportions matter, and only within a component.
+The mixture chooses the component, so environments with rewards of different sizes do not displace each other.
 
-Only the proportions of weights mean anything, and only within a component: which component a draw falls to is told by
-the mixture, so environments whose rewards are of another size do not push each other aside.
-
-Weights end as whole numbers. Sums of those are exact in any order and in any Python, where sums of floats are not.
+The final weights are whole numbers. Their sums are exact in any order and any version of Python, unlike sums of floats.
 """
 
 from __future__ import annotations
@@ -31,37 +29,37 @@ from gateway.tasks.curricula.stages import is_in, tracks_of
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 
 CHANCES = 64
-"""Bits of each number that chance decides by."""
+"""Number of bits of each random number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Where the task of a draw stands."""
+    """The place and the record key of a drawn task."""
 
     environment: EnvironmentName
     split: str
     index: int
     task: str
-    """As in `TaskRecord.task`."""
+    """The task's key, as in `TaskRecord.task`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Heap:
-    """Tasks of one component, to be drawn from."""
+    """The tasks of one component from which draws choose."""
 
     component: Component
     rows: Sequence[TaskRow]
     sums: Sequence[int] | None
-    """Running sums of their weights; None: all weigh the same."""
+    """Running sums of the tasks' weights. None: all weights are equal."""
 
     def pick(self, chance: int) -> TaskRow:
-        """The task at *chance*, of `CHANCES` bits."""
+        """Return the task for the random number *chance* of `CHANCES` bits."""
         if self.sums is None:
             return self.rows[chance * len(self.rows) >> CHANCES]
         return self.rows[bisect_right(self.sums, chance * self.sums[-1] >> CHANCES)]
 
     def share(self, position: int) -> float:
-        """The share of this heap's draws that fall to the task at *position*."""
+        """Return the share of this heap's draws for the task at *position*."""
         if self.sums is None:
             return 1 / len(self.rows)
         before = self.sums[position - 1] if position else 0
@@ -73,32 +71,32 @@ class _Heap:
 
 @dataclass(frozen=True, slots=True)
 class _Urn:
-    """What a share of draws is made from: a heap of each component that has tasks in it."""
+    """The source of a share of all draws, with a heap for each component that has tasks in it."""
 
     share: float
     heaps: tuple[_Heap, ...]
     quotas: tuple[int, ...]
-    """The components' weights as whole numbers."""
+    """The weights of the heaps' components as whole numbers."""
 
     def part(self, position: int) -> float:
-        """The share of all draws that fall to the heap at *position*."""
+        """Return the share of all draws for the heap at *position*."""
         return self.share * (self.quotas[position] / sum(self.quotas))
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A curriculum with its tasks weighed: all draws on the same records."""
+    """A curriculum with weighed tasks. All of its draws use the same records."""
 
     curriculum: Curriculum
     stage: str
-    """That is drawn from; where components move by themselves theirs, in order; empty: the sampler has none."""
+    """The present stage, or the components' stages, joined by commas. Empty: the sampler has no stages."""
     tasks: int
-    """How many the components have, whatever the stage."""
+    """Number of the components' distinct tasks in all stages."""
     _urns: tuple[_Urn, ...]
-    """The second one, if any, is what was passed already."""
+    """The urn of the present stage, and the urn of earlier stages for review, if any."""
 
     def draw(self, number: int) -> TaskPlace:
-        """The task of draw *number*, from 0 on."""
+        """Return the task of draw *number*, which counts from 0."""
         which, chance = chances(self.curriculum, number)
         urn = self._urns[-1] if which < int(self._urns[-1].share * 2**CHANCES) else self._urns[0]
         position, before = turn(number, urn.quotas)
@@ -108,7 +106,7 @@ class Prepared:
         return heap.place(heap.pick(chance))
 
     def split_shares(self) -> Mapping[tuple[EnvironmentName, str], float]:
-        """The share of draws of each component, by environment and split; the sum is 1."""
+        """Return the share of draws of each environment's split. The sum is 1."""
         shares = {(one.environment, one.split): 0.0 for one in self.curriculum.components}
         for urn in self._urns:
             for position, heap in enumerate(urn.heaps):
@@ -116,14 +114,14 @@ class Prepared:
         return shares
 
     def shares(self) -> Mapping[EnvironmentName, float]:
-        """The share of draws of each environment; the sum is 1."""
+        """Return the share of draws of each environment. The sum is 1."""
         shares: dict[EnvironmentName, float] = {}
         for (environment, _), share in self.split_shares().items():
             shares[environment] = shares.get(environment, 0.0) + share
         return shares
 
     def heaviest(self, count: int) -> list[tuple[TaskPlace, float]]:
-        """The *count* tasks that are drawn most often, with their shares of draws; of equal ones the first. O(n)."""
+        """Return the *count* most likely tasks with their shares of draws, in O(n). Equal tasks keep their order."""
         weights: dict[TaskPlace, float] = {}
         for urn in self._urns:
             for position, heap in enumerate(urn.heaps):
@@ -135,15 +133,16 @@ class Prepared:
 
 
 def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: bytes = b"") -> Prepared:
-    """Weigh all tasks of *curriculum*: O(n log n).
+    """Weigh all tasks of *curriculum* in O(n log n).
 
     Args:
-        tables: at least those of its components.
-        records: what is known of tasks; those of others do no harm.
-        state: what `stages.advance` made last; empty: the beginning.
+        curriculum: The curriculum or scope.
+        tables: The tables of at least its components.
+        records: The records of tasks, which may include other tasks.
+        state: The last result of `stages.advance`. Empty: the start.
 
     Raises:
-        InvalidRequest: a component has no task, or none that is in a stage; the message names it.
+        InvalidRequest: A component has no task, or no task in a stage. The message names the component.
     """
     parts = parts_of(curriculum, tables)
     sampler = curriculum.sampler
@@ -157,7 +156,7 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
         tuple(row for row in part.rows if is_in(sampler.stages[position], row))
         for position, part in zip(positions, parts, strict=True)
     ]
-    # Each task once, however many of the passed stages it was in.
+    # Each task occurs once, even if it was in several of the passed stages.
     passed = [
         tuple(row for row in part.rows if any(is_in(one, row) for one in sampler.stages[:position]))
         for position, part in zip(positions, parts, strict=True)
@@ -165,18 +164,18 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     share = sampler.review if any(passed) else 0.0
     urns = [_urn(1.0 - share, [(part, rows, None) for part, rows in zip(parts, now, strict=True)])]
     if share:
-        if sampler.per_component:  # one that has passed no stage keeps its share of draws
+        if sampler.per_component:  # a component that has passed no stage keeps its share of draws
             passed = [rows or instead for rows, instead in zip(passed, now, strict=True)]
         urns.append(_urn(share, [(part, rows, None) for part, rows in zip(parts, passed, strict=True)]))
     return Prepared(curriculum, ",".join(names if sampler.per_component else names[:1]), count, tuple(urns))
 
 
 def turn(number: int, quotas: Sequence[int]) -> tuple[int, int]:
-    """The component that draw *number* falls to, and how many draws before it fell to that one.
+    """Return the component for draw *number*, and the number of earlier draws of that component.
 
-    A weighted round-robin that needs no memory. The first component gets every draw at which its due, number times its
-    share, passes a whole number; those that are left are numbered anew and dealt among the others in the same way. So
-    in each stretch of draws every component has its share, but for less than one draw at each step of the dealing.
+    This is a weighted round-robin without memory. The first component gets each draw at which its due, the number times
+    its share, passes a whole number. The remaining draws are renumbered and dealt among the other components likewise.
+    In any sequence of draws a component misses its share by less than one draw per step of the dealing.
     """
     left = sum(quotas)
     for position, quota in enumerate(quotas):
@@ -189,7 +188,7 @@ def turn(number: int, quotas: Sequence[int]) -> tuple[int, int]:
 
 
 def chances(curriculum: Curriculum, number: int) -> tuple[int, int]:
-    """Two numbers of `CHANCES` bits, for which urn, and which of its tasks."""
+    """Return two random numbers of `CHANCES` bits, to choose an urn and a task."""
     said = f"{curriculum.name}\n{curriculum.seed}\n{number}"
     digest = hashlib.sha256(said.encode()).digest()
     return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
@@ -208,38 +207,38 @@ def _urn(share: float, heaps: Sequence[tuple[Part, Sequence[TaskRow], Sequence[i
 
 
 DUST = 1e-9
-"""Of the largest reward: a smaller change is one of rounding, and would be the largest where nothing changes."""
+"""Fraction of the largest reward below which a change is a rounding error. Otherwise such errors could rank tasks."""
 GRAINS = 2**52
-"""The sum of a component's weights as whole numbers, but for what rounding down takes."""
+"""Sum of a component's weights as whole numbers, except for rounding down."""
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Tasks that are alike."""
+    """A set of similar tasks."""
 
     size: int = 0
     rewards: list[float] = field(default_factory=list)
-    """Its newest ones, the newest first."""
+    """The newest rewards, newest first."""
     counts: list[float] = field(default_factory=list)
-    """How much each of them still counts, up to 1."""
+    """The remaining weight of each reward, up to 1."""
     told: float | None = None
-    """Its estimate, once somebody has asked for it."""
+    """The cached estimate. None: not yet computed."""
 
 
 class _Evidence:
-    """What is known of each task, and of the tasks that are alike.
+    """Estimates a value of each task from its rewards and from the rewards of similar tasks.
 
-    Kinds are all tasks of a difficulty, and within these all that have the same tags too. A task that was tried seldom
-    says little by itself, and in a run with few groups of episodes for each task that is most of them. So the estimate
-    of a task leans on that of the tasks with its difficulty and tags, and theirs on that of all with its difficulty:
-    each counts for ``prior`` attempts in the next one (a hierarchical prior). A task with neither tags nor a difficulty
-    is of no kind, and neither is one that is alone in its kind.
+    A kind is a set of similar tasks: all tasks of a difficulty, or all tasks of a difficulty with the same tags. A task
+    with few attempts says little by itself. A run with few groups of episodes per task has mostly such tasks. So a
+    task's estimate leans on the estimate of the tasks with its difficulty and tags. That estimate leans on the estimate
+    of all tasks with the difficulty. The broader estimate counts as ``prior`` attempts in the narrower (a hierarchical
+    prior). A task without tags and difficulty has no kind. A kind of one task is ignored.
 
-    A kind is told from its newest ``window`` rewards. Records keep no order among tasks but that of their last
-    attempts, so these are the rewards of the task tried last, then those of the one tried before it, and so on.
+    A kind's estimate uses its newest ``window`` rewards. Records only have the order of the tasks' last attempts. So
+    these are the rewards of the task tried last, then the rewards of the task tried before it, and so on.
 
-    The policy changes: what a reward says of a task, or of its kind, is worth half as much once half a window of
-    rewards for each kind came after it. So what nobody looks at becomes open again, and is tried again.
+    The policy changes, so rewards age. A reward counts half after half a window of newer rewards per kind. So a
+    neglected task becomes uncertain again, and the sampler tries it again.
     """
 
     def __init__(self, rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler) -> None:
@@ -257,11 +256,11 @@ class _Evidence:
             kinds.append(found)
         self.all = [kind for kind in known.values() if kind.size > 1]
         self.kinds = [[kind for kind in found if kind.size > 1] for found in kinds]
-        """Of each task, the widest first."""
+        """The kinds of each task, the widest first."""
         self.rewards: list[Sequence[float]] = [record.recent[-sampler.window :] if record else () for record in records]
-        """Of each task, the newest ones, oldest first."""
+        """The newest rewards of each task, oldest first."""
         self.counts = [1.0] * len(rows)
-        """How much each of a task's rewards still counts, up to 1."""
+        """The remaining weight of each task's rewards, up to 1."""
         alone = sum(not found for found in self.kinds)
         half_life = sampler.window / 2 * (alone + len({id(found[-1]) for found in self.kinds if found}))
         tried = [(-record.seen_at, record.task, at) for at, record in enumerate(records) if record and record.recent]
@@ -278,11 +277,11 @@ class _Evidence:
     def estimates(
         self, told_of: Callable[[Sequence[float], Sequence[float]], float | None], first: float
     ) -> list[float]:
-        """The estimate of each task.
+        """Return the estimate of each task.
 
         Args:
-            told_of: what rewards, the newest first, with how much each counts, say by themselves; None: nothing.
-            first: what the widest kinds lean on.
+            told_of: Returns an estimate from rewards (newest first) and their weights, or None if they show nothing.
+            first: The estimate on which the widest kinds lean.
         """
         found = []
         for kinds, rewards, count in zip(self.kinds, self.rewards, self.counts, strict=True):
@@ -307,16 +306,16 @@ class _Evidence:
 def target_success(
     rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler, success_at: float
 ) -> list[float]:
-    """Prefer tasks whose success rate is near ``sampler.target``; the nearest task weighs 1.
+    """Return weights that prefer tasks with a success rate near ``sampler.target``. The nearest task has weight 1.
 
-    A trainer that centres rewards on the mean of their group (GRPO and its like) learns nothing from a group in which
-    all succeed or all fail. With a success rate p the rewards of a group vary by p(1 - p), which is largest at 1/2 and
-    falls to nothing at both ends: so what is sought is a rate, not a difficulty.
+    A trainer that centres rewards on their group's mean (as GRPO does) learns nothing from a group in which all
+    episodes succeed or all fail. With a success rate p the variance in a group is p(1 - p), which is largest at 1/2 and
+    zero at both ends. So the sampler seeks a rate, not a difficulty.
 
-    The rate of a task is told from its newest ``window`` rewards and from those of the tasks that are alike, and where
-    there are none it is the target (`_Evidence`). So a kind of task that was never tried counts as at the target and is
-    tried soon, and one failure does not yet banish a task. The weight is a Gaussian of the rate's distance from the
-    target, relative to that of the nearest task: however narrow it is, something weighs more than nothing.
+    The estimate of a task's rate uses its newest ``window`` rewards and the rewards of similar tasks (`_Evidence`).
+    Without any rewards it is the target. So the sampler soon tries a new kind of task, and one failure does not exclude
+    a task. The weight is a Gaussian of the rate's distance from the target, relative to the nearest task's weight. So
+    even a narrow Gaussian leaves a positive weight.
     """
     width = max(sampler.width, LEAST_WIDTH)
 
@@ -332,16 +331,16 @@ def target_success(
 
 
 def learning_progress(rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler) -> list[float]:
-    """Prefer tasks whose rewards change, for better or worse; the one that changes most weighs 1.
+    """Return weights that prefer tasks whose rewards rise or fall. The largest estimated change has weight 1.
 
-    As in Oudeyer's curiosity and in the teacher of Matiisen and others (Teacher-Student Curriculum Learning): what is
-    mastered and what is out of reach both stay as they are, and cost time; what rises is being learnt, and what falls
-    is being forgotten, so its sign does not matter. The progress of a task is the distance between the means of the
-    older and of the newer half of its newest ``window`` rewards; of an odd number the newer half has one more. It
-    leans on that of the tasks that are alike (`_Evidence`).
+    The method follows Oudeyer's curiosity and the teacher of Matiisen et al. (Teacher-Student Curriculum Learning). The
+    rewards of mastered and of unreachable tasks stay constant, and such tasks cost time. Rising rewards show learning,
+    falling rewards show forgetting, so the sign does not matter. A task's progress is the distance between the means of
+    the older and the newer half of its newest ``window`` rewards. The newer half of an odd number has one more. The
+    progress leans on the progress of similar tasks (`_Evidence`).
 
-    Fewer than two rewards say nothing. A kind of task of which nothing is known weighs as much as the one that changes
-    most, so that it is tried. Where nothing changes and all were tried, all weigh the same.
+    Fewer than two rewards show no change. A kind of task without known changes weighs as much as the largest change, so
+    that the sampler tries it. If no reward changes and all tasks were tried, all weights are equal.
     """
     evidence = _Evidence(rows, records, sampler)
 
@@ -359,7 +358,7 @@ def learning_progress(rows: Sequence[TaskRow], records: Sequence[TaskRecord | No
 
 
 def _change(newest: Sequence[float]) -> float | None:
-    """A quarter of the distance between the two halves' means; None: there are no halves."""
+    """Return a quarter of the distance between the two halves' means, or None for fewer than two rewards."""
     middle = len(newest) // 2
     if not middle:
         return None
@@ -368,7 +367,7 @@ def _change(newest: Sequence[float]) -> float | None:
 
 
 def _quarter(rewards: Sequence[float]) -> float:
-    """A quarter of the mean: the distance of two of them is finite, whatever the rewards are."""
+    """Return a quarter of the mean. The distance of two such quarters is finite for all rewards."""
     try:
         return math.fsum(rewards) / (4 * len(rewards))
     except OverflowError:
@@ -378,7 +377,7 @@ def _quarter(rewards: Sequence[float]) -> float:
 def sums_of(
     rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler, success_at: float
 ) -> Sequence[int] | None:
-    """Running sums of the weights of *rows*, as whole numbers; None: all tasks weigh the same."""
+    """Return running sums of the weights of *rows* as whole numbers, or None if all weights are equal."""
     if sampler.kind is SamplerKind.TARGET_SUCCESS:
         weights = target_success(rows, records, sampler, success_at)
     elif sampler.kind is SamplerKind.LEARNING_PROGRESS:
@@ -389,7 +388,7 @@ def sums_of(
 
 
 def _explored(weights: Sequence[float], explore: float) -> Sequence[int] | None:
-    """Let a share *explore* of draws look at nothing."""
+    """Distribute a share *explore* of draws evenly. Return running sums, or None if all weights are equal."""
     whole, each = math.fsum(weights), explore / len(weights)
     if explore >= 1 or not whole or min(weights) == max(weights):
         return None

@@ -1,12 +1,13 @@
-"""Curricula on offer: what each handle stands for, and what a trainer that asks for more is told.
+"""Manages the curricula on offer, and draws tasks for trainers.
 
-A curriculum is one more split, ``train:<name>``, of each of its environments. Its index *i* is a **handle**, which
-stands for a draw: the first opening of it makes the draw, those that follow join its group, and once ``group_size``
-openings have, the handle stands for the next draw. What was drawn is kept in the store, so that all replicas, and the
-next gateway, agree.
+A curriculum is an additional split, ``train:<name>``, of each of its environments. Each index of this split is a
+**handle**. The first opening of a handle makes a draw, and the next openings join the draw's group. Once the group has
+``group_size`` openings, the next opening makes a new draw. The store keeps the draws, so that all replicas, and the
+gateway after a restart, agree.
 
-In an environment's own protocol all sessions are of that environment. So a curriculum of several ones is drawn from
-within each by the weights of that one's components (the *scope* ``<name>@<environment>``); `sample` draws from all.
+In an environment's own protocol all sessions belong to that environment. So a curriculum of several environments has a
+*scope* in each, ``<name>@<environment>``, which draws by the weights of that environment's components.
+`Curricula.sample` also draws from the curriculum as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
 from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.definitions import from_document, splits_named
-from gateway.tasks.curricula.model import Curriculum, scope_of, scopes
+from gateway.tasks.curricula.model import Curriculum, is_index, scope_of, scopes
 from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import Rows, TaskTables, count_rows, parts_of
@@ -40,45 +41,45 @@ from gateway.tasks.curricula.weights import TaskWeights
 logger = logging.getLogger(__name__)
 
 FOLLOW_S: Final = 1.0
-"""How often definitions that came by the API are looked for."""
+"""Seconds between two checks for definitions that arrived by the API."""
 JOINS: Final = 16
-"""How often an opening tries to join a group whose turn others take meanwhile."""
+"""Attempts of an opening to join a group while other openings take its turn."""
 LEAST_RATE: Final = 0.01
-"""Draws a second below which nothing is kept ready for a curriculum: none for some minutes."""
+"""Draws per second below which the gateway expects no openings: there was no draw for some minutes."""
 MAX_LEAVING: Final = 10_000
-"""Places in groups that are just being given back."""
+"""Maximum number of places in groups that this replica releases concurrently."""
 MAX_SAMPLE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a curriculum is drawn from."""
+    """The rate at which trainers draw from a curriculum."""
 
     number: int
-    """Of the next draw, at the last look."""
+    """Number of the next draw, at the last check."""
     at: float
     rate: float = 0.0
-    """Draws a second, averaged over some `WINDOW_S`."""
+    """Draws per second, averaged over about `WINDOW_S`."""
 
     def looked(self, number: int, now: float) -> Pace:
-        """The pace after another look; draws that were forgotten begin at 0 again."""
+        """Return the pace after another check. A reset, which restarts the numbers at 0, counts as no draws."""
         kept = math.exp(-(now - self.at) / WINDOW_S)
         return Pace(number, now, self.rate * kept + max(0, number - self.number) / WINDOW_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What a handle stands for, for one opening."""
+    """The result of a draw for one opening."""
 
     place: TaskPlace
     ticket: GroupMembership | None
-    """None: the draw was for this opening alone."""
+    """The opening's group membership. None: the draw was for this opening alone."""
     policy: str
-    """That was last said for the curriculum; empty: none was."""
+    """The policy's tag that the trainer last set for the curriculum. Empty: the trainer set no tag."""
 
 
 class Curricula:
-    """Draws tasks by what is known of them."""
+    """Draws tasks by their records, and manages the definitions of curricula."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Curricula:
     ) -> None:
         """
         Args:
-            files: Those of the folder of curricula; one that comes by the API can't take a name of theirs.
+            files: The curricula of the folder. The API cannot use their names.
         """
         self._store = store
         self._records = records
@@ -99,7 +100,7 @@ class Curricula:
         self.weights = TaskWeights(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._catalog = catalog
-        # The state: what the API has defined, and what goes on behind requests.
+        # The state: the definitions of the API, and the work in the background.
         self._defined: dict[str, Curriculum] = {}
         self._version = ""
         self._leaving: set[asyncio.Task[None]] = set()
@@ -109,32 +110,32 @@ class Curricula:
     # -- what there is --------------------------------------------------------------------------------------------
 
     def all(self) -> list[Curriculum]:
-        """All curricula, by name."""
+        """Return all curricula, sorted by name."""
         return [known for _, known in sorted({**self._defined, **self._files}.items())]
 
     def named(self, name: str) -> Curriculum:
-        """One curriculum. Raises ``UnknownTask`` if there is none of that name."""
+        """Return one curriculum. Raises ``UnknownTask`` if no curriculum has that name."""
         known = self._files.get(name) or self._defined.get(name)
         if known is None:
             raise UnknownTask(f"there is no curriculum {name[:64]!r}")
         return known
 
     def is_offered(self, environment: str) -> bool:
-        """Whether an environment of this name is on offer."""
+        """Return True if an environment with this name is on offer."""
         return environment.lower() in self._catalog.offered
 
     def is_in_file(self, name: str) -> bool:
-        """Whether it stands in a file, and so can't be changed by the API."""
+        """Return True if a file defines the curriculum, so that the API cannot change it."""
         return name in self._files
 
     def splits(self, environment: EnvironmentName) -> list[str]:
-        """The splits that curricula are in *environment*."""
+        """Return the splits of the curricula in *environment*."""
         return [PREFIX + known.name for known in self.all() if environment in known.environments]
 
     async def scope(self, environment: EnvironmentName, split: str) -> Curriculum | None:
-        """Return what of a curriculum is drawn in *environment*, if *split* is one's: its name is that of the scope.
+        """Return the scope in *environment* of the curriculum of *split*, or None if no curriculum has it.
 
-        Another replica may have been told of it just now.
+        Refresh the definitions on a miss, because another replica may just have received the curriculum.
         """
         if not split.startswith(PREFIX):
             return None
@@ -146,36 +147,36 @@ class Curricula:
         return found
 
     async def record_key(self, environment: EnvironmentName, task: str) -> str | None:
-        """What outcomes of *task*, an id, an alias or ``split/index``, are kept under.
+        """Return the record key of *task*, which is an id, an alias or ``split/index``.
 
-        None: the environment has no such task, and none was played there (as one that came with its episode is), as far
-        as this replica and the store know.
+        Return None if the environment has no such task and the store has no record of it. A task that a request brought
+        whole has only a record.
 
         Raises:
-            GatewayError: workers can't be asked for their tasks, or the store does not answer.
+            GatewayError: The gateway cannot query workers for their tasks, or the store does not answer.
         """
         if (key := self._records.find(environment, task)) is not None:
             return key
         split, _, index = task.rpartition("/")
-        if split and index.isascii() and index.isdigit():  # a place in an image
+        if split and is_index(index):  # a place in an image
             rows = await self._tables.of(environment, split)
             if int(index) < len(rows) and rows[int(index)].task == task:
                 return task
-        await self._records.write()  # an episode that has just ended may wait there
+        await self._records.write()  # the outcome of an episode that has just ended may wait there
         return task if task in await self._records.of(environment) else None
 
     async def count(self, scope: Curriculum) -> int:
-        """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
+        """Return the number of handles. Raises ``InvalidRequest`` if a component has no task."""
         return scope.handles or count_rows(parts_of(scope, await self.weights.tables_of(scope)))
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
     async def hand(self, scope: Curriculum, handle: int | None) -> Handed:
-        """Join the group that *handle* stands for, with a draw if it has none; None: draw for one opening alone.
+        """Join the present group of *handle*, or make a new draw. Without a *handle*, draw for this opening alone.
 
         Raises:
-            InvalidRequest: a component or a stage has no task.
-            StoreUnavailable: the store does not answer.
+            InvalidRequest: A component or a stage has no task.
+            StoreUnavailable: The store does not answer, or the handle changes too fast to be joined.
         """
         if handle is None:
             weighed = await self.weights.of(scope)
@@ -196,16 +197,16 @@ class Curricula:
                     if drawn.environment in scope.environments:
                         ticket = replace(ticket, number=found.number, group_size=scope.group_size)
                         return Handed(drawn, ticket, await self.weights.recent_policy(scope))
-                    # Of another definition of that name, in a file that was changed.
+                    # The draw comes from an earlier definition of that name, in a file that was changed.
                     await self._store.reset(scope.name)
-        except BaseException:  # a cancellation too: a command that was on its way may have joined
+        except BaseException:  # a cancellation too: a command in flight may have joined
             self.unused(ticket)
             raise
         self.unused(ticket)
         raise StoreUnavailable(f"handle {handle} of curriculum {scope.name!r} changes faster than it can be joined")
 
     def unused(self, ticket: GroupMembership | None) -> None:
-        """Give an opening's place in its group back, behind whoever says so: nothing was opened with it."""
+        """Release an opening's place in its group in the background, because no session opened with it."""
         if ticket is None:
             return
         if len(self._leaving) >= MAX_LEAVING:
@@ -216,19 +217,19 @@ class Curricula:
         task.add_done_callback(self._leaving.discard)
 
     async def sample(self, scope: Curriculum, count: int) -> list[tuple[int, TaskPlace]]:
-        """Draw *count* times, at most `MAX_SAMPLE`, for the one who asks alone. Raises as `hand`."""
+        """Make *count* draws, at most `MAX_SAMPLE`, for the caller alone, without groups. Raises as `hand`."""
         weighed = await self.weights.of(scope)
         first = await self._store.numbers(scope.name, count)
         return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]
 
     async def tag(self, name: str, policy: str) -> None:
-        """Say which policy plays from now on: sessions that are opened by a handle are of it."""
+        """Set the tag of the policy that plays from now on. Sessions on drawn tasks get this tag."""
         for scope in scopes(self.named(name)):
             await self.weights.note(scope.name, policy=policy)
             self.weights.forget(scope.name)
 
     async def reset(self, name: str) -> None:
-        """Begin anew: draws, groups and stages are forgotten, records are not."""
+        """Restart the curriculum: forget its draws, groups and stages, but keep the records."""
         for scope in scopes(self.named(name)):
             await self._store.reset(scope.name)
             self.weights.forget(scope.name)
@@ -236,14 +237,15 @@ class Curricula:
     # -- capacity ---------------------------------------------------------------------------------------------------
 
     def expected(self) -> Mapping[EnvironmentName, Expected]:
-        """Openings that are foreseen: as many as are drawn of late, where the tasks are drawn from now.
+        """Return the expected openings by the environment in which the sessions run.
 
-        By the environment that sessions run in: splits with resources of their own have one.
+        The forecast combines the recent rate of draws with the present shares of the splits. A split with its own
+        resources has an environment of its own.
         """
         return self._expected
 
     async def look_ahead(self, now: float) -> None:
-        """Work out what is expected, at *now* by this process's clock. Raises ``StoreUnavailable``."""
+        """Compute the expected openings at *now*, by this process's clock. Raises ``StoreUnavailable``."""
         expected: dict[EnvironmentName, Expected] = {}
         for curriculum in self.all():
             for scope in scopes(curriculum):
@@ -251,7 +253,7 @@ class Curricula:
                 pace = self._paces[scope.name] = self._paces.get(scope.name, Pace(number, now)).looked(number, now)
                 if pace.rate < LEAST_RATE:
                     continue
-                with contextlib.suppress(GatewayError):  # its tasks are gone, or its workers can't be asked for them
+                with contextlib.suppress(GatewayError):  # its tasks are gone, or its workers cannot be queried
                     for (environment, split), share in (await self.weights.of(scope)).prepared.split_shares().items():
                         if share > 0:
                             rate = pace.rate * share * scope.group_size
@@ -262,12 +264,12 @@ class Curricula:
     # -- definitions by the API -----------------------------------------------------------------------------------
 
     async def define(self, name: str, document: Mapping[str, Any]) -> Curriculum:
-        """Offer a curriculum, or another one of that name; its draws go on where its handles are.
+        """Define or redefine a curriculum. Its handles keep their present draws unless its environments change.
 
         Raises:
-            InvalidRequest: the document is wrong, an environment is not on offer, a component or a stage has no task,
-                or the name stands in a file; with every problem.
-            GatewayError: workers can't be asked for their tasks.
+            InvalidRequest: The document is invalid, an environment is not on offer, a component or a stage has no task,
+                or a file has the name. The message has all problems.
+            GatewayError: The gateway cannot query workers for their tasks.
         """
         if self.is_in_file(name):
             raise InvalidRequest(f"curriculum {name!r} stands in a file: change it there")
@@ -284,14 +286,14 @@ class Curricula:
 
         curriculum = from_document(name, document, look)
         if (known := self._defined.get(name)) is not None and set(known.environments) != set(curriculum.environments):
-            for scope in scopes(known):  # groups that are half open are of an environment that this one may not have
+            for scope in scopes(known):  # its open groups may belong to an environment that the new definition lacks
                 await self._store.reset(scope.name)
         await self._store.define(name, json.dumps(document, separators=(",", ":")).encode())
         await self.refresh()
         return curriculum
 
     async def undefine(self, name: str) -> None:
-        """Forget a curriculum that came by the API, with its draws. Raises ``UnknownTask``, ``InvalidRequest``."""
+        """Remove a curriculum that the API defined, with its draws. Raises ``UnknownTask``, ``InvalidRequest``."""
         if self.is_in_file(name):
             raise InvalidRequest(f"curriculum {name!r} stands in a file: remove it there")
         known = self.named(name)
@@ -301,7 +303,7 @@ class Curricula:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Take over what other replicas were told. Raises ``StoreUnavailable``."""
+        """Fetch the definitions that other replicas received. Raises ``StoreUnavailable``."""
         if await self._store.definitions_version() == self._version:
             return
         version, bodies = await self._store.definitions()
@@ -309,25 +311,25 @@ class Curricula:
         for name, body in bodies.items():
             try:
                 defined[name] = from_document(name, json.loads(body))
-            except (InvalidRequest, ValueError) as error:  # of another version of the gateway
+            except (InvalidRequest, ValueError) as error:  # from another version of the gateway
                 logger.warning("curriculum_left_out name=%s error=%s", name, error)
         self._defined, self._version = defined, version
         self.weights.forget()
 
     async def run(self) -> None:
-        """Follow definitions, and foresee what will be opened, until cancelled."""
+        """Refresh the definitions and the expected openings every `FOLLOW_S` seconds until cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:
                 await self.refresh()
                 await self.look_ahead(time.monotonic())
             except StoreUnavailable:
-                pass  # the link has logged it; what is known goes on being served
+                pass  # the store's client has logged it; the replica serves the known curricula
             except Exception:
                 logger.exception("tick_failed loop=curricula")
 
     async def aclose(self) -> None:
-        """Wait for places that are being given back."""
+        """Wait up to 5 s for the releases of places in groups."""
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=5.0)
 
@@ -342,7 +344,7 @@ class Curricula:
         return found.splits.get(split, found).name if found is not None else environment
 
     async def _left(self, ticket: GroupMembership) -> None:
-        with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
+        with contextlib.suppress(StoreUnavailable):  # then the group ends after ``group_s``
             await self._store.leave(ticket.curriculum, ticket.handle, member=ticket.member)
 
 

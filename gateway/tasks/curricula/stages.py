@@ -1,19 +1,18 @@
-"""Staged samplers: which tasks each stage has, which stage is drawn from, and when it is another one.
+"""Selects the tasks of each stage of a staged sampler, and decides when the curriculum moves to another stage.
 
-What is remembered is small and changes only when a stage is entered: its name, and how many attempts its tasks had by
-then. Everything since is told from the records, so no outcome has to be counted twice, by two counters that may differ.
+The state is small, and changes only at the entry into a stage. It has the stage's name, and the number of attempts that
+each of its tasks had at the entry. The records show all later outcomes, so no second counter can deviate from them.
 
-The outcomes since a stage was entered are, of each of its tasks, as many of its newest rewards as it had attempts
-since. Records keep no order among tasks but that of their last attempts: so the newest outcomes of a stage are the
-newest reward of each task, the one tried last first, then the second newest of each, and so on. Where groups are large
-a stage is so told from all tasks that were tried, not from the last group alone. An attempt counts whatever trainer or
-curriculum it came by.
+A task with n attempts since the entry has its n newest rewards as outcomes. Records only have the order of the tasks'
+last attempts. So the newest outcomes of a stage are the newest reward of each task, the task tried last first. The
+second newest reward of each task follows, and so on. With large groups the rate then reflects all tried tasks instead
+of the last group alone. Attempts of all trainers and curricula count.
 
-At most `MARKED` tasks are remembered with their attempts, those tried last. In a stage with more, each other task that
-was tried since counts with its newest reward only: fewer outcomes than there were, never older ones.
+The state has the attempts (*marks*) of at most `MARKED` tasks, the tasks tried last. In a stage with more tried tasks,
+each other task counts only its newest reward. This can omit outcomes, but never includes outcomes before the entry.
 
-The components of a curriculum move together, or each by itself (``per_component``): what moves by itself is a *track*,
-with an entry of its own in the state.
+The components of a curriculum move together or separately (``per_component``). A *track* is a set of components that
+move together, with an entry of its own in the state.
 """
 
 from __future__ import annotations
@@ -32,79 +31,79 @@ from gateway.tasks.curricula.model import Curriculum, SamplerKind, Stage
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000
-"""In all tracks together, so that a state stays well below what a store takes of one, with some 20 bytes for each."""
+"""Maximum number of marks in all tracks together. At about 20 bytes each, a state stays far below the store's limit."""
 TRACK_MARKS = 6
-"""Marks that are as long as what is kept of a track beside them."""
+"""Number of marks with the same size as the rest of a track's entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a staged curriculum stands, or one of its components that moves by itself."""
+    """The progress of a staged curriculum, or of one of its components, through the stages."""
 
     component: int | None = None
-    """Its place in the curriculum, from 0 on; None: all move together."""
+    """The component's position in the curriculum, from 0. None: all components move together."""
     stage: str
     position: int
-    """From 0 on."""
+    """The stage's position, from 0."""
     outcomes: int
-    """Since the stage was entered."""
+    """Number of outcomes since the entry into the stage."""
     counted: int
-    """The newest of them, at most ``window``, which the rate is told from."""
+    """Number of newest outcomes in `rate`, at most ``window``."""
     rate: float | None
-    """Of successes; None: there is no outcome yet."""
+    """The success rate. None: there is no outcome yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the state says: a stage, and what was known of its tasks when it was entered."""
+    """A track's entry in the state: the stage, and the attempts of its tasks at the entry into it."""
 
     stage: str
     at: float = 0.0
-    """Unix time: of the newest attempt in the stage by then."""
+    """Unix time of the stage's newest attempt before the entry."""
     is_whole: bool = True
-    """All tasks that had been attempted are among `marks`."""
+    """True if `marks` has all tasks attempted before the entry."""
     marks: Mapping[str, int] = field(default_factory=dict)
-    """Attempts by a task's print."""
+    """Fingerprint of a task → attempts before the entry."""
 
     def since(self, environment: EnvironmentName, record: TaskRecord) -> int:
-        """Attempts of the task since."""
+        """Return the number of the task's attempts since the entry."""
         before = self.marks.get(_print(environment, record.task), 0)
         if not before and not self.is_whole:
             return int(record.seen_at > self.at)
         if record.attempts < before:
-            # Forgotten meanwhile, and begun anew; or as it was once, at a replica that is behind the one that entered.
+            # The record was removed and started anew, or this replica's copy is older than the entry.
             return record.attempts if record.seen_at > self.at else 0
         return record.attempts - before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """Components that move through the stages together, and what the state says of them."""
+    """Components that move through the stages together, with their entry in the state."""
 
     curriculum: Curriculum
     key: str
-    """What its entry is kept under."""
+    """The key of the track's entry in the state."""
     parts: tuple[Part, ...]
     component: int | None
     document: Any
-    """Its entry as the state has it; None: there is none."""
+    """The track's entry as JSON data in the state. None: the state has no entry."""
     entry: _Entry | None
-    """None: no stage was entered yet, or one that the definition does not have any more."""
+    """The parsed entry. None: the track has not entered a stage, or the definition no longer has that stage."""
 
     @property
     def position(self) -> int:
-        """The stage that was entered, or else the first one; if it lost its tasks, the one that is next to it."""
+        """The position of the entered or first stage. If it has no task, the nearest later or else earlier stage."""
         stages = self.curriculum.sampler.stages
         said = [stage.name for stage in stages].index(self.entry.stage) if self.entry else 0
         found = self._first_filled([*range(said, len(stages)), *range(said - 1, -1, -1)])
         return said if found is None else found
 
     def standing(self, records: Records) -> Standing:
-        """Return how it stands by *records*."""
+        """Return the track's progress by *records*."""
         sampler, position, entry = self.curriculum.sampler, self.position, self.entry
         stage = sampler.stages[position]
         since = []
-        if entry is not None and entry.stage == stage.name:  # before its entry is written, nothing counts
+        if entry is not None and entry.stage == stage.name:  # nothing counts before the entry is written
             tried = self._tried(stage, records)
             since = [(name, record, new) for name, record in tried if (new := entry.since(name, record))]
         newest = list(islice(_newest(since), sampler.window))
@@ -119,7 +118,7 @@ class Track:
         )
 
     def next_stage(self, records: Records) -> Stage | None:
-        """Return the stage that it is to enter; None: it stays where it is."""
+        """Return the stage that the track must enter now, or None if it stays in its stage."""
         sampler, position = self.curriculum.sampler, self.position
         if self.entry is None or self.entry.stage != sampler.stages[position].name:
             return sampler.stages[position]
@@ -134,7 +133,7 @@ class Track:
         return None if to is None else sampler.stages[to]
 
     def entered(self, stage: Stage, records: Records, *, most: int) -> Mapping[str, Any]:
-        """Return the entry of *stage*, as the state has it, with the marks of *most* tasks."""
+        """Return an entry of *stage* for the state, with the marks of at most *most* tasks."""
         tried = sorted(self._tried(stage, records), key=_last_first)
         return {
             "at": max((record.seen_at for _, record in tried), default=0.0),
@@ -144,12 +143,12 @@ class Track:
         }
 
     def _first_filled(self, positions: Iterable[int]) -> int | None:
-        """The first of *positions* whose stage has a task."""
+        """Return the first of *positions* whose stage has a task, or None."""
         stages = self.curriculum.sampler.stages
         return next((one for one in positions if _has_task(stages[one], self.parts)), None)
 
     def _tried(self, stage: Stage, records: Records) -> list[tuple[EnvironmentName, TaskRecord]]:
-        """Records of the stage's tasks."""
+        """Return the records of the stage's attempted tasks."""
         found: dict[tuple[EnvironmentName, str], TaskRecord] = {}  # two splits may have the same task
         for part in self.parts:
             environment = part.component.environment
@@ -161,7 +160,7 @@ class Track:
 
 
 def is_in(stage: Stage, row: TaskRow) -> bool:
-    """Whether *row* is in *stage*."""
+    """Return True if *row* is in *stage*."""
     if not has_any(row, stage.tags):
         return False
     least, most, difficulty = stage.min_difficulty, stage.max_difficulty, row.difficulty
@@ -171,10 +170,10 @@ def is_in(stage: Stage, row: TaskRow) -> bool:
 
 
 def tracks_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> list[Track]:
-    """Return the tracks of *curriculum*, a staged one, in *state*.
+    """Return the tracks of a staged *curriculum* with their entries in *state*.
 
     Raises:
-        InvalidRequest: a component is in no stage; the message names it.
+        InvalidRequest: A component has no task in a stage, or there are no stages. The message names the component.
     """
     if not curriculum.sampler.stages:
         raise InvalidRequest(f"curriculum {curriculum.name}: sampler.stages: a staged sampler needs at least one")
@@ -205,25 +204,25 @@ def tracks_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> li
 
 
 def standings(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> list[Standing]:
-    """How *curriculum*, a staged one, stands in *state*: one for all components, or one for each.
+    """Return the progress of a staged *curriculum* in *state*: one item for all components, or one for each.
 
     Raises:
-        InvalidRequest: a component has no task, or none that is in a stage.
+        InvalidRequest: A component has no task, or no task in a stage.
     """
     return [track.standing(records) for track in tracks_of(curriculum, parts_of(curriculum, tables), state)]
 
 
 def advance(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> bytes:
-    """The state that follows from *records*: *state* itself, unless a stage is left, or entered for the first time.
+    """Return the state after *records*. It is *state* itself unless a track enters a stage.
 
-    A stage is left after ``min_attempts`` outcomes at least: for the next one at a success rate of ``promote_at`` or
-    more over its newest ``window`` outcomes, for the one before below ``demote_at``. Between the two rates nothing
-    moves, and outcomes count anew from each entry on, so that a rate at a bound does not make it go to and fro with
-    every group. One call moves by one stage at most; those without a task do not count. Other kinds than ``staged``
-    keep their state, which is empty.
+    A track stays in a stage for at least ``min_attempts`` outcomes. A success rate of ``promote_at`` or more over the
+    newest ``window`` outcomes moves it to the next stage. A rate below ``demote_at`` moves it to the previous stage.
+    Between the two rates it stays. Each entry restarts the count of outcomes, so that a rate near a bound does not move
+    the track after every group. One call moves a track by one stage at most, and skips stages without tasks. Other
+    kinds of samplers keep their empty state.
 
     Raises:
-        InvalidRequest: a component has no task, or none that is in a stage.
+        InvalidRequest: A component has no task, or no task in a stage.
     """
     if curriculum.sampler.kind is not SamplerKind.STAGED:
         return state
@@ -246,7 +245,7 @@ def _has_task(stage: Stage, parts: Sequence[Part]) -> bool:
 
 
 def _last_first(tried: tuple[EnvironmentName, TaskRecord]) -> tuple[float, EnvironmentName, str]:
-    """What sorts the task that was tried last before the others."""
+    """Return the sort key that puts the task tried last first."""
     environment, record = tried
     return -record.seen_at, environment, record.task
 
@@ -260,18 +259,18 @@ def _newest(since: Sequence[tuple[EnvironmentName, TaskRecord, int]]) -> Iterato
 
 
 def _kept(curriculum: Curriculum, stage: Stage) -> str:
-    """What the state calls *stage*: names may be long, and there may be many tracks."""
+    """Return the name of *stage* in the state: with ``per_component`` a fingerprint, which keeps many entries short."""
     return _print("", stage.name) if curriculum.sampler.per_component else stage.name
 
 
 def _print(environment: str, task: str) -> str:
-    """A name in few bytes; two tasks with the same one count each other's attempts, which harms little."""
+    """Return a fingerprint of 8 characters. Tasks with the same fingerprint share their marks, which harms little."""
     return f"{crc32(f'{environment}/{task}'.encode()):08x}"
 
 
 def _documents(curriculum: Curriculum, state: bytes) -> Mapping[str, Any]:
-    """The entries in *state* by their tracks' keys; a state of another version, or none, has none that are understood:
-    a stage can be told anew, and draws must go on."""
+    """Return the entries in *state* by their tracks' keys. An empty or unreadable state has none: draws must go on, and
+    the tracks can start again."""
     try:
         document = json.loads(state)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What came of the sessions on each task: told to the store behind the sessions' ends, and followed from there.
+"""Sends the outcomes of sessions to the store in the background, and follows the store's records of tasks.
 
-An attempt is an episode whose reward the agent earned (`core/outcomes`). Any other says nothing about the task.
+An attempt is an episode whose reward the agent earned (`core/outcomes`). Other episodes say nothing about the task.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES, CurriculumStore
 from gateway.core.session import Session
+from gateway.tasks.curricula.model import is_index
 from gateway.tasks.registry import TaskRegistry
 
 logger = logging.getLogger(__name__)
 
 WRITE_S: Final = 0.5
-"""How long an outcome may wait to be told to the store together with others."""
+"""Seconds between two writes to the store. Each write sends all waiting outcomes."""
 MAX_WAITING: Final = 100_000
-"""Outcomes that a store which does not answer has not been told yet; beyond it the oldest ones are lost."""
+"""Maximum number of outcomes that wait for the store. Beyond it the oldest outcomes are lost."""
 MOST_REWARD: Final = 1e100
-"""Beyond it the square of a reward, which the spread is made of, is no number any more."""
+"""Largest absolute reward of an outcome. The spread needs the square of a reward, which could overflow beyond it."""
 FLUSH_S: Final = 5.0
-"""How long the end of this replica waits for the store to take the last ones."""
+"""Seconds that a replica waits at its end for the store to receive the last outcomes."""
 
 
 class TaskStats:
-    """Records of all tasks that were played."""
+    """Sends outcomes to the store, and caches the records of all attempted tasks."""
 
     def __init__(self, store: CurriculumStore, *, registry: TaskRegistry) -> None:
-        """*registry* says what id a task has that was asked for by its place."""
+        """*registry* maps a task's place or alias to its id."""
         self._store = store
         self._registry = registry
-        # The state: what the store was not told yet, and what it told.
+        # The state: outcomes not yet sent to the store, and records received from it.
         self._waiting: deque[Outcome] = deque(maxlen=MAX_WAITING)
         self._lost = 0
-        """Outcomes that were pushed out, ever."""
+        """Total number of outcomes lost because too many waited."""
         self._writing = asyncio.Lock()
         self._known: dict[EnvironmentName, dict[str, TaskRecord]] = {}
         self._versions: dict[EnvironmentName, str] = {}
         self._following: dict[EnvironmentName, asyncio.Lock] = {}
 
     def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
-        """Note how an episode went whose *reward* the agent earned."""
+        """Note the outcome of an episode whose *reward* the agent earned."""
         if not session.task:
             return
         if abs(reward) > MOST_REWARD or not math.isfinite(summary.seconds):
@@ -73,19 +74,19 @@ class TaskStats:
         )
 
     def add(self, outcome: Outcome) -> None:
-        """Note an outcome that is told by somebody else, too."""
+        """Queue an outcome for the store: of an episode in this gateway, or reported by a trainer."""
         self._lost += len(self._waiting) == MAX_WAITING
         self._waiting.append(outcome)
 
     def key(self, environment: EnvironmentName, task: str) -> str:
-        """What a task is kept under: its id, also where it was asked for by its place or an alias."""
+        """Return the record key of *task* (an id, alias or place): its id, or *task* itself if it is unknown."""
         return self.find(environment, task) or task
 
     def find(self, environment: EnvironmentName, task: str) -> str | None:
-        """As `key`, of a task that the registry has; None: it has none of this id, alias or place."""
+        """Return the record key as `key` does, or None if the registry has no task of this id, alias or place."""
         split, _, number = task.rpartition("/")
         with contextlib.suppress(UnknownTask):
-            if split and number.isascii() and number.isdigit():
+            if split and is_index(number):
                 with contextlib.suppress(UnknownTask):
                     return self._id(environment, split, int(number))
             return self._id(environment, *self._registry.find(environment, task, prefer=""))
@@ -94,14 +95,14 @@ class TaskStats:
     # -- in the background ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell the store what is new, twice a second, until cancelled."""
+        """Send waiting outcomes to the store every `WRITE_S` seconds until cancelled."""
         told_lost = 0
         while True:
             await asyncio.sleep(WRITE_S)
             try:
                 await self.write()
             except StoreUnavailable:
-                pass  # told at the next turn; the link has logged it
+                pass  # the next turn sends them; the store's client has logged it
             except Exception:
                 logger.exception("tick_failed loop=task_records")
             if self._lost > told_lost:
@@ -109,8 +110,8 @@ class TaskStats:
                 told_lost = self._lost
 
     async def write(self) -> None:
-        """Tell the store all that waits. Raises ``StoreUnavailable``: what was not taken waits on."""
-        async with self._writing:  # else two would tell, and strike out, the same ones
+        """Send all waiting outcomes to the store. Raises ``StoreUnavailable``: the unsent outcomes keep waiting."""
+        async with self._writing:  # two concurrent writes would send and remove the same outcomes
             await self._write()
 
     async def _write(self) -> None:
@@ -119,9 +120,9 @@ class TaskStats:
             lost = self._lost
             try:
                 await self._store.note(some)
-            except InvalidRequest:  # it would hold up all that come after it
+            except InvalidRequest:  # one invalid outcome must not block the outcomes after it
                 await self._write_each(some)
-            for _ in range(max(0, len(some) - (self._lost - lost))):  # those that were pushed out meanwhile are gone
+            for _ in range(max(0, len(some) - (self._lost - lost))):  # some may have been lost meanwhile
                 self._waiting.popleft()
 
     async def _write_each(self, outcomes: Sequence[Outcome]) -> None:
@@ -132,7 +133,7 @@ class TaskStats:
                 logger.error("outcome_refused environment=%s error=%s", outcome.environment, error)
 
     async def flush(self) -> None:
-        """Tell the store what is left, as this replica ends; not longer than `FLUSH_S`."""
+        """Send the last outcomes to the store at this replica's end, within `FLUSH_S` seconds."""
         with contextlib.suppress(StoreUnavailable):
             writing = asyncio.ensure_future(self.write())
             await asyncio.wait({writing}, timeout=FLUSH_S)
@@ -145,7 +146,11 @@ class TaskStats:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def of(self, environment: EnvironmentName) -> Mapping[str, TaskRecord]:
-        """The records of an environment's tasks, up to date; not to be changed. Raises ``StoreUnavailable``."""
+        """Return the current records of an environment's tasks. Callers must not modify them.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
         async with self._following.setdefault(environment, asyncio.Lock()):
             version = self._versions.get(environment, "")
             known = self._known.get(environment, {})
@@ -155,7 +160,7 @@ class TaskStats:
                 if page.is_whole and (known or page.records):
                     changed, is_copied = {}, True
                 if (page.records or page.removed) and not is_copied:
-                    changed, is_copied = dict(known), True  # who was given the old ones goes on with them
+                    changed, is_copied = dict(known), True  # earlier callers keep the old mapping
                 for task in page.removed:
                     changed.pop(task, None)
                 for record in page.records:
@@ -167,8 +172,8 @@ class TaskStats:
             return changed
 
     async def forget(self, environment: EnvironmentName, task: str = "") -> int:
-        """Remove the record of one task, or of all; how many there were. Raises ``StoreUnavailable``."""
-        await self.write()  # else what waits here would come after it
+        """Remove the record of one task, or of all, and return the number of records. Raises ``StoreUnavailable``."""
+        await self.write()  # otherwise waiting outcomes would recreate the record
         return await self._store.forget(environment, self.key(environment, task) if task else "")
 
     def _id(self, environment: EnvironmentName, split: str, index: int) -> str:

@@ -1,7 +1,7 @@
-"""What draws are made from: the tasks of splits, and the parts of them that a curriculum's components stand for.
+"""Reads the tables of tasks from which curricula draw, and selects each component's part of a table.
 
-The tasks of a split are read once for each state of it, with their keys, tags and difficulties. Of tasks that only
-workers have, nothing but their number is asked: they have neither tags nor difficulties here.
+`TaskTables` reads a split's keys, tags and difficulties once for each state of the split. It queries workers only for
+the number of their own tasks, so these tasks have neither tags nor difficulties here.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from gateway.tasks.curricula.model import Component, Curriculum
 from gateway.tasks.registry import TaskRegistry
 
 AT_ONCE: Final = 2_000
-"""Tasks that are read in one go; between two goes other requests are served."""
+"""Number of tasks to read before the event loop serves other requests."""
 COUNT_S: Final = 60.0
-"""How long an image's own word for the number of its tasks holds."""
+"""Seconds for which the number of an image's own tasks stays valid."""
 
 Records = Mapping[EnvironmentName, Mapping[str, TaskRecord]]
-"""By environment and by `TaskRecord.task`; what is missing was never tried."""
+"""Environment → `TaskRecord.task` → record. A task that was never tried has no record."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task of a split, with what it can be chosen by."""
+    """One task of a split, with the keys by which a curriculum can choose it."""
 
     index: int
-    """In its split, as trainers ask for it."""
+    """The task's index in its split, as trainers use it."""
     task: str
-    """As in `TaskRecord.task`."""
+    """The task's key, as in `TaskRecord.task`."""
     tags: Sequence[str] = ()
     difficulty: float | None = None
 
 
 Rows = tuple[TaskRow, ...]
-"""The tasks of a split, by index; an index whose task was removed is not in it."""
+"""The tasks of a split in the order of their indices, without removed tasks."""
 Tables = Mapping[tuple[EnvironmentName, str], Rows]
-"""By environment and split."""
+"""Environment and split → tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a component stands for: of its split, the tasks that have one of its tags."""
+    """A component with its tasks: all tasks of its split, or the tasks with one of its tags."""
 
     component: Component
     rows: Rows
 
 
 def has_any(row: TaskRow, tags: Sequence[str]) -> bool:
-    """Whether the task has one of *tags*; where there are none, every task has."""
+    """Return True if the task has one of *tags*, or if *tags* is empty."""
     return not tags or any(tag in tags for tag in row.tags)
 
 
 def parts_of(curriculum: Curriculum, tables: Tables) -> tuple[Part, ...]:
-    """The tasks of each component, in the order of the components.
+    """Return each component with its tasks, in the order of the components.
 
     Raises:
-        InvalidRequest: a component has none; the message names it.
+        InvalidRequest: A component has no task. The message names the component.
     """
     parts = []
     for position, component in enumerate(curriculum.components):
@@ -85,7 +85,7 @@ def parts_of(curriculum: Curriculum, tables: Tables) -> tuple[Part, ...]:
 
 
 def count_rows(parts: Sequence[Part]) -> int:
-    """Count the tasks of *parts*, whatever the stage; one that several have, by its tags, counts once."""
+    """Count the distinct tasks of *parts* in all stages. Parts of the same split may share tasks."""
     places = [(part.component.environment, part.component.split) for part in parts]
     if len(set(places)) == len(places):
         return sum(len(part.rows) for part in parts)
@@ -93,7 +93,7 @@ def count_rows(parts: Sequence[Part]) -> int:
 
 
 def read_table(environment: Environment, split: str, registry: TaskRegistry) -> Rows | None:
-    """Read a split's tasks from the registry, in one go; None: only the environment's workers know them."""
+    """Read a split's tasks from the registry without a pause. Return None if only the workers may know the split."""
     try:
         tasks = registry.all(environment.name, split)
     except UnknownSplit:
@@ -102,7 +102,7 @@ def read_table(environment: Environment, split: str, registry: TaskRegistry) -> 
 
 
 class TaskTables:
-    """Tables of the registry's splits."""
+    """Caches the tables of the registry's splits and of images' own splits."""
 
     def __init__(self, registry: TaskRegistry, *, catalog: Catalog, queries: TaskQueries) -> None:
         self._registry = registry
@@ -112,10 +112,10 @@ class TaskTables:
         self._building = asyncio.Lock()
 
     async def of(self, environment: EnvironmentName, split: str) -> Rows:
-        """Return the tasks of a split; none where there is no such split.
+        """Return the tasks of a split, or an empty table if there is no such split.
 
         Raises:
-            GatewayError: its workers can't be asked.
+            GatewayError: The gateway cannot query the environment's workers.
         """
         try:
             tasks = self._registry.all(environment, split)
@@ -124,9 +124,9 @@ class TaskTables:
         known = self._tables.get((environment, split))
         if known is not None and known[0] is tasks:
             return known[1]
-        async with self._building:  # one at a time: each has a good deal of the loop's time
+        async with self._building:  # one table at a time, because each takes much of the event loop's time
             known = self._tables.get((environment, split))
-            if known is not None and known[0] is tasks:  # somebody else has built it meanwhile
+            if known is not None and known[0] is tasks:  # another request has built the table meanwhile
                 return known[1]
             rows = await _rows(split, tasks)
             self._tables[environment, split] = tasks, rows
@@ -149,7 +149,7 @@ class TaskTables:
 
 
 def _asks(environment: Environment) -> bool:
-    """Whether its image is asked for tasks that the registry does not have."""
+    """Return True if the gateway queries workers for tasks that the registry does not have."""
     return environment.tasks is None
 
 

@@ -1,6 +1,6 @@
-"""What is known of a curriculum's tasks, weighed for draws: by the newest records, once a second at most.
+"""Weighs a curriculum's tasks for draws by their newest records, at most once per second.
 
-Draws follow from the weights and from the curriculum's state in the store: its stage, and the policy that plays.
+The result also depends on the curriculum's state in the store: its stage, and the tag of the policy that plays.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gateway.tasks.curricula.tables import Records, Tables, TaskTables
 logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
-"""How long a weighing of all tasks holds: records that are newer change the next draws."""
+"""Seconds for which the weights of all tasks stay valid. Newer records affect draws after this time."""
 WRITES: Final = 16
-"""How often a change of a curriculum's state is tried that others change meanwhile."""
+"""Maximum number of attempts to change a curriculum's state while other replicas change it too."""
 _LOOKS_AT_RECORDS = frozenset((SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS, SamplerKind.STAGED))
 
 
 @dataclass(slots=True)
 class WeightedTasks:
-    """A weighing of all tasks."""
+    """The weights of all tasks, with the inputs of the computation."""
 
     prepared: Prepared
     sampler: bytes
-    """The state of the sampler that it was made by."""
+    """The sampler's state behind these weights."""
     source: tuple[object, ...]
-    """The tables and records that it was made from. They never change: another state of them is another object."""
+    """The tables and records behind these weights. They are never modified: new content is a new object."""
     at: float
     policy: str
 
@@ -50,44 +50,44 @@ class TaskWeights:
         self._store = store
         self._records = records
         self._tables = tables
-        # The state: what was weighed, and who is about to.
+        # The state: the latest weights of each scope, and a lock for their computation.
         self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
 
     def forget(self, name: str = "") -> None:
-        """Weigh the tasks of a scope, or of all, anew, when it is drawn from next."""
+        """Discard the weights of a scope, or of all scopes, so that the next draw computes them again."""
         self._weighed = {known: one for known, one in self._weighed.items() if name and known != name}
 
     async def standings(self, scope: Curriculum) -> list[Standing]:
-        """How far *scope* is in its stages by the newest records; empty where it has none. Raises as `of`."""
+        """Return the progress of *scope* through its stages, or an empty list if it has no stages. Raises as `of`."""
         if scope.sampler.kind is not SamplerKind.STAGED:
             return []
-        await self.of(scope)  # moves it, if that is due
+        await self.of(scope)  # moves the scope to another stage if due
         tables, records = await self._read(scope)
         return await asyncio.to_thread(standings, scope, tables, records, await self._sampler(scope.name))
 
     async def tables_of(self, curriculum: Curriculum) -> Tables:
-        """The tasks of each of its components."""
+        """Return the tables of the curriculum's components."""
         keys = [(one.environment, one.split) for one in curriculum.components]
         return {key: await self._tables.of(*key) for key in keys}
 
     async def policy(self, name: str) -> str:
-        """Return the tag of the policy that was last said for a scope."""
+        """Return the policy's tag that the trainer last set for a scope. Empty: there is no tag."""
         return (await self._state(name))[1].get("policy", "")
 
     async def recent_policy(self, scope: Curriculum) -> str:
-        """As `policy`, as of a second ago at most."""
+        """Return the same as `policy`, at most a second old."""
         weighed = self._weighed.get(scope.name)
         if weighed is not None and time.monotonic() - weighed.at < FRESH_S:
             return weighed.policy
         return await self.policy(scope.name)
 
     async def of(self, scope: Curriculum) -> WeightedTasks:
-        """Weigh all tasks by the newest records, once a second at most.
+        """Return the weights of all tasks by the newest records, computed at most once per second.
 
         Raises:
-            InvalidRequest: a component or a stage has no task.
-            StoreUnavailable: the store does not answer.
+            InvalidRequest: A component or a stage has no task.
+            StoreUnavailable: The store does not answer.
         """
         async with self._weighing.setdefault(scope.name, asyncio.Lock()):
             weighed = self._weighed.get(scope.name)
@@ -112,7 +112,7 @@ class TaskWeights:
             return weighed
 
     async def note(self, name: str, **changes: str) -> None:
-        """Note *changes* in the state of a scope, whatever it is."""
+        """Write *changes* into a scope's state and keep its other keys. Raises ``StoreUnavailable``."""
         for _ in range(WRITES):
             version, state = await self._state(name)
             if await self._store.set_state(name, version, json.dumps({**state, **changes}).encode()):
@@ -120,18 +120,18 @@ class TaskWeights:
         raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
 
     async def _read(self, scope: Curriculum) -> tuple[Tables, Records]:
-        """Read the tasks of *scope*, and their records where its sampler looks at them."""
+        """Read the tables of *scope*, and the records if its sampler uses them."""
         looks = scope.sampler.kind in _LOOKS_AT_RECORDS
         tables = await self.tables_of(scope)
         return tables, {name: await self._records.of(name) for name in (scope.environments if looks else ())}
 
     async def _advanced(self, scope: Curriculum, tables: Tables, records: Records) -> tuple[bytes, str]:
-        """Move *scope* to another stage if that is due; return the sampler's state, and the policy that plays."""
+        """Move *scope* to another stage if due. Return the sampler's state, and the tag of the policy that plays."""
         version, state = await self._state(scope.name)
         sampler = state.get("sampler", "").encode()
         moved = await asyncio.to_thread(advance, scope, tables, records, sampler)
         if moved != sampler:
-            # Who comes second takes what the first one wrote: both moved from the same records.
+            # If another replica wrote first, this replica takes that state. Both moved by the same records.
             await self._store.set_state(scope.name, version, json.dumps({**state, "sampler": moved.decode()}).encode())
             _, state = await self._state(scope.name)
         return state.get("sampler", "").encode(), state.get("policy", "")
@@ -140,7 +140,7 @@ class TaskWeights:
         return (await self._state(name))[1].get("sampler", "").encode()
 
     async def _state(self, name: str) -> tuple[int, dict[str, str]]:
-        """What the store keeps of a scope, with its version: ``sampler`` and ``policy``, where they are known."""
+        """Return the version and the content of a scope's state in the store: ``sampler`` and ``policy``, if set."""
         version, body = await self._store.state(name)
         state = json.loads(body) if body else {}
         return version, {key: str(value) for key, value in state.items()} if isinstance(state, dict) else {}

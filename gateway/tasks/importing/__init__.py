@@ -1,5 +1,5 @@
-"""Public benchmarks' files as tasks: a reader for each format, and what is done with what they find.
+"""Imports tasks from the files of public benchmarks, with a reader for each format.
 
-A reader yields an `Entry` for each entry of its files; `gather` makes lines of them, `write_lines` a file. What an
-environment does with a task is its own affair: the readers only promise tasks that it would open.
+A reader yields an `Entry` for each entry of its files. `gather` turns the entries into lines, and `write_lines` writes
+the lines to a file. The readers only promise that the environment would open the tasks.
 """

@@ -1,15 +1,14 @@
-"""AgentBench's OS-interaction items as tasks of the os environment.
+"""Imports the OS-interaction items of AgentBench as tasks of the os environment.
 
-A folder holds ``data/`` and ``scripts/``: ``data/<n>/*.json`` are the standard sets with their scripts in
-``scripts/<n>/``, ``data/dev.json`` is the development set with ``scripts/dev/``. The training set is in
-``train_<date>/*.json`` beside ``data/``, or in ``data/train*.json`` (``.jsonl`` too), with ``scripts/train/``. The ids
-are those of AgentBench v0.2, ``{set}{file}-{position}``, which do not depend on the order of a directory; *position*
-counts from 0, also over items that cannot be used.
+A folder contains ``data/`` and ``scripts/``. The standard sets are ``data/<n>/*.json`` with scripts in
+``scripts/<n>/``. The development set is ``data/dev.json`` with scripts in ``scripts/dev/``. The training set is in
+``train_<date>/*.json`` next to ``data/``, or in ``data/train*.json`` (also ``.jsonl``), with scripts in
+``scripts/train/``. The ids have the form of AgentBench v0.2, ``{set}{file}-{position}``, independent of a directory's
+order. *position* counts from 0 and includes unusable items.
 
-The items keep their own order of judging (``judge: "after"``): the reference command runs when the agent is done, in
-the box that it has changed. Only the well-known matchers (``check/integer-match.py`` and the like) run outside the box.
-
-One item of AgentBench's OS interaction, with the shapes that its data really has, as a task line.
+The items keep AgentBench's order of judging (``judge: "after"``). The reference command runs after the agent has
+finished, in the box that the agent changed. Only the known matchers (such as ``check/integer-match.py``) run outside
+the box.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from gateway.core.errors import ConfigError
 from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Row, RowRefused, read_rows
 
 TRAIN_PREFIX = "train-0223-"
-"""Of the training set, as AgentBench's own configuration names it."""
+"""Prefix of the training set's ids, from AgentBench's own configuration."""
 TRAIN_SCRIPTS = ("train", "7")
-"""The training set shares the scripts of set 7 where it has none of its own."""
+"""Script folders of the training set, which uses the scripts of set 7 if it does not have its own."""
 _HOMES = ("data/os_interaction", "os_interaction", ".")
-"""Where the benchmark's folder is, seen from its checkout, from the checkout's ``data``, and from itself."""
+"""Paths of the benchmark's folder, relative to its checkout, to the checkout's ``data``, and to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +39,21 @@ class ItemFile:
     prefix: str
     part: SplitType
     scripts: tuple[Path, ...]
-    """Where its scripts are looked for, in that order."""
+    """Folders with the items' scripts, in the order of the search."""
     is_alone: bool
-    """It is the only file of its set; then an id without the file's name is known too."""
+    """True if the file is the only file of its set. Its tasks then have an alias without the file's name."""
 
 
 def read_agentbench(folder: Path, *, part: SplitType | None = None) -> Iterator[Entry]:
-    """Read the items below *folder*: ``data/os_interaction`` of a checkout, or a folder above it.
+    """Read the items below *folder*.
 
     Args:
-        part: of the standard sets (``test``), the development set (``validation``) and the training set (``train``)
-            only this one.
+        folder: ``data/os_interaction`` of a checkout, or a folder above it.
+        part: The only part to read: the standard sets (``test``), the development set (``validation``) or the training
+            set (``train``). None: all parts.
 
     Raises:
-        ConfigError: there are no items there, or a file of them cannot be read.
+        ConfigError: The folder has no items, or a file of items cannot be read.
     """
     for file in item_files(folder):
         if part is None or file.part == part:
@@ -62,10 +62,10 @@ def read_agentbench(folder: Path, *, part: SplitType | None = None) -> Iterator[
 
 
 def item_files(folder: Path) -> list[ItemFile]:
-    """Find the files of items: the standard sets in their order, then the development set, then training.
+    """Find the files of items: the standard sets in their order, then the development set, then the training set.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: The folder does not exist or has no files of items.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
@@ -124,23 +124,23 @@ def _entry(row: Row | RowRefused, file: ItemFile, position: int) -> Entry:
 IMAGES = ("default", "packages", "ubuntu")
 LANGUAGES = ("bash", "python", "c", "c++")
 MATCHERS = ("integer-match", "string-match", "size-match", "containing", "in")
-"""Checkers of AgentBench that the environment has itself, outside the box."""
+"""Checkers of AgentBench that the environment implements outside the box."""
 MAX_SCRIPT_BYTES = 2**20
-"""Of one script; the benchmark's own have a few KiB."""
+"""Maximum size of one script. The benchmark's own scripts have a few KiB."""
 CREATE_IS_A_LIST = "create is a list: none of it is run, as AgentBench runs none"
-"""A note: the benchmark's published results are for the box without it."""
+"""A note on the task. The benchmark's published results come from boxes without these steps."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!<)([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\(.*?\)\)|(?:^|(?<=\s))\#[^\n]*""", re.DOTALL | re.MULTILINE)
 _LEFT_BY_BASH = re.compile(r"\bnohup\b|\bsetsid\b|(?<![&<>|;])&(?![&>])")
 _LEFT_BY_OTHERS = re.compile(r"fork|spawn|setsid|Popen|os\.system")
-"""Marks of a script that may leave processes. One too many costs only time."""
+"""Marks of a script that may leave processes running. A false match only costs time."""
 
 
 def task_of(item: object, *, scripts: Sequence[Path], name: str) -> dict[str, Any]:
-    """Turn one item into a task line; its scripts' files are looked for in the folders of *scripts*, in that order.
+    """Turn one item into a task line. Its script files are in the folders *scripts*, searched in that order.
 
     Raises:
-        InvalidEntry: a field is missing or has a shape that it must not have, or a script is not there.
+        InvalidEntry: A field is missing or malformed, or a script does not exist.
     """
     if not isinstance(item, Mapping):
         raise InvalidEntry(f"an object is wanted, not {type(item).__name__}")
@@ -173,7 +173,7 @@ def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
     init = [_script(script, scripts, "create.init") for script in (given if isinstance(given, list) else [given])]
     config: dict[str, Any] = {"image": image, "init": init}
     if item.get("start"):
-        # Typed into the shell, whatever its language.
+        # The environment types this script into the shell, whatever its language.
         config["start"] = _script(item["start"], scripts, "start")["code"]
     if any(_leaves_processes(script) for script in init):
         config["live_init"] = True
@@ -181,7 +181,7 @@ def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
 
 
 def _leaves_processes(script: Mapping[str, str]) -> bool:
-    """Say whether *script* may leave processes, told by its words outside of quotes, comments and here-documents."""
+    """Return True if *script* may leave processes running. Quotes, comments and here-documents of bash do not count."""
     if script["language"] != "bash":
         return _LEFT_BY_OTHERS.search(script["code"]) is not None
     return _LEFT_BY_BASH.search(_QUOTED.sub("", _HEREDOC.sub(r"\3", script["code"]))) is not None
@@ -228,7 +228,7 @@ def _check(step: object, scripts: Sequence[Path]) -> dict[str, str] | None:
 
 
 def _script(script: object, scripts: Sequence[Path], key: str) -> dict[str, str]:
-    """Read the script at *key*: a text is bash."""
+    """Read the script at *key*. A plain text is a bash script."""
     if isinstance(script, str):
         return {"language": "bash", "code": script}
     given: Mapping[str, Any] = script if isinstance(script, Mapping) else {}
@@ -260,7 +260,7 @@ def _text(file: str, scripts: Sequence[Path], key: str) -> str:
 
 
 def _found(file: str, scripts: Sequence[Path]) -> Path | None:
-    """Look *file* up in the folders of *scripts*; what leads out of them is not there."""
+    """Find *file* in the folders *scripts*. Return None for a missing file and for a path outside its folder."""
     if "\0" in file:
         return None
     paths = ((home.resolve(), (home / file).resolve()) for home in scripts)

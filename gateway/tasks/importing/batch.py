@@ -1,6 +1,6 @@
-"""All that an import found: the lines to write, and what to tell of the rest.
+"""Collects the results of an import, and writes the tasks to a split's file or to standard output.
 
-Writes a split's file whole or not at all, and over an existing one only when told to; or to standard output.
+It writes a file completely or not at all, and replaces an existing file only with *force*.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefus
 from gateway.tasks.split_view import MAX_LINE_BYTES, names_of
 
 MOST_SHOWN = 20
-"""Entries that are told one by one; the others are counted."""
+"""Maximum number of messages shown in full. The import only counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What became of the entries, in their order."""
+    """The results of the entries, in their order."""
 
     lines: tuple[bytes, ...]
-    """A task each, as compact JSON without a line end: what a split's file consists of."""
+    """The lines of a split's file: one task each, as compact JSON without a line feed."""
     refused: tuple[RowRefused, ...]
     noted: tuple[tuple[str, str], ...]
-    """Where, and what of a task's entry was left out."""
+    """The places of entries, and the omitted parts of these entries."""
 
     @property
     def entries(self) -> int:
-        """How many entries were looked at; those after a limit are not."""
+        """The number of processed entries, without the entries after a limit."""
         return len(self.lines) + len(self.refused)
 
     def summary(self) -> str:
-        """Count what was read, and what became of it."""
+        """Return the numbers of entries, tasks and skipped entries as text."""
         skipped = f", {len(self.refused)} skipped" if self.refused else ""
         return f"{_count(self.entries, 'entry', 'entries')} read, {_count(len(self.lines), 'task', 'tasks')}{skipped}"
 
     def complaints(self) -> Iterator[str]:
-        """Say of each refused entry where it is and what is wrong, of many the first ones."""
+        """Yield place and reason of each refused entry, up to `MOST_SHOWN`."""
         yield from _first(f"{entry.where}: {entry.reason}" for entry in self.refused)
 
     def remarks(self) -> Iterator[str]:
-        """Say of each task what of its entry was left out, of many the first ones."""
+        """Yield place and omitted part of each noted entry, up to `MOST_SHOWN`."""
         yield from _first(f"{where}: {note}" for where, note in self.noted)
 
 
 def gather(entries: Iterable[Entry], *, limit: int | None = None) -> Batch:
-    """Make lines of *entries*, up to *limit* of them; names that stand twice, and what is too long, are refused."""
+    """Turn *entries* into at most *limit* lines. Refuse tasks with duplicate names and tasks that are too long."""
     lines: list[bytes] = []
     refused: list[RowRefused] = []
     noted: list[tuple[str, str]] = []
@@ -104,14 +104,14 @@ def _first(messages: Iterable[str]) -> Iterator[str]:
 
 
 STDOUT = 1
-"""The descriptor."""
+"""File descriptor of standard output."""
 
 
 def check_target(path: Path, *, force: bool, remedy: str = "remove it first, or write to another file") -> None:
-    """Find out before the work whether *path* can be written; *remedy* is what to do where it exists.
+    """Check *path* as a target before the import does its work. *remedy* is the advice for an existing file.
 
     Raises:
-        ConfigError: its folder is not there; it is no regular file; it is there, and *force* is not given.
+        ConfigError: The folder does not exist, *path* is not a regular file, or it exists and *force* is false.
     """
     try:
         mode = path.stat().st_mode
@@ -128,16 +128,16 @@ def check_target(path: Path, *, force: bool, remedy: str = "remove it first, or 
 
 
 def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> None:
-    """Write *lines*, a line end after each, to *path*: nobody ever sees a part of them there.
+    """Write *lines* to *path* atomically, with a line feed after each. Readers never see a part of them.
 
-    An existing file keeps its mode; a link is followed.
+    An existing file keeps its mode. The function follows a link.
 
     Raises:
-        ConfigError: as `check_target`, also where the file has come into being since; or the disk refuses.
+        ConfigError: As `check_target`, also if the file appeared since the check, or the write fails.
     """
     check_target(path, force=force)
     target = path.resolve()
-    # Not a name that ends in .jsonl: a gateway that starts just then would take it for a split.
+    # The name must not end in .jsonl, or a gateway that starts now would read it as a split.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         try:
@@ -145,7 +145,7 @@ def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> N
             if force:
                 _replace(target, draft)
             else:
-                os.link(draft, target)  # unlike a rename, it never replaces what came there meanwhile
+                os.link(draft, target)  # unlike a rename, a link never replaces a file that appeared meanwhile
         finally:
             draft.unlink(missing_ok=True)
     except FileExistsError as error:
@@ -155,13 +155,13 @@ def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> N
 
 
 def print_lines(lines: Iterable[bytes]) -> None:
-    """Write *lines*, a line end after each, to standard output.
+    """Write *lines* to standard output, with a line feed after each.
 
     Raises:
-        BrokenPipeError: its reader wants no more.
-        ConfigError: it cannot be written.
+        BrokenPipeError: The reader has closed the pipe.
+        ConfigError: The write fails.
     """
-    # Past Python's buffer: what cannot be written would be tried again, and fail again, as the process ends.
+    # Bypass Python's buffer, because Python would retry a failed write at exit and fail again.
     left = memoryview(b"".join(line + b"\n" for line in lines))
     try:
         while left:

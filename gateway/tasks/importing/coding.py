@@ -1,6 +1,7 @@
-"""HumanEval's and MBPP's files as tasks of the coding environment, whose tests are Python code.
+"""Imports HumanEval and MBPP as tasks of the coding environment, with tests as Python code.
 
-HumanEval's file is ``HumanEval.jsonl.gz``, packed or not; MBPP's are ``mbpp.jsonl`` and ``sanitized-mbpp.json``.
+HumanEval's file is ``HumanEval.jsonl.gz``, compressed or not. MBPP's files are ``mbpp.jsonl`` and
+``sanitized-mbpp.json``.
 """
 
 from __future__ import annotations
@@ -14,46 +15,47 @@ from gateway.core.environment import SplitType
 from gateway.tasks.importing.rows import Entry, InvalidEntry, convert, read_rows, text_of, texts_of
 
 TIME_LIMIT_S = 10
-"""CPU time of one test; HumanEval's own runner gives 3 s of wall time, of a machine that may be a faster one."""
+"""Seconds of CPU time for one test. HumanEval's own runner allows 3 s of wall time, perhaps on a faster machine."""
 MOST_TESTS = 200
-"""Of one task, as the environment bounds it."""
+"""Maximum number of tests of one task, which is the environment's limit."""
 PARTS: Mapping[SplitType, range] = {
     SplitType.TEST: range(11, 511),
     SplitType.VALIDATION: range(511, 601),
     SplitType.TRAIN: range(601, 975),
 }
-"""Numbers of MBPP's tasks of each part, from its README; 1 to 10 are examples for prompts, in no part."""
+"""Numbers of MBPP's tasks in each part, from its README. Tasks 1 to 10 are examples for prompts, in no part."""
 
 
 def read_humaneval(path: Path) -> Iterator[Entry]:
-    """Read ``task_id``, ``prompt``, ``entry_point`` and ``test``; ``canonical_solution`` goes into no task.
+    """Read HumanEval's rows: ``task_id``, ``prompt``, ``entry_point`` and ``test``, without ``canonical_solution``.
 
-    A row's test defines ``check(candidate)`` with all assertions, so it is one hidden test: solved or not.
+    A row's test defines ``check(candidate)`` with all assertions. So a task has one hidden test, which passes or fails.
 
     Raises:
-        ConfigError: the file cannot be read, or is no JSON.
+        ConfigError: The file cannot be read, or is not JSON.
     """
     return convert(read_rows(path), humaneval_task)
 
 
 def read_mbpp(path: Path, *, part: SplitType | None = None) -> Iterator[Entry]:
-    """Read ``task_id``, ``text`` or ``prompt``, ``test_list``, and where they are there ``test_setup_code``,
-    ``test_imports`` and ``challenge_test_list``; ``code``, the solution, goes into no task.
+    """Read MBPP's rows: ``task_id``, ``text`` or ``prompt``, ``test_list``, and optionally ``test_setup_code``,
+    ``test_imports`` and ``challenge_test_list``. Tasks do not contain ``code``, the solution.
 
-    The first assertion is public, since it alone tells the function's name and arguments; each other one is a hidden
-    test. A row with a single assertion keeps it public and hidden too.
+    The first assertion is public, because only it shows the function's name and arguments. Each other assertion is a
+    hidden test. A single assertion of a row is both public and hidden.
 
     Args:
-        part: leaves all tasks out that are not of it.
+        path: The file of rows.
+        part: The part to select. None: all tasks.
 
     Raises:
-        ConfigError: the file cannot be read, or is no JSON.
+        ConfigError: The file cannot be read, or is not JSON.
     """
     return convert(read_rows(path), partial(mbpp_task, part=part))
 
 
 def humaneval_task(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn one row into a task line. Raises ``InvalidEntry``: a field is missing or has another shape."""
+    """Turn one row into a task line. Raises ``InvalidEntry`` if a field is missing or malformed."""
     number = _number_of(row)
     prompt, entry, test = text_of(row, "prompt"), text_of(row, "entry_point"), text_of(row, "test")
     if not entry.isidentifier():
@@ -70,10 +72,10 @@ def humaneval_task(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mbpp_task(row: Mapping[str, Any], *, part: SplitType | None = None) -> dict[str, Any] | None:
-    """Turn one row into a task line, or into nothing if it is not of *part*.
+    """Turn one row into a task line. Return None if the row is not in *part*.
 
     Raises:
-        InvalidEntry: a field is missing or has another shape.
+        InvalidEntry: A field is missing or malformed, or there are too many tests.
     """
     number = _number_of(row)
     if part is not None and not (number.isdecimal() and len(number) < 10 and int(number) in PARTS[part]):
@@ -95,12 +97,12 @@ def mbpp_task(row: Mapping[str, Any], *, part: SplitType | None = None) -> dict[
 def scripted_task(
     name: str, *, tag: str, instruction: str, public: Sequence[str], hidden: Sequence[str], prelude: str = ""
 ) -> dict[str, Any]:
-    """Make a task line; *public* tests are shown to the agent, and *prelude* stands before each solution.
+    """Create a task line. The agent sees the *public* tests, and *prelude* precedes each solution.
 
     The tests run in the solution's own process (``test_scripts``).
 
     Raises:
-        InvalidEntry: there are more tests than the environment takes.
+        InvalidEntry: There are more tests than the environment allows.
     """
     if len(public) + len(hidden) > MOST_TESTS:
         raise InvalidEntry(f"{len(public) + len(hidden)} tests; the environment takes {MOST_TESTS}")
@@ -117,7 +119,7 @@ def scripted_task(
 
 
 def _number_of(row: Mapping[str, Any]) -> str:
-    """The last part of ``task_id``: of ``HumanEval/12`` the ``12``. Raises ``InvalidEntry``: there is none."""
+    """Return the last part of ``task_id``, ``12`` for ``HumanEval/12``. Raises ``InvalidEntry`` if it is missing."""
     given = row.get("task_id")
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise InvalidEntry("task_id: a text or a number is wanted" if "task_id" in row else "task_id is missing")

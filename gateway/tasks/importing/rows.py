@@ -1,9 +1,9 @@
-"""Reads a file of rows: JSON lines, one JSON array, or one object; packed with gzip or not.
+"""Reads a file of JSON lines, or with one JSON array or object, optionally compressed with gzip, and converts its rows.
 
-The contents decide, not the name: a packed file is known by its first bytes, and lines in a file that is called
-``.json`` are read as lines.
+The content decides, not the name. The first bytes identify a compressed file, and lines in a ``.json`` file are read as
+lines.
 
-What becomes of one entry of a benchmark's file: a task, or a reason why not.
+Each entry of a benchmark's file becomes a task, or a reason for its refusal.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gateway.core.errors import ConfigError
 from gateway.core.json_text import parse
 
 MAX_FILE_BYTES = 256 * 2**20
-"""Of one file, unpacked. The benchmarks' own files have a few MiB; a packed file could grow without end."""
+"""Maximum uncompressed size of one file. Benchmarks' files have a few MiB, but a gzip file could expand endlessly."""
 _GZIP = b"\x1f\x8b"
 _EXTRA_DATA = "Extra data"
-"""What ``json`` says of a second value behind the first: the file holds lines."""
+"""The message of ``json`` for a second value after the first, which shows that the file has lines."""
 
 
 class InvalidEntry(ValueError):
-    """An entry cannot be turned into a task; the message says what is wrong, and whoever reads the file says where."""
+    """An entry cannot become a task. The message has the reason, and the file's reader adds the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Imported:
     """An entry that became a task."""
 
     where: str
-    """File and line, or file and number of the entry, both counted from 1."""
+    """File and line, or file and number of the entry. Both count from 1."""
     task: dict[str, Any]
     notes: tuple[str, ...] = ()
-    """What of the entry was left out, where its author may have meant more."""
+    """Omitted parts of the entry that its author may have wanted in the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRefused:
-    """An entry that became none."""
+    """An entry that did not become a task, with the reason."""
 
     where: str
     reason: str
@@ -58,16 +58,16 @@ class Row:
     """One JSON value of a file."""
 
     where: str
-    """``file:line``, or ``file: entry n``; both are counted from 1."""
+    """``file:line``, or ``file: entry n``. Both count from 1."""
     value: object
 
 
 def read_rows(path: Path) -> Sequence[Row | RowRefused]:
-    """Read all rows of *path*; a line that is no JSON is refused alone, so that all of them can be told at once.
+    """Read all rows of *path*. An invalid line becomes a `RowRefused`, so that one run reports all invalid lines.
 
     Raises:
-        ConfigError: with the file, and the line where it has one: it cannot be read or unpacked, is larger than
-            ``MAX_FILE_BYTES``, is not UTF-8, or is an array or object that is no JSON.
+        ConfigError: The file cannot be read or decompressed, is larger than ``MAX_FILE_BYTES``, is not UTF-8, or is an
+            array or object of invalid JSON. The message has the file, and the line if there is one.
     """
     text = _text(path)
     is_document = text.lstrip()[:1] == "[" or path.name.removesuffix(".gz").endswith(".json")
@@ -88,7 +88,7 @@ def read_rows(path: Path) -> Sequence[Row | RowRefused]:
 def convert(
     rows: Iterable[Row | RowRefused], task_of: Callable[[Mapping[str, Any]], dict[str, Any] | None]
 ) -> Iterator[Entry]:
-    """Turn *rows* into tasks; a row for which *task_of* gives None is not asked for, and is left out."""
+    """Turn *rows* into tasks. Omit rows for which *task_of* returns None, because the caller did not select them."""
     for row in rows:
         if isinstance(row, RowRefused):
             yield row
@@ -105,14 +105,14 @@ def convert(
 
 
 def text_of(row: Mapping[str, Any], key: str) -> str:
-    """The text at *key*. Raises ``InvalidEntry``: there is none, or it is empty."""
+    """Return the text at *key*. Raises ``InvalidEntry`` if the text is missing or blank."""
     if not isinstance(value := row.get(key), str) or not value.strip():
         raise InvalidEntry(f"{key}: a text is wanted" if key in row else f"{key} is missing")
     return value
 
 
 def texts_of(row: Mapping[str, Any], key: str) -> list[str]:
-    """The list of texts at *key*, empty where it is missing or null. Raises ``InvalidEntry``: it is something else."""
+    """Return the list of texts at *key*, empty if it is missing or null. Raises ``InvalidEntry`` for other values."""
     value = row.get(key)
     if value is None:
         return []
@@ -122,7 +122,7 @@ def texts_of(row: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _lines(text: str, path: Path) -> list[Row | RowRefused]:
-    # Not `splitlines`, which also parts at U+2028 and others that may stand in a JSON text.
+    # `splitlines` would also split at U+2028 and other characters that a JSON text may contain.
     numbered = ((f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1))
     return [_line(line, where) for where, line in numbered if line.strip()]
 

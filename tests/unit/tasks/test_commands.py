@@ -1,4 +1,4 @@
-"""`gateway tasks …` without a gateway: templates, the check by the schema, and signing."""
+"""`gateway tasks …` without a gateway: templates, validation against the schema, and signing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments: str | Path) -> Result:
 
 
 def refusal(*arguments: str | Path) -> str:
-    """What a command that fails says: its own lines, or the one that `gateway` makes of the error."""
+    """Return the output of a failing command, or the error message that `gateway` prints for it."""
     done = run(*arguments)
     if isinstance(done.exception, GatewayError):
         return done.exception.detail
@@ -46,7 +46,7 @@ def task_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_a_template_is_a_task_and_the_same_in_yaml_and_json(environment: str) -> None:
+def test_a_template_is_a_valid_task_and_equal_in_yaml_and_json(environment: str) -> None:
     document: Any = read_yaml(template(environment, id="custom/x-1").encode())
 
     task = parse(document, isolation=Isolation.SANDBOX, is_registered=True)
@@ -96,7 +96,7 @@ READERS = {
 
 
 def in_environment(environment: str, code: str) -> str:
-    """What *code* prints in a process that has the environment's modules."""
+    """Run *code* in a process with the environment's modules, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT / "env_images" / environment,
@@ -109,7 +109,7 @@ def in_environment(environment: str, code: str) -> str:
 
 
 @pytest.mark.parametrize("environment", READERS)
-def test_the_environment_takes_its_template(environment: str) -> None:
+def test_the_environment_accepts_its_template(environment: str) -> None:
     task = read_yaml(template(environment).encode())
 
     in_environment(environment, f"task = {task!r}\n{READERS[environment]}")
@@ -131,11 +131,11 @@ def test_a_browser_s_python_template_registers_its_class() -> None:
         (("new", "math", "--format", "toml"), "--format toml"),
     ],
 )
-def test_a_template_that_cannot_be_is_refused(arguments: tuple[str, ...], reason: str) -> None:
+def test_invalid_arguments_for_a_template_are_refused(arguments: tuple[str, ...], reason: str) -> None:
     assert reason in refusal(*arguments)
 
 
-def test_a_template_is_written_once(tmp_path: Path) -> None:
+def test_a_template_does_not_overwrite_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
 
     assert run("new", "os", "--id", "custom/x", "-o", path).exit_code == 0
@@ -144,14 +144,14 @@ def test_a_template_is_written_once(tmp_path: Path) -> None:
     assert "exists" in refusal("new", "os", "-o", path)
 
 
-def test_tasks_that_fit_are_told_as_such(task_file: Path) -> None:
+def test_valid_tasks_are_reported_as_valid(task_file: Path) -> None:
     done = run("validate", task_file, ROOT / "tasks" / "math" / "test.jsonl")
 
     assert done.exit_code == 0, done.output
     assert "each fits the schema; none was tried" in done.output
 
 
-def test_every_problem_of_every_file_is_told_with_its_place(tmp_path: Path, task_file: Path) -> None:
+def test_every_problem_of_every_file_is_reported_with_its_place(tmp_path: Path, task_file: Path) -> None:
     lines = tmp_path / "b.jsonl"
     lines.write_text('{"id": 3, "tags": "x"}\n{"id": "ok"}\n{"evaluation": {"module": "os"}}\n')
     broken = tmp_path / "c.json"
@@ -163,7 +163,7 @@ def test_every_problem_of_every_file_is_told_with_its_place(tmp_path: Path, task
     assert [line.split(": ")[1] for line in said] == ["id", "tags", "evaluation.module", "line 1"]
 
 
-def test_this_machine_s_environments_say_what_they_take(
+def test_local_validation_uses_the_environments_of_this_machine(
     tmp_path: Path, task_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = tmp_path / "env_images"
@@ -181,7 +181,7 @@ def test_this_machine_s_environments_say_what_they_take(
     assert f"{other}: [1]: evaluation.script: scripts are only for" in said
 
 
-def test_signing_and_verifying_from_one_end_to_the_other(tmp_path: Path, task_file: Path) -> None:
+def test_a_task_is_signed_and_verified_and_a_changed_bundle_is_refused(tmp_path: Path, task_file: Path) -> None:
     key, bundle = tmp_path / "lab", tmp_path / "bundle.json"
 
     assert run("keygen", key).exit_code == 0
@@ -195,7 +195,7 @@ def test_signing_and_verifying_from_one_end_to_the_other(tmp_path: Path, task_fi
     assert "is not what the key" in refusal("verify", bundle, "--keys", tmp_path)
 
 
-def test_what_does_not_fit_is_not_signed(tmp_path: Path) -> None:
+def test_an_invalid_task_is_not_signed(tmp_path: Path) -> None:
     key, path = tmp_path / "lab", tmp_path / "a.json"
     run("keygen", key)
     path.write_text('{"id": 3}')
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_not_signed(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle.json").exists()
 
 
-def test_a_gateway_that_does_not_answer_is_told(task_file: Path) -> None:
+def test_the_error_for_an_unreachable_gateway_names_its_url(task_file: Path) -> None:
     for arguments in (("add", task_file), ("list",), ("remove", "math", "a"), ("validate", task_file)):
         done = run(*arguments, "--url", "http://127.0.0.1:1")
 

@@ -1,4 +1,4 @@
-"""Tasks as text: what is read of JSON, JSON lines and YAML, and what is refused with its line."""
+"""Tasks as text: parsing of JSON, JSON lines and YAML, and refusals with their line."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_several_yaml_documents_become_a_list() -> None:
         pytest.param(b"a: !!python/name:os.system", "line 1: not YAML: could not", id="a name"),
         pytest.param(b"b: &x [1]\na: *x", r"line 2: not YAML: aliases", id="an alias"),
         pytest.param(b"a: 1\nb:\n  c: 1\n  c: 2", "line 3: not YAML: the key 'c' stands twice", id="a key twice"),
-        pytest.param(b"a: [1", "not YAML", id="not whole"),
+        pytest.param(b"a: [1", "not YAML", id="incomplete"),
         pytest.param(b"a: \xff", "not UTF-8", id="not UTF-8"),
         pytest.param(b"? [a, b]\n: 1", "not YAML", id="a list as a key"),
         pytest.param(b"a: \x07", "not YAML", id="a control character"),
-        pytest.param(b"a: " + b"[" * 20_000, "not YAML", id="nested without end"),
+        pytest.param(b"a: " + b"[" * 20_000, "not YAML", id="nested too deeply"),
     ],
 )
-def test_yaml_that_is_more_than_data_is_refused(text: bytes, reason: str) -> None:
+def test_yaml_beyond_plain_data_is_refused(text: bytes, reason: str) -> None:
     with pytest.raises(TaskInvalid, match=reason):
         read_yaml(text)
 
@@ -63,13 +63,13 @@ def test_yaml_that_is_more_than_data_is_refused(text: bytes, reason: str) -> Non
         pytest.param(b'{"a":\n1,}', "line 2: not JSON", id="not JSON"),
         pytest.param(b'{"a":1,"a":2}', "the key 'a' stands twice", id="a key twice"),
         pytest.param(b'{"a":NaN}', "NaN is not JSON", id="NaN"),
-        pytest.param(b"[" * 100_000, "not JSON", id="nested without end"),
+        pytest.param(b"[" * 100_000, "not JSON", id="nested too deeply"),
         pytest.param(b'{"a":' + b"9" * 5000 + b"}", "digits", id="a number of thousands of digits"),
         pytest.param(b'"\xff"', "not UTF-8", id="not UTF-8"),
         pytest.param(b"", "line 1: not JSON", id="empty"),
     ],
 )
-def test_json_that_is_none_is_refused(text: bytes, reason: str) -> None:
+def test_invalid_json_is_refused(text: bytes, reason: str) -> None:
     with pytest.raises(TaskInvalid, match=reason):
         read_json(text)
 
@@ -91,11 +91,11 @@ def test_json_lines_are_read_with_their_places() -> None:
         ([], []),
     ],
 )
-def test_a_document_is_one_task_or_several(document: Any, places: list[str]) -> None:
+def test_a_document_has_one_task_or_several(document: Any, places: list[str]) -> None:
     assert [place for place, _ in listed(document)] == places
 
 
-def test_a_file_s_suffix_says_what_it_is(tmp_path: Path) -> None:
+def test_the_suffix_of_a_file_determines_its_format(tmp_path: Path) -> None:
     for name, text in (
         ("a.json", '[{"id": "a"}]'),
         ("a.jsonl", '{"id": "a"}\n'),

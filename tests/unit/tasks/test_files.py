@@ -1,4 +1,4 @@
-"""Reading ``<split>.jsonl``: every refusal with file and line, and what is kept of good lines."""
+"""Reading of ``<split>.jsonl``: refusals with file and line, and the compact form of valid lines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_each_line_is_a_task_in_compact_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_the_last_line_may_end_or_not(tmp_path: Path, end: bytes) -> None:
+def test_the_last_line_may_lack_a_line_break(tmp_path: Path, end: bytes) -> None:
     assert list(read_split(written(tmp_path, GOOD + end)).tasks) == [GOOD]
 
 
-def test_a_file_without_a_line_is_a_split_without_a_task(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_split_without_tasks(tmp_path: Path) -> None:
     assert list(read_split(written(tmp_path, b"")).tasks) == []
 
 
@@ -44,25 +44,25 @@ def test_a_file_without_a_line_is_a_split_without_a_task(tmp_path: Path) -> None
         pytest.param(b"", "an empty line", id="empty"),
         pytest.param(b"   ", "an empty line", id="blank"),
         pytest.param(b'{"a":"\xff"}', "not UTF-8: invalid start byte at byte 6", id="not UTF-8"),
-        pytest.param(b'{"a":1', "not JSON: Expecting ',' delimiter at column 7", id="not whole"),
+        pytest.param(b'{"a":1', "not JSON: Expecting ',' delimiter at column 7", id="incomplete"),
         pytest.param(b"{'a':1}", "not JSON: Expecting property name", id="not JSON"),
-        pytest.param(b'{"a":1}{"b":2}', "not JSON: Extra data at column 8", id="two on a line"),
+        pytest.param(b'{"a":1}{"b":2}', "not JSON: Extra data at column 8", id="two objects on a line"),
         pytest.param(b"\xef\xbb\xbf{}", "not JSON: ", id="a byte order mark"),
         pytest.param(b"[1]", "a task is a JSON object, not list", id="a list"),
         pytest.param(b'"text"', "a task is a JSON object, not str", id="a string"),
         pytest.param(b"null", "a task is a JSON object, not NoneType", id="null"),
         pytest.param(b'{"a":NaN}', "NaN is not JSON", id="NaN"),
         pytest.param(b'{"a":[-Infinity]}', "-Infinity is not JSON", id="infinity"),
-        pytest.param(b'{"a":1e999}', "", id="a number beyond all"),
-        pytest.param(b'{"a":"\\ud800"}', "", id="half a character"),
-        pytest.param(b'{"a":1,"b":2,"a":3}', "the key 'a' stands twice", id="a key that stands twice"),
-        pytest.param(b'{"x":{"a":1,"a":3}}', "the key 'a' stands twice", id="twice within"),
-        pytest.param(b'{"a":' + b"[" * 100_000, "recursion", id="nested without end"),
+        pytest.param(b'{"a":1e999}', "", id="a number beyond the range of floats"),
+        pytest.param(b'{"a":"\\ud800"}', "", id="a lone surrogate"),
+        pytest.param(b'{"a":1,"b":2,"a":3}', "the key 'a' stands twice", id="a repeated key"),
+        pytest.param(b'{"x":{"a":1,"a":3}}', "the key 'a' stands twice", id="a repeated inner key"),
+        pytest.param(b'{"a":' + b"[" * 100_000, "recursion", id="nested too deeply"),
         pytest.param(b'{"a":' + b"9" * 5000 + b"}", "digits", id="a number of thousands of digits"),
         pytest.param(b'{"id":3}', "id: a non-empty string is wanted", id="an id that is a number"),
         pytest.param(b'{"id":""}', "id: a non-empty string is wanted", id="an empty id"),
         pytest.param(b'{"id":null}', "id: a non-empty string is wanted", id="a null id"),
-        pytest.param(b'{"id":"a"}', "id: 'a' stands on line 1 already", id="an id that stands twice"),
+        pytest.param(b'{"id":"a"}', "id: 'a' stands on line 1 already", id="a repeated id"),
         pytest.param(b'{"aliases":["a"]}', "id: 'a' stands on line 1 already", id="an alias that is an id"),
         pytest.param(
             b'{"id":"b","aliases":["b"]}', "id: 'b' stands on line 2 already", id="an alias that is its own id"
@@ -72,7 +72,7 @@ def test_a_file_without_a_line_is_a_split_without_a_task(tmp_path: Path) -> None
         pytest.param(b'{"aliases":[3]}', "aliases: a list of non-empty strings", id="an alias that is a number"),
     ],
 )
-def test_a_bad_line_is_told_with_file_line_and_reason(tmp_path: Path, line: bytes, reason: str) -> None:
+def test_an_invalid_line_is_reported_with_file_line_and_reason(tmp_path: Path, line: bytes, reason: str) -> None:
     path = written(tmp_path, GOOD + b"\n" + line + b"\n" + b'{"id":"z"}\n')
 
     with pytest.raises(ConfigError) as refusal:
@@ -82,7 +82,7 @@ def test_a_bad_line_is_told_with_file_line_and_reason(tmp_path: Path, line: byte
     assert reason in refusal.value.detail
 
 
-def test_a_line_beyond_what_a_request_may_hold_is_told(tmp_path: Path) -> None:
+def test_a_line_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + b"\n" + b'{"a":"' + b"x" * MAX_LINE_BYTES + b'"}\n')
 
     with pytest.raises(ConfigError, match=f":2: longer than {MAX_LINE_BYTES} bytes"):
@@ -90,7 +90,7 @@ def test_a_line_beyond_what_a_request_may_hold_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nosuch.jsonl", "folder.jsonl"])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
+def test_the_error_names_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.jsonl").mkdir()
 
     with pytest.raises(ConfigError, match=name):
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 100, 300, 900, 980, 1000, 5000])
-def test_a_nested_task_is_read_or_told_but_never_a_crash(tmp_path: Path, depth: int) -> None:
+def test_a_deeply_nested_task_is_read_or_refused_but_never_causes_a_crash(tmp_path: Path, depth: int) -> None:
     line = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
     try:
         tasks = read_split(written(tmp_path, line)).tasks
@@ -122,7 +122,7 @@ json_values = st.recursive(
     task=st.dictionaries(st.text().filter(lambda name: name not in ("id", "aliases")), json_values),
     ascii_only=st.booleans(),
 )
-def test_a_task_says_the_same_after_it_was_read(
+def test_a_task_is_equal_after_it_was_read(
     tmp_path_factory: pytest.TempPathFactory, task: dict[str, object], ascii_only: bool
 ) -> None:
     line = json.dumps(task, ensure_ascii=ascii_only).encode()

@@ -1,4 +1,4 @@
-"""Finding AgentBench's items: where a checkout has them, their ids and parts, and what is said of wrong ones."""
+"""Import of AgentBench's items: their places in a checkout, their ids and parts, and refusals of invalid items."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETS: dict[str, Any] = {
 
 
 def folder(home: Path, files: dict[str, Any]) -> Path:
-    """Write *files*: a path and its JSON, or its text."""
+    """Write *files*, a mapping of paths to texts or JSON values, and return the folder."""
     for name, content in files.items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def tasks(entries: Any) -> list[dict[str, Any]]:
     return [entry.task for entry in found]
 
 
-def test_ids_are_those_of_v0_2_and_a_set_of_one_file_has_an_alias(tmp_path: Path) -> None:
+def test_ids_are_the_ids_of_v0_2_and_a_set_with_one_file_has_aliases(tmp_path: Path) -> None:
     found = tasks(read_agentbench(folder(tmp_path, SETS)))
 
     assert [(task["id"], task.get("aliases")) for task in found] == [
@@ -63,17 +63,17 @@ def test_ids_are_those_of_v0_2_and_a_set_of_one_file_has_an_alias(tmp_path: Path
 
 
 @pytest.mark.parametrize(("part", "count"), [(None, 9), (SplitType.TEST, 5), (SplitType.VALIDATION, 2)])
-def test_a_part_leaves_the_others_out(tmp_path: Path, part: SplitType | None, count: int) -> None:
+def test_only_items_of_the_requested_part_are_imported(tmp_path: Path, part: SplitType | None, count: int) -> None:
     assert len(tasks(read_agentbench(folder(tmp_path, SETS), part=part))) == count
 
 
-def test_what_is_of_another_part_is_not_even_read(tmp_path: Path) -> None:
+def test_files_of_other_parts_are_not_read(tmp_path: Path) -> None:
     home = folder(tmp_path, {**SETS, "data/train.jsonl": "broken", "data/dev.json": "broken"})
 
     assert len(tasks(read_agentbench(home, part=SplitType.TEST))) == 5
 
 
-def test_the_training_set_is_found_where_upstream_has_it(tmp_path: Path) -> None:
+def test_the_training_set_is_found_at_its_place_in_the_upstream_repository(tmp_path: Path) -> None:
     item = {"description": "Say 7.", "evaluation": MATCHED["evaluation"], "create": {"init": {"file": "init/a.sh"}}}
     files = {"train_0317/training.json": [MATCHED, item], "scripts/7/init/a.sh": "mkdir a"}
     folder(tmp_path / "AgentBench/data/os_interaction", {**files, "data/7/bootstrap.json": [MATCHED]})
@@ -88,8 +88,8 @@ def test_the_training_set_is_found_where_upstream_has_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("start", [".", "AgentBench", "AgentBench/data", "AgentBench/data/os_interaction"])
-def test_items_are_found_from_the_checkout_down(tmp_path: Path, start: str) -> None:
-    # Another benchmark of the checkout beside it must not be taken for items.
+def test_items_are_found_from_the_checkout_and_its_folders(tmp_path: Path, start: str) -> None:
+    # Another benchmark in the same checkout must not be taken for items.
     folder(tmp_path / "AgentBench" / "data", {"dbbench/standard.jsonl": "{}", "data.json": "{}"})
     folder(tmp_path / "AgentBench/data/os_interaction", SETS)
 
@@ -100,17 +100,17 @@ def test_items_are_found_from_the_checkout_down(tmp_path: Path, start: str) -> N
         assert len(item_files(tmp_path / start)) == 6
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none: no such folder"):
         list(read_agentbench(tmp_path / "none"))
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_json(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"one\.json:1: not JSON"):
         list(read_agentbench(folder(tmp_path, {"data/3/one.json": "["})))
 
 
-def test_a_line_that_is_no_json_keeps_its_position(tmp_path: Path) -> None:
+def test_a_line_that_is_not_json_keeps_its_position(tmp_path: Path) -> None:
     text = f"{json.dumps(MATCHED)}\nbroken\n{json.dumps(MATCHED)}\n"
     home = folder(tmp_path, {"data/train-a.jsonl": text, "data/train-b.json": [MATCHED]})
 
@@ -120,7 +120,7 @@ def test_a_line_that_is_no_json_keeps_its_position(tmp_path: Path) -> None:
     assert isinstance(last, Imported)
     assert isinstance(other, Imported)
     assert (first.task["id"], last.task["id"]) == ("train-0223-train-a-00000", "train-0223-train-a-00002")
-    assert "aliases" not in other.task  # of two files of a set, a position alone names no item
+    assert "aliases" not in other.task  # in a set of two files, a position alone does not identify an item
     assert isinstance(broken, RowRefused)
     assert broken.where == f"{home}/data/train-a.jsonl:2 (train-0223-train-a-00001)"
 
@@ -132,23 +132,23 @@ def test_a_line_that_is_no_json_keeps_its_position(tmp_path: Path) -> None:
         pytest.param({"description": " ", "evaluation": {"match": "7"}}, "description", id="an empty description"),
         pytest.param({"description": "x"}, "evaluation", id="no evaluation"),
         pytest.param({"description": "x", "evaluation": {}}, "match or check", id="an empty evaluation"),
-        pytest.param({"description": "x", "evaluation": {"check": []}}, "match or check", id="no step"),
+        pytest.param({"description": "x", "evaluation": {"check": []}}, "match or check", id="an empty list of steps"),
         pytest.param({"description": "x", "evaluation": {"check": [None]}}, "null stands for", id="no example"),
         pytest.param({"description": "x", "evaluation": {"match": 7}}, "match: a text", id="a number to match"),
-        pytest.param({"description": "x", "evaluation": {"match": {"regex": "("}}}, "regex: ", id="no pattern"),
+        pytest.param({"description": "x", "evaluation": {"match": {"regex": "("}}}, "regex: ", id="an invalid pattern"),
         pytest.param(
             {**MATCHED, "create": {"init": {"file": "no.sh"}}}, "no script no.sh in scripts/3", id="no script"
         ),
         pytest.param({**MATCHED, "create": {"init": {"file": "a\0b"}}}, "no script", id="a name with a zero byte"),
-        pytest.param({**MATCHED, "create": {"init": 7}}, "create.init: a script is", id="no script at all"),
+        pytest.param({**MATCHED, "create": {"init": 7}}, "create.init: a script is", id="a number instead of a script"),
         pytest.param({**MATCHED, "create": "default"}, "create: an object", id="a text for create"),
         pytest.param({**MATCHED, "start": {"language": "perl", "code": "1"}}, "start: no language 'perl'", id="perl"),
         pytest.param({**MATCHED, "create": {"local": "arch"}}, "no image 'arch'; there are", id="an unknown image"),
         pytest.param({**MATCHED, "create": {"local": ["default"]}}, "no image", id="a list of images"),
-        pytest.param("text", "an object is wanted, not str", id="no object"),
+        pytest.param("text", "an object is wanted, not str", id="a text instead of an object"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, item: object, says: str) -> None:
+def test_an_unusable_item_is_refused_with_its_place_and_reason(tmp_path: Path, item: object, says: str) -> None:
     refused = one(tmp_path, item)
 
     assert isinstance(refused, RowRefused)
@@ -164,7 +164,7 @@ def test_a_create_that_is_a_list_is_left_out_with_a_note(tmp_path: Path) -> None
     assert entry.notes == (agentbench.CREATE_IS_A_LIST,)
 
 
-def test_training_has_its_own_scripts_and_shares_those_of_set_7(tmp_path: Path) -> None:
+def test_training_items_use_their_own_scripts_before_those_of_set_7(tmp_path: Path) -> None:
     item = {**MATCHED, "create": {"init": [{"file": "init/a.sh"}, {"file": "init/b.sh"}]}}
     scripts = {"scripts/7/init/a.sh": "a7", "scripts/7/init/b.sh": "b7", "scripts/train/init/a.sh": "a"}
 
@@ -175,9 +175,12 @@ def test_training_has_its_own_scripts_and_shares_those_of_set_7(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [pytest.param(b"\xff", "not UTF-8", id="no text"), pytest.param(b"x" * 101, "more than 100 bytes", id="too long")],
+    [
+        pytest.param(b"\xff", "not UTF-8", id="not a text"),
+        pytest.param(b"x" * 101, "more than 100 bytes", id="too long"),
+    ],
 )
-def test_a_script_that_cannot_be_used_is_named(
+def test_the_refusal_names_an_unusable_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str
 ) -> None:
     monkeypatch.setattr(agentbench, "MAX_SCRIPT_BYTES", 100)
@@ -191,7 +194,7 @@ def test_a_script_that_cannot_be_used_is_named(
     assert says in refused.reason
 
 
-def test_a_link_out_of_the_scripts_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_out_of_the_scripts_is_not_followed(tmp_path: Path) -> None:
     folder(tmp_path, {"secret": "x", "scripts/3/b.sh": ""})
     (tmp_path / "scripts/3/a.sh").symlink_to(tmp_path / "secret")
 

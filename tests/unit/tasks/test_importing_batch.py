@@ -1,4 +1,4 @@
-"""Gathering tasks to lines, and writing them whole or not at all."""
+"""Collecting tasks into lines, and writing these lines completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_gathered_and_written_is_a_split(tmp_path: Path) -> None:
+def test_gathered_tasks_are_written_as_a_split(tmp_path: Path) -> None:
     found = gather([task("a", aliases=["b"], instruction="é\u2028\n"), RowRefused("f:2", "no"), task("c")])
     path = tmp_path / "train.jsonl"
 
@@ -35,7 +35,7 @@ def test_what_is_gathered_and_written_is_a_split(tmp_path: Path) -> None:
     assert found.refused == (RowRefused("f:2", "no"),)
 
 
-def test_after_the_limit_nothing_more_is_read() -> None:
+def test_no_entry_is_read_after_the_limit() -> None:
     def entries() -> Iterator[Entry]:
         yield task("a")
         yield RowRefused("f:2", "no")
@@ -47,7 +47,7 @@ def test_after_the_limit_nothing_more_is_read() -> None:
     assert (len(found.lines), len(found.refused), found.entries) == (2, 1, 3)
 
 
-def test_a_name_that_stands_twice_is_refused_with_both_places() -> None:
+def test_a_repeated_name_is_refused_with_both_places() -> None:
     found = gather([task("a", aliases=["x"]), task("a"), task("b", aliases=["x"]), task("x"), task("c")])
 
     assert found.refused == (
@@ -59,7 +59,7 @@ def test_a_name_that_stands_twice_is_refused_with_both_places() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", float("nan")], ids=["half a character", "no number"])
-def test_what_no_file_can_hold_is_refused(value: object) -> None:
+def test_a_task_that_json_cannot_encode_is_refused(value: object) -> None:
     (refused,) = gather([task("a", instruction=value)]).refused
 
     assert refused.where == "f:a"
@@ -73,13 +73,13 @@ def test_a_task_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert refused.reason == "a task of 47 bytes; 20 are the most"
 
 
-def test_of_many_complaints_the_first_are_told_and_the_others_counted() -> None:
+def test_of_many_complaints_only_the_first_are_listed_and_the_others_are_counted() -> None:
     found = gather([RowRefused(f"f:{n}", "no") for n in range(25)])
 
     assert list(found.complaints()) == [*(f"f:{n}: no" for n in range(20)), "… and 5 more"]
 
 
-def test_notes_are_told_of_tasks_that_are_written() -> None:
+def test_notes_are_listed_only_for_written_tasks() -> None:
     noted = Imported("f:1", {"id": "a"}, ("left out",))
 
     assert list(gather([noted, Imported("f:2", {"id": "a"}, ("left out",))]).remarks()) == ["f:1: left out"]
@@ -93,11 +93,11 @@ def test_notes_are_told_of_tasks_that_are_written() -> None:
         ([], "0 entries read, 0 tasks"),
     ],
 )
-def test_the_summary_counts(entries: list[Entry], said: str) -> None:
+def test_the_summary_counts_entries_tasks_and_skipped_entries(entries: list[Entry], said: str) -> None:
     assert gather(entries).summary() == said
 
 
-def test_an_existing_file_stays_unless_told_otherwise(tmp_path: Path) -> None:
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("mine\n")
     path.chmod(0o640)
@@ -113,7 +113,7 @@ def test_an_existing_file_stays_unless_told_otherwise(tmp_path: Path) -> None:
     assert names(tmp_path) == ["train.jsonl"]
 
 
-def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_file_that_was_created_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
 
     def lines() -> Iterator[bytes]:
@@ -128,7 +128,7 @@ def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_fails_halfway_leaves_nothing_and_was_no_split_meanwhile(tmp_path: Path, force: bool) -> None:
+def test_a_failed_write_leaves_no_file_and_shows_no_partial_split_meanwhile(tmp_path: Path, force: bool) -> None:
     path = tmp_path / "train.jsonl"
 
     def lines() -> Iterator[bytes]:
@@ -142,7 +142,7 @@ def test_what_fails_halfway_leaves_nothing_and_was_no_split_meanwhile(tmp_path: 
     assert names(tmp_path) == []
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
     def lines() -> Iterator[bytes]:
         yield b"1"
         raise KeyboardInterrupt
@@ -153,7 +153,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_new_file_has_the_mode_that_others_have(tmp_path: Path) -> None:
+def test_a_new_file_has_the_usual_mode(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
 
     write_lines(tmp_path / "train.jsonl", [b"1"])
@@ -161,7 +161,7 @@ def test_a_new_file_has_the_mode_that_others_have(tmp_path: Path) -> None:
     assert (tmp_path / "train.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").touch()
     (tmp_path / "train.jsonl").symlink_to("real")
 
@@ -175,7 +175,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     ("name", "says"),
     [("no/train.jsonl", "there is no folder"), (".", "not a regular file"), ("pipe", "not a regular file")],
 )
-def test_what_is_no_place_for_a_file_is_told_before_the_work(tmp_path: Path, name: str, says: str) -> None:
+def test_an_unusable_target_is_refused_before_the_work(tmp_path: Path, name: str, says: str) -> None:
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(ConfigError, match=says):

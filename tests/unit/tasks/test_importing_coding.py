@@ -1,4 +1,4 @@
-"""HumanEval's and MBPP's rows: which of them are refused, and which are of a part."""
+"""Rows of HumanEval and MBPP: refused rows, ids, and the parts of MBPP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "asse
     ("convert", "row", "says"),
     [
         pytest.param(humaneval_task, {"task_id": "a/1", "prompt": "x"}, "entry_point is missing", id="no entry point"),
-        pytest.param(humaneval_task, HUMANEVAL | {"entry_point": "a b"}, "'a b' is no name", id="no name"),
+        pytest.param(humaneval_task, HUMANEVAL | {"entry_point": "a b"}, "'a b' is no name", id="not a name"),
         pytest.param(humaneval_task, HUMANEVAL | {"task_id": None}, "task_id: a text or a number", id="null for an id"),
         pytest.param(humaneval_task, HUMANEVAL | {"task_id": True}, "task_id: a text or a number", id="true for an id"),
         pytest.param(humaneval_task, HUMANEVAL | {"task_id": ""}, "task_id is empty", id="an empty id"),
@@ -31,11 +31,11 @@ MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "asse
         pytest.param(mbpp_task, MBPP | {"test_list": "assert True"}, "test_list: a list", id="a text for the tests"),
         pytest.param(mbpp_task, MBPP | {"test_setup_code": 7}, "test_setup_code: a text", id="a number for the setup"),
         pytest.param(
-            mbpp_task, MBPP | {"test_list": ["assert 1"] * 201}, "201 tests; the environment takes 200", id="201"
+            mbpp_task, MBPP | {"test_list": ["assert 1"] * 201}, "201 tests; the environment takes 200", id="201 tests"
         ),
     ],
 )
-def test_a_row_of_another_form_is_refused(convert: Any, row: dict[str, Any], says: str) -> None:
+def test_a_row_of_an_invalid_form_is_refused(convert: Any, row: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidEntry, match=says):
         convert(row)
 
@@ -50,11 +50,11 @@ def test_a_row_of_another_form_is_refused(convert: Any, row: dict[str, Any], say
         (mbpp_task, MBPP | {"task_id": "Mbpp/5"}, "mbpp-5"),
     ],
 )
-def test_ids_are_those_of_the_benchmark(convert: Any, row: dict[str, Any], name: str) -> None:
+def test_ids_are_derived_from_the_ids_of_the_benchmark(convert: Any, row: dict[str, Any], name: str) -> None:
     assert convert(row)["id"] == name
 
 
-def test_the_setup_stands_before_each_assertion() -> None:
+def test_the_setup_precedes_each_assertion() -> None:
     task = mbpp_task(MBPP | {"test_imports": ["import math"], "test_setup_code": "N = 1\n"})
 
     assert task is not None
@@ -64,7 +64,7 @@ def test_the_setup_stands_before_each_assertion() -> None:
     ]
 
 
-def test_the_parts_are_as_large_as_the_benchmark_says() -> None:
+def test_the_parts_have_the_sizes_that_the_benchmark_defines() -> None:
     assert {part.value: len(numbers) for part, numbers in PARTS.items()} == {
         "test": 500,
         "validation": 90,

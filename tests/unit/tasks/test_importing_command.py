@@ -1,6 +1,6 @@
-"""`gateway tasks import`, as an operator runs it: what it writes, what it says, and that it never writes half.
+"""`gateway tasks import` as an operator runs it: its files and messages. It never writes a partial file.
 
-The command runs in the tests' process, except where its standard output is not a file that can be written.
+The command runs in the tests' process, except in tests whose standard output cannot be written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Run: TypeAlias = Callable[..., Done]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command with the given arguments in *tmp_path*."""
+    """Yield a function that runs the command with its arguments in *tmp_path*."""
     monkeypatch.chdir(tmp_path)
     variables = {"GATEWAY_CATALOG_DIR": str(tmp_path / "env_images"), "COLUMNS": "160", "NO_COLOR": "1"}
     with in_process(monkeypatch, capfd) as command:
@@ -40,14 +40,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def mbpp_file(folder: Path, *rows: object) -> str:
-    """Write a file of *rows*; returns its name."""
+    """Write a file with *rows*, and return its name."""
     (folder / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return "mbpp.jsonl"
 
 
 @pytest.fixture
 def quiz(tmp_path: Path) -> Path:
-    """The task folder of an environment `quiz` in *tmp_path*'s catalog."""
+    """Create an environment `quiz` in *tmp_path*'s catalog, and return its task folder."""
     (tmp_path / "env_images" / "quiz").mkdir(parents=True)
     (tmp_path / "env_images" / "quiz" / "environment.toml").write_text(QUIZ)
     (tmp_path / "tasks" / "quiz").mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_lines_go_to_standard_output_and_the_summary_does_not(tmp_path: Path, ru
     assert done.stderr == "2 entries read, 2 tasks; written to standard output\n"
 
 
-def test_a_packed_humaneval_goes_to_a_file(tmp_path: Path, run: Run) -> None:
+def test_a_compressed_humaneval_is_written_to_a_file(tmp_path: Path, run: Run) -> None:
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
 
     done = run("humaneval", "HumanEval.jsonl.gz", "--out", "out.jsonl")
@@ -79,7 +79,7 @@ def test_a_packed_humaneval_goes_to_a_file(tmp_path: Path, run: Run) -> None:
     assert [json.loads(line)["id"] for line in read_split(tmp_path / "out.jsonl").tasks if line] == ["humaneval-0"]
 
 
-def test_a_sanitized_mbpp_goes_to_an_environments_split(tmp_path: Path, quiz: Path, run: Run) -> None:
+def test_a_sanitized_mbpp_is_written_to_a_split_of_an_environment(tmp_path: Path, quiz: Path, run: Run) -> None:
     row = {"task_id": 601, "prompt": "Write f.", "test_imports": [], "test_list": MBPP["test_list"]}
     (tmp_path / "sanitized-mbpp.json").write_text(json.dumps([row, row | {"task_id": 11}]))
 
@@ -89,7 +89,7 @@ def test_a_sanitized_mbpp_goes_to_an_environments_split(tmp_path: Path, quiz: Pa
     assert [json.loads(line)["id"] for line in read_split(quiz / "train.jsonl").tasks if line] == ["mbpp-601"]
 
 
-def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path, run: Run) -> None:
+def test_agentbench_items_are_imported_with_notes_about_their_oddities(tmp_path: Path, run: Run) -> None:
     data = tmp_path / "AgentBench" / "data" / "os_interaction" / "data"
     (data / "1").mkdir(parents=True)
     (data / "1" / "stock.json").write_text(json.dumps([ITEM, {**ITEM, "create": [{"init": "x"}]}]))
@@ -105,7 +105,7 @@ def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path, run: R
     assert "stock.json: entry 2 (std-001-stock-00001): create is a list" in done.stderr
 
 
-def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_path: Path, run: Run) -> None:
+def test_all_unusable_entries_are_named_and_nothing_is_written(tmp_path: Path, run: Run) -> None:
     source = mbpp_file(tmp_path, MBPP, MBPP | {"task_id": None}, MBPP, [1])
 
     said = refusal(run("mbpp", source, "--out", "out.jsonl"))
@@ -119,7 +119,7 @@ def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mbpp.jsonl"]
 
 
-def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path, run: Run) -> None:
+def test_unusable_entries_are_skipped_with_skip_invalid(tmp_path: Path, run: Run) -> None:
     done = run("mbpp", mbpp_file(tmp_path, {}, MBPP), "--skip-invalid")
 
     assert done.returncode == 0
@@ -130,14 +130,14 @@ def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path, r
     ]
 
 
-def test_with_a_limit_what_comes_after_does_not_matter(tmp_path: Path, run: Run) -> None:
+def test_entries_after_the_limit_are_ignored(tmp_path: Path, run: Run) -> None:
     done = run("mbpp", mbpp_file(tmp_path, MBPP, {}), "--limit", "1")
 
     assert done.returncode == 0
     assert done.stderr == "1 entry read, 1 task; written to standard output\n"
 
 
-def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path, run: Run) -> None:
+def test_an_existing_split_is_kept_unless_forced(tmp_path: Path, quiz: Path, run: Run) -> None:
     (quiz / "train.jsonl").write_text('{"mine":1}\n')
     arguments = ("mbpp", mbpp_file(tmp_path, MBPP), "--environment", "quiz", "--split", "train")
 
@@ -169,7 +169,9 @@ def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path, run: 
         pytest.param(["mbpp", "mbpp.jsonl", "--limit", "0"], "--limit", id="no limit"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str], says: str, run: Run) -> None:
+def test_a_wrong_argument_or_source_is_reported_and_nothing_is_written(
+    tmp_path: Path, quiz: Path, arguments: list[str], says: str, run: Run
+) -> None:
     mbpp_file(tmp_path, MBPP)
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "env_images" / "bare").mkdir()
@@ -179,7 +181,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str],
     assert list(quiz.iterdir()) == []
 
 
-def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_behind_standard_output_is_reported(tmp_path: Path) -> None:
     command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=scaled(60), check=False)
@@ -187,7 +189,7 @@ def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "gateway: standard output: No space left on device\n")
 
 
-def test_a_reader_that_wants_no_more_ends_it_quietly(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_import_quietly(tmp_path: Path) -> None:
     command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
     reading, writing = os.pipe()
     os.close(reading)
@@ -197,7 +199,7 @@ def test_a_reader_that_wants_no_more_ends_it_quietly(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_dash_is_standard_output(tmp_path: Path, run: Run) -> None:
+def test_a_dash_means_standard_output(tmp_path: Path, run: Run) -> None:
     done = run("mbpp", mbpp_file(tmp_path, MBPP), "--out", "-")
 
     assert len(done.stdout.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Reading a benchmark's file: lines, arrays and single objects, packed or not, and what is said of broken ones."""
+"""Reading of a benchmark's file: lines, arrays or objects, compressed or not, and refusals of broken files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def written(folder: Path, data: bytes, name: str = "rows.jsonl") -> Path:
         pytest.param("a.jsonl", '{"a":"\u2028\x85"}'.encode(), [(":1", {"a": "\u2028\x85"})], id="odd separators"),
         pytest.param("a.json", b'[{"a":1},\n {"a":2}]', [(": entry 1", {"a": 1}), (": entry 2", {"a": 2})], id="array"),
         pytest.param("a.json", b'{"a":\n 1}', [(": entry 1", {"a": 1})], id="one object"),
-        pytest.param("a.json", b'{"a":1}\n{"a":2}\n', [(":1", {"a": 1}), (":2", {"a": 2})], id="lines, called .json"),
-        pytest.param("a.jsonl", b' [{"a":1}]', [(": entry 1", {"a": 1})], id="an array, called .jsonl"),
-        pytest.param("a.jsonl", b"", [], id="nothing"),
+        pytest.param("a.json", b'{"a":1}\n{"a":2}\n', [(":1", {"a": 1}), (":2", {"a": 2})], id="lines in a .json file"),
+        pytest.param("a.jsonl", b' [{"a":1}]', [(": entry 1", {"a": 1})], id="an array in a .jsonl file"),
+        pytest.param("a.jsonl", b"", [], id="an empty file"),
         pytest.param("a.json", b"[]", [], id="an empty array"),
     ],
 )
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_contents_tell_the_form(
+def test_the_form_is_recognized_by_the_content(
     tmp_path: Path, name: str, data: bytes, found: list[tuple[str, object]], is_packed: bool
 ) -> None:
     path = written(tmp_path, gzip.compress(data) if is_packed else data, name + ".gz" * is_packed)
@@ -43,7 +43,7 @@ def test_the_contents_tell_the_form(
     assert read_rows(path) == [Row(f"{path}{where}", value) for where, value in found]
 
 
-def test_a_packed_file_may_have_any_name(tmp_path: Path) -> None:
+def test_a_compressed_file_may_have_any_name(tmp_path: Path) -> None:
     path = written(tmp_path, gzip.compress(b"1\n2\n"), "rows")
 
     assert read_rows(path) == [Row(f"{path}:1", 1), Row(f"{path}:2", 2)]
@@ -54,12 +54,12 @@ def test_a_packed_file_may_have_any_name(tmp_path: Path) -> None:
     [
         pytest.param(b'{"a":', "not JSON: Expecting value at column 6", id="cut off"),
         pytest.param(b'{"a":NaN}', "NaN is not JSON", id="a constant of Python's"),
-        pytest.param(b"{" * 100_000, "not JSON", id="too deep, or wrong"),
+        pytest.param(b"{" * 100_000, "not JSON", id="too deep or malformed"),
         pytest.param(b'{"a":' * 100_000, "not JSON", id="too deep"),
-        pytest.param(b"9" * 5000, "not JSON", id="a number without end"),
+        pytest.param(b"9" * 5000, "not JSON", id="a number with too many digits"),
     ],
 )
-def test_a_line_that_is_no_json_leaves_the_others(tmp_path: Path, line: bytes, says: str) -> None:
+def test_a_line_that_is_not_json_does_not_affect_other_lines(tmp_path: Path, line: bytes, says: str) -> None:
     path = written(tmp_path, b"1\n" + line + b"\n3\n")
 
     first, broken, last = read_rows(path)
@@ -76,19 +76,19 @@ def test_a_line_that_is_no_json_leaves_the_others(tmp_path: Path, line: bytes, s
         pytest.param("a.json", b"[1,\n 2,\n", r":3: not JSON: .* at column 1", id="an array that is cut off"),
         pytest.param("a.json", b"[Infinity]", "not JSON: Infinity is not JSON", id="a constant"),
         pytest.param("a.json", b"[" * 100_000, "not JSON", id="too deep"),
-        pytest.param("a.jsonl", b"1\n\xff\n", ":2: not UTF-8: invalid start byte", id="other bytes"),
-        pytest.param("a.gz", gzip.compress(b"1\n" * 999)[:-9], "ended before", id="a packed file that is cut off"),
-        pytest.param("a.gz", b"\x1f\x8b\x08\x00" + b"x" * 60, ": ", id="a packed file that is broken"),
+        pytest.param("a.jsonl", b"1\n\xff\n", ":2: not UTF-8: invalid start byte", id="bytes that are not UTF-8"),
+        pytest.param("a.gz", gzip.compress(b"1\n" * 999)[:-9], "ended before", id="a truncated compressed file"),
+        pytest.param("a.gz", b"\x1f\x8b\x08\x00" + b"x" * 60, ": ", id="a broken compressed file"),
     ],
 )
-def test_a_broken_file_is_told_with_its_name(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+def test_the_error_names_a_broken_file(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     path = written(tmp_path, data, name)
 
     with pytest.raises(ConfigError, match=f"^{re.escape(str(path))}.*{says}"):
         read_rows(path)
 
 
-def test_a_file_that_is_not_there_or_is_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.jsonl: No such file"):
         read_rows(tmp_path / "no.jsonl")
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -96,7 +96,9 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool) -> None:
+def test_a_file_above_the_size_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
     monkeypatch.setattr(rows, "MAX_FILE_BYTES", 100)
     path = written(tmp_path, gzip.compress(b" " * 101) if is_packed else b" " * 101)
 
@@ -104,7 +106,7 @@ def test_a_file_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         read_rows(path)
 
 
-def test_each_row_becomes_a_task_or_a_reason_or_is_not_asked_for() -> None:
+def test_each_row_becomes_a_task_or_a_refusal_or_is_left_out() -> None:
     def task_of(row: object) -> dict[str, object] | None:
         match row:
             case {"id": str(name)}:
@@ -128,13 +130,13 @@ def test_each_row_becomes_a_task_or_a_reason_or_is_not_asked_for() -> None:
     ("row", "says"),
     [({}, "k is missing"), ({"k": None}, "k: a text is wanted"), ({"k": " "}, "wanted"), ({"k": 1}, "wanted")],
 )
-def test_a_text_that_is_none_is_named(row: dict[str, object], says: str) -> None:
+def test_a_value_that_is_not_a_text_is_refused_with_its_key(row: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidEntry, match=says):
         text_of(row, "k")
 
 
 @pytest.mark.parametrize("value", ["text", 1, {}, [1], ["a", None], 0, ""])
-def test_a_list_of_texts_that_is_none_is_named(value: object) -> None:
+def test_a_value_that_is_not_a_list_of_texts_is_refused_with_its_key(value: object) -> None:
     with pytest.raises(InvalidEntry, match="k: a list of texts is wanted"):
         texts_of({"k": value}, "k")
 

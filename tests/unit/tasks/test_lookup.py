@@ -1,4 +1,4 @@
-"""Tasks on offer: the registry's, an image's own, and what is asked again and when."""
+"""Lookup of tasks in the registry and in images, and the caching of the images' answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def image(protocol: ServerProtocol = ServerProtocol.ORS, **more: Any) -> Environ
 
 
 class Image:
-    """What an image answers, without a gateway round it."""
+    """The answers of an image, without a gateway."""
 
     def __init__(self, splits: Mapping[str, Sequence[TaskSpec]]) -> None:
         self.splits_kept = splits
@@ -75,10 +75,10 @@ def lookup(image: Image, **registered: Any) -> TaskLookup:
     return lookup_of(registry, image)
 
 
-# -- offers ---------------------------------------------------------------------------------------------------------
+# -- lookup ---------------------------------------------------------------------------------------------------------
 
 
-async def test_for_our_own_environments_nobody_is_asked() -> None:
+async def test_tasks_of_own_environments_with_files_need_no_query() -> None:
     nobody = Image(SPLITS)
     found = lookup(nobody)
 
@@ -93,7 +93,7 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
 
 
 def told(task: TaskRef) -> tuple[Mapping[str, Any], str, int | None]:
-    """What the task's worker is told of it."""
+    """Return the spec, the split and the index that the task's worker receives."""
     setup = session_setup(OURS, task)
     return setup.spec, setup.split, setup.index
 
@@ -103,7 +103,7 @@ async def admit(found: TaskLookup, where: Environment, setup: SessionSetup) -> N
         pass
 
 
-async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
+async def test_workers_are_queried_for_tasks_of_an_own_environment_without_task_files() -> None:
     ours = replace(OURS, tasks=None)
     found = lookup_of(TaskRegistry({}), Image(SPLITS))
 
@@ -114,7 +114,7 @@ async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_tas
         await found.count(ours, "test")
 
 
-async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> None:
+async def test_a_split_of_the_registry_hides_the_images_split_of_the_same_name() -> None:
     found = lookup(Image(SPLITS), dev=[{"id": "mine"}])
 
     assert [split.name for split in await found.splits(image())] == ["dev", "train"]
@@ -127,7 +127,7 @@ async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> N
     ("start", "stop", "numbers"),
     [(None, None, [0, 1]), (-1, None, [1]), (0, -1, [0]), (1, 0, []), (5, 9, []), (-9, 99, [0, 1])],
 )
-async def test_ranges_count_as_slices_do(start: int | None, stop: int | None, numbers: list[int]) -> None:
+async def test_ranges_behave_like_slices(start: int | None, stop: int | None, numbers: list[int]) -> None:
     found = await lookup(Image(SPLITS)).range(image(), "train", start, stop)
 
     assert [json.loads(task)["n"] for task in found] == numbers
@@ -144,22 +144,24 @@ async def test_too_many_tasks_for_one_answer_are_refused() -> None:
 @pytest.mark.parametrize(
     ("protocol", "id", "place"),
     [
-        pytest.param(ServerProtocol.ORS, "train/1", ("train", 1), id="a place"),
-        pytest.param(ServerProtocol.ORS, "1", None, id="a number says nothing of a split"),
-        pytest.param(ServerProtocol.ORS, "nosuch/1", None, id="no such split"),
-        pytest.param(ServerProtocol.AREAL, "1", ("train", 1), id="AReaL's samples are numbers"),
-        pytest.param(ServerProtocol.AREAL, "dev/0", ("dev", 0), id="or places"),
-        pytest.param(ServerProtocol.AREAL, "dev-001", ("", None), id="or what the server alone knows"),
-        pytest.param(ServerProtocol.OPENENV, "dev-001", None, id="OpenEnv has no ids"),
+        pytest.param(ServerProtocol.ORS, "train/1", ("train", 1), id="ORS, a place"),
+        pytest.param(ServerProtocol.ORS, "1", None, id="ORS, a number without a split"),
+        pytest.param(ServerProtocol.ORS, "nosuch/1", None, id="ORS, an unknown split"),
+        pytest.param(ServerProtocol.AREAL, "1", ("train", 1), id="AReaL, a number"),
+        pytest.param(ServerProtocol.AREAL, "dev/0", ("dev", 0), id="AReaL, a place"),
+        pytest.param(ServerProtocol.AREAL, "dev-001", ("", None), id="AReaL, an id that only the server knows"),
+        pytest.param(ServerProtocol.OPENENV, "dev-001", None, id="OpenEnv, an id"),
     ],
 )
-async def test_ids_of_an_images_own(protocol: ServerProtocol, id: str, place: tuple[str, int | None] | None) -> None:
+async def test_an_id_of_an_image_is_resolved_by_the_rules_of_its_protocol(
+    protocol: ServerProtocol, id: str, place: tuple[str, int | None] | None
+) -> None:
     found = await lookup(Image(SPLITS)).images_own(image(protocol), id)
 
     assert (None if found is None else (found.split, found.index)) == place
 
 
-async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> None:
+async def test_a_missing_task_is_certain_only_after_the_image_was_queried() -> None:
     found, static = lookup(Image(SPLITS)), image(server=Server(url="http://127.0.0.1:1"))
     assert found.why_not(image(), "train", 7) is None
 
@@ -174,14 +176,14 @@ async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> N
 @pytest.mark.parametrize(
     ("protocol", "spec", "place"),
     [
-        pytest.param(ServerProtocol.OPENENV, {"n": 2}, ("dev", 0), id="word for word"),
-        pytest.param(ServerProtocol.OPENENV, {"n": 3}, ("", None), id="another one"),
-        pytest.param(ServerProtocol.OPENENV, {"seed": 1}, ("", None), id="arguments of its reset"),
-        pytest.param(ServerProtocol.OPENENV, {"n": 2, "env_type": "image"}, ("", None), id="a task as RFC 005 has it"),
-        pytest.param(ServerProtocol.ORS, {"n": 2}, ("", None), id="ORS takes tasks as they are"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 2}, ("dev", 0), id="an equal task"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 3}, ("", None), id="another task"),
+        pytest.param(ServerProtocol.OPENENV, {"seed": 1}, ("", None), id="arguments of the reset"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 2, "env_type": "image"}, ("", None), id="a generic task of RFC 005"),
+        pytest.param(ServerProtocol.ORS, {"n": 2}, ("", None), id="ORS"),
     ],
 )
-async def test_tasks_that_are_given_back_whole(
+async def test_an_inline_task_that_equals_a_task_of_the_image_gets_its_place(
     protocol: ServerProtocol, spec: TaskSpec, place: tuple[str, Any]
 ) -> None:
     found = await lookup(Image(SPLITS)).recognised(image(protocol, resets=ResetMapping(keys=("seed",))), spec)
@@ -190,7 +192,7 @@ async def test_tasks_that_are_given_back_whole(
     assert found.spec == spec
 
 
-async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None:
+async def test_a_task_that_moved_is_found_at_its_new_place() -> None:
     kept = {"train": [{"n": 0}, {"n": 1}]}
     found = lookup(Image(kept))
     assert (await found.recognised(image(ServerProtocol.OPENENV), {"n": 1})).index == 1
@@ -209,7 +211,9 @@ async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None
         (image(), SessionSetup(spec=ONCE, split="train", index=0), False),
     ],
 )
-async def test_whose_rate_limits_count(where: Environment, setup: SessionSetup, is_limited: bool) -> None:
+async def test_rate_limits_apply_to_all_tasks_except_an_images_own(
+    where: Environment, setup: SessionSetup, is_limited: bool
+) -> None:
     found = lookup(Image(SPLITS))
     await admit(found, where, setup)
 
@@ -220,21 +224,21 @@ async def test_whose_rate_limits_count(where: Environment, setup: SessionSetup, 
         await admit(found, where, setup)
 
 
-async def test_a_rate_limit_of_our_own_environment_that_is_none_is_refused() -> None:
+async def test_an_invalid_rate_limit_in_an_own_environment_is_refused() -> None:
     with pytest.raises(TaskInvalid):
         await admit(lookup(Image(SPLITS)), OURS, SessionSetup(spec={"rate_limit": "odd"}))
 
 
-# -- what is kept ---------------------------------------------------------------------------------------------------
+# -- caches ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_pages_go_first_and_the_bounds_hold() -> None:
+def test_the_least_recently_used_pages_are_dropped_first_and_the_limits_hold() -> None:
     pages = TaskPages(pages_max=2, bytes_max=10_000)
     for number in range(3):
         pages.keep("train", number, [{"n": number}] * PAGE)
     assert pages.look_up("train", 0, 3 * PAGE)[1] == [0]
 
-    pages.look_up("train", PAGE, PAGE + 1)  # used just now
+    pages.look_up("train", PAGE, PAGE + 1)  # now the most recently used page
     pages.keep("train", 3, [{"n": 3}])
     assert pages.look_up("train", 0, 4 * PAGE)[1] == [0, 2]
 
@@ -244,7 +248,7 @@ def test_the_oldest_pages_go_first_and_the_bounds_hold() -> None:
     assert pages.look_up("train", 4 * PAGE, 5 * PAGE)[1] == [], "what does not fit leaves the others"
 
 
-def test_a_page_that_is_not_full_is_the_last() -> None:
+def test_a_page_that_is_not_full_is_the_last_page() -> None:
     pages = TaskPages()
     pages.keep("train", 0, [{"n": 0}])
 
@@ -253,7 +257,7 @@ def test_a_page_that_is_not_full_is_the_last() -> None:
     assert (missing, pages.cut(found, 0, 10 * PAGE)) == ([], [{"n": 0}])
 
 
-async def test_a_search_that_found_nothing_holds_for_a_while() -> None:
+async def test_a_search_without_a_result_is_not_repeated_for_a_while() -> None:
     clock, searches = Clock(), 0
     places = TaskPlaces(clock)
 
@@ -273,7 +277,7 @@ async def test_a_search_that_found_nothing_holds_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("server", "asked"), [(Server(port=8000), 1), (Server(url="http://127.0.0.1:1"), 2)], ids=["image", "static"]
 )
-async def test_only_a_server_that_somebody_else_runs_is_asked_again(server: Server, asked: int) -> None:
+async def test_only_a_static_server_is_queried_again_after_a_while(server: Server, asked: int) -> None:
     clock, upstream = Clock(), CounterImage({"train": [{"n": 0}]})
     one, store = image(server=server), MemoryStore()
     upstreams = {UpstreamKind.ORS: upstream}

@@ -1,4 +1,4 @@
-"""docs/tasks.md on tasks at run time: its commands and routes are there as shown, its example is a task."""
+"""docs/tasks.md about tasks at run time: it shows all commands, routes and limits, and its example is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text("utf-8")
 
 
 def commands() -> set[str]:
-    """The `gateway tasks` commands but for ``import``."""
+    """Return the names of the `gateway tasks` commands except ``import``."""
     group: Any = typer.main.get_command(app)
     return set(group.commands["tasks"].commands) - {"import"}
 
@@ -28,7 +28,7 @@ def commands() -> set[str]:
 SHOWN = [line.partition("#")[0] for line in re.findall(r"^gateway tasks (?!import).*$", PAGE, re.M)]
 
 
-def test_every_command_is_shown() -> None:
+def test_every_command_is_on_the_page() -> None:
     assert {line.split()[2] for line in SHOWN} >= commands() - {"schema"}
 
 
@@ -56,7 +56,7 @@ def test_the_limits_are_on_the_page() -> None:
         assert f"{size // 2**20} MiB" in PAGE
 
 
-def test_the_example_is_a_task() -> None:
+def test_the_example_is_a_valid_task() -> None:
     (line,) = re.findall(r"^```json\n(.+?)\n```$", PAGE, re.M)
 
     task = parse(json.loads(line), is_registered=True)

@@ -1,4 +1,4 @@
-"""Tasks by environment, split and index, with ORS' rules for indices."""
+"""Tasks by environment, split and index, with the rules of ORS for indices."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_range_is_clamped_and_never_an_error(
 
 
 @pytest.mark.parametrize(("environment", "split"), [(MATH, "hard"), (MATH, "Train"), (MATH, ""), ("nosuch", "train")])
-def test_an_unknown_split_is_told_by_every_question(registry: TaskRegistry, environment: str, split: str) -> None:
+def test_an_unknown_split_is_an_error_of_every_method(registry: TaskRegistry, environment: str, split: str) -> None:
     name = EnvironmentName(environment)
 
     with pytest.raises(UnknownSplit, match=r"^Invalid split: there is no .*; there are "):
@@ -77,7 +77,7 @@ def test_a_split_may_be_empty(registry: TaskRegistry) -> None:
         registry.raw(MATH, "empty", -1)
 
 
-def test_a_task_that_was_handed_out_can_be_changed_without_changing_the_next(registry: TaskRegistry) -> None:
+def test_a_change_of_a_returned_task_does_not_affect_the_registry(registry: TaskRegistry) -> None:
     registry.task(MATH, "train", 0)["n"] = "changed"
 
     assert registry.task(MATH, "train", 0) == {"n": 0}
@@ -93,7 +93,7 @@ def test_a_task_that_was_handed_out_can_be_changed_without_changing_the_next(reg
         ("Train", SplitType.VALIDATION),
     ],
 )
-def test_a_split_s_name_says_its_type_and_any_other_is_validation(name: str, kind: SplitType) -> None:
+def test_the_name_of_a_split_determines_its_type_and_other_names_mean_validation(name: str, kind: SplitType) -> None:
     assert split_type(name) is kind
 
 
@@ -104,7 +104,7 @@ def environment(folder: Path | None, name: EnvironmentName = MATH) -> Environmen
     return Environment(name=name, image="x", directory=Path("/"), command=("x",), tasks=folder)
 
 
-def test_the_splits_of_a_folder_come_in_the_order_of_their_types(tmp_path: Path) -> None:
+def test_the_splits_of_a_folder_are_in_the_order_of_their_types(tmp_path: Path) -> None:
     for name in ("zebra", "test", "hard", "validation", "train"):
         (tmp_path / f"{name}.jsonl").write_bytes(FIVE[0])
     (tmp_path / "README.md").write_text("not a split")
@@ -130,12 +130,12 @@ def test_an_environment_without_a_task_folder_has_no_splits(tmp_path: Path) -> N
     assert [split.name for split in registry.splits(CODING)] == ["train"]
 
 
-def test_a_task_folder_without_a_split_is_told(tmp_path: Path) -> None:
+def test_a_task_folder_without_a_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no <split>\.jsonl in it"):
         load_tasks([environment(tmp_path)])
 
 
-def test_a_bad_line_stops_the_start_with_its_place(tmp_path: Path) -> None:
+def test_an_invalid_line_stops_the_start_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(FIVE[0] + b"\n{\n")
 
     with pytest.raises(ConfigError, match=r"train\.jsonl:2: not JSON"):
@@ -172,6 +172,6 @@ def test_a_task_is_found_by_its_id_or_an_alias(name: str, prefer: str, place: tu
 
 
 @pytest.mark.parametrize(("environment", "name"), [(MATH, "c"), (MATH, ""), (MATH, "0"), (CODING, "a")])
-def test_a_name_that_no_task_has_is_unknown(environment: EnvironmentName, name: str) -> None:
+def test_a_name_without_a_task_is_unknown(environment: EnvironmentName, name: str) -> None:
     with pytest.raises(UnknownTask):
         NAMED.find(environment, name, prefer="train")

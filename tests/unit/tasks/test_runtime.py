@@ -1,4 +1,4 @@
-"""The registry of one replica with tasks that come at run time."""
+"""The registry of one replica with tasks that are registered at run time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ENVIRONMENTS = (environment(MATH), environment(CODING, Isolation.SANDBOX), envir
 
 
 class Store(MemoryTaskStore):
-    """A memory store that can be away, and counts what it is asked."""
+    """A memory store that can be unavailable and counts its reads."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock or Clock())
@@ -114,10 +114,10 @@ def ids(tasks: RuntimeTasks, **narrowed: Any) -> list[str]:
     return [str(entry.task.get("id")) for entry in entries]
 
 
-# -- what a new task is in ----------------------------------------------------------------------------------------
+# -- registering --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_is_everywhere_at_once(tasks: RuntimeTasks) -> None:
+async def test_a_registered_task_is_visible_everywhere_immediately(tasks: RuntimeTasks) -> None:
     registered = await add(tasks, task("custom/a", aliases=["also"]))
     registry = tasks.registry
 
@@ -142,7 +142,7 @@ async def test_splits_stay_in_the_order_of_their_types(tasks: RuntimeTasks) -> N
     ]
 
 
-async def test_tasks_of_a_file_keep_their_indices_and_others_come_after_them(tasks: RuntimeTasks) -> None:
+async def test_tasks_of_a_file_keep_their_indices_and_registered_tasks_follow_them(tasks: RuntimeTasks) -> None:
     registered = await add(tasks, task("a"), task("b"), split="train")
 
     assert [one.index for one in registered] == [3, 4]
@@ -152,14 +152,14 @@ async def test_tasks_of_a_file_keep_their_indices_and_others_come_after_them(tas
     assert tasks.registry.count(MATH, "train") == 5
 
 
-async def test_the_split_is_the_one_that_is_asked_for_else_the_task_s_own_else_custom(tasks: RuntimeTasks) -> None:
+async def test_the_split_is_the_requested_split_or_else_the_tasks_own_or_else_custom(tasks: RuntimeTasks) -> None:
     assert (await add(tasks, task("a", split="hard")))[0].split == "hard"
     assert (await add(tasks, task("b", split="hard"), split="easy"))[0].split == "easy"
     assert (await add(tasks, task("c")))[0].split == "custom"
     assert (await add(tasks, task("b"), replace=True))[0].split == "easy", "where the one is that it replaces"
 
 
-async def test_an_environment_without_files_may_get_tasks(tasks: RuntimeTasks) -> None:
+async def test_an_environment_without_files_accepts_tasks(tasks: RuntimeTasks) -> None:
     await add(tasks, task("custom/login", "browsergym"), task("custom/other", "page"))
 
     assert tasks.registry.count(BROWSER, "custom") == 2
@@ -168,7 +168,7 @@ async def test_an_environment_without_files_may_get_tasks(tasks: RuntimeTasks) -
 # -- replacing and removing ---------------------------------------------------------------------------------------
 
 
-async def test_one_that_replaces_another_keeps_its_index(tasks: RuntimeTasks) -> None:
+async def test_a_task_that_replaces_another_keeps_its_index(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b"))
 
     registered = await add(tasks, task("a", tags=["new"]), replace=True)
@@ -178,7 +178,7 @@ async def test_one_that_replaces_another_keeps_its_index(tasks: RuntimeTasks) ->
     assert ids(tasks, tag="new") == ["a"]
 
 
-async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RuntimeTasks) -> None:
+async def test_a_removed_task_is_gone_everywhere_and_no_index_shifts(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a", tags=["x"]), task("b"), task("c"), split="train")
 
     await tasks.unregister(MATH, "a")
@@ -196,7 +196,7 @@ async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RuntimeTas
     assert (await add(tasks, task("a"), split="train"))[0].index == 6
 
 
-async def test_a_split_whose_tasks_all_went_is_none(tasks: RuntimeTasks) -> None:
+async def test_a_split_without_remaining_tasks_disappears(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"))
 
     await tasks.unregister(MATH, "a")
@@ -207,7 +207,7 @@ async def test_a_split_whose_tasks_all_went_is_none(tasks: RuntimeTasks) -> None
 
 
 @pytest.mark.parametrize(("id", "reason"), [("nobody", "Unknown task: nobody"), ("t0", "in the file of 'train'")])
-async def test_what_is_not_the_store_s_cannot_be_removed(tasks: RuntimeTasks, id: str, reason: str) -> None:
+async def test_only_a_registered_task_can_be_removed(tasks: RuntimeTasks, id: str, reason: str) -> None:
     with pytest.raises(UnknownTask, match=reason.replace("'", ".")):
         await tasks.unregister(MATH, id)
 
@@ -215,9 +215,9 @@ async def test_what_is_not_the_store_s_cannot_be_removed(tasks: RuntimeTasks, id
 @pytest.mark.parametrize(
     ("document", "how"),
     [
-        pytest.param(task("custom/a"), {}, id="its id"),
+        pytest.param(task("custom/a"), {}, id="the same id"),
         pytest.param(task("t0"), {}, id="a file's id"),
-        pytest.param(task("t0"), {"replace": True}, id="a file's id, to be replaced"),
+        pytest.param(task("t0"), {"replace": True}, id="a file's id with replace"),
         pytest.param(task("one"), {"replace": True}, id="a file's alias"),
         pytest.param(task("b", aliases=["e0"]), {"replace": True}, id="an alias that is a file's id"),
         pytest.param(task("b", aliases=["custom/a"]), {"replace": True}, id="an alias that is an id"),
@@ -243,10 +243,10 @@ async def test_the_same_id_in_two_environments_is_two_tasks(tasks: RuntimeTasks)
     assert tasks.registry.get(CODING, "a")[0]["config"] == {"n": 2}
 
 
-# -- whose it is --------------------------------------------------------------------------------------------------
+# -- environments -------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_of_another_environment_is_told_with_both_names(tasks: RuntimeTasks) -> None:
+async def test_the_error_for_a_task_of_another_environment_has_both_names(tasks: RuntimeTasks) -> None:
     await add(tasks, task("custom/a"))
 
     with pytest.raises(WrongEnvironment, match=r"'custom/a' is one of 'math', not of 'coding'"):
@@ -256,11 +256,11 @@ async def test_a_task_of_another_environment_is_told_with_both_names(tasks: Runt
 
 
 @pytest.mark.parametrize("env_type", ["browser", "browsergym", "browsergym_env", "page", "", None])
-def test_an_environment_s_other_names_are_its_own(tasks: RuntimeTasks, env_type: str | None) -> None:
+def test_an_environment_s_other_names_are_accepted(tasks: RuntimeTasks, env_type: str | None) -> None:
     tasks.registry.check_env_type(BROWSER, {"env_type": env_type})
 
 
-def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> None:
+def test_all_problems_of_a_batch_are_reported_together(tasks: RuntimeTasks) -> None:
     batch: list[object] = [
         task("a"),
         task("b", "nosuch"),
@@ -282,7 +282,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> 
     ]
 
 
-def test_the_environment_may_be_said_beside_the_tasks(tasks: RuntimeTasks) -> None:
+def test_the_environment_may_be_given_next_to_the_tasks(tasks: RuntimeTasks) -> None:
     (one,) = tasks.check([("", {"id": "a"})], environment="math")
 
     assert one.task == {"id": "a", "env_type": "math"}
@@ -290,7 +290,7 @@ def test_the_environment_may_be_said_beside_the_tasks(tasks: RuntimeTasks) -> No
         tasks.check([("", task("a", "coding"))], environment="math")
 
 
-def test_environments_files_say_their_other_names(tmp_path: Path) -> None:
+def test_an_environment_s_other_names_come_from_its_file(tmp_path: Path) -> None:
     registry = load_tasks([replace(environment(MATH), env_types=("sums",))])
 
     assert registry.environment_of("sums") == MATH
@@ -300,7 +300,9 @@ def test_environments_files_say_their_other_names(tmp_path: Path) -> None:
 # -- listing ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_listing_has_files_and_run_time_in_order_and_can_be_narrowed_down(tasks: RuntimeTasks) -> None:
+async def test_a_listing_has_tasks_of_files_and_registered_tasks_in_order_and_can_be_filtered(
+    tasks: RuntimeTasks,
+) -> None:
     await add(tasks, task("a", tags=["hard"]), split="train")
 
     assert ids(tasks) == ["c0", "t0", "t1", "None", "a", "e0"]
@@ -331,7 +333,7 @@ async def test_pages_together_are_the_whole_listing(tasks: RuntimeTasks, limit: 
 
 
 @pytest.mark.parametrize("after", ["x", "a/b", "a/b/c", "a/b/-1", "a/b/" + "9" * 30])
-def test_what_is_no_cursor_is_refused(tasks: RuntimeTasks, after: str) -> None:
+def test_an_invalid_cursor_is_refused(tasks: RuntimeTasks, after: str) -> None:
     with pytest.raises(InvalidRequest, match="after"):
         tasks.registry.listing(after=after)
 
@@ -339,7 +341,7 @@ def test_what_is_no_cursor_is_refused(tasks: RuntimeTasks, after: str) -> None:
 # -- several replicas ---------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_another_replica_was_given_is_found_when_it_is_asked_for(store: Store) -> None:
+async def test_a_task_that_another_replica_registered_is_found_on_request(store: Store) -> None:
     one, other = replica(store), replica(store)
 
     await add(one, task("custom/a"))
@@ -348,7 +350,7 @@ async def test_a_task_that_another_replica_was_given_is_found_when_it_is_asked_f
     assert await other.sure(lambda: other.registry.count(MATH, "custom")) == 1
 
 
-async def test_the_background_follows_what_another_replica_did(store: Store) -> None:
+async def test_the_background_task_follows_the_changes_of_another_replica(store: Store) -> None:
     one, other = replica(store), replica(store)
     following = asyncio.create_task(other.run())
     try:
@@ -360,7 +362,7 @@ async def test_the_background_follows_what_another_replica_did(store: Store) -> 
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: RuntimeTasks) -> None:
+async def test_a_refresh_with_an_unchanged_version_reads_no_changes(store: Store, tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"))
     pages = store.pages
 
@@ -370,14 +372,16 @@ async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: Ru
     assert store.pages == pages
 
 
-async def test_many_that_miss_at_once_share_their_questions(store: Store, tasks: RuntimeTasks) -> None:
+async def test_concurrent_lookups_of_unknown_tasks_share_their_reads_of_the_store(
+    store: Store, tasks: RuntimeTasks
+) -> None:
     ends = await asyncio.gather(*(get(tasks, f"no{n}") for n in range(50)), return_exceptions=True)
 
     assert all(isinstance(end, UnknownTask) for end in ends)
     assert store.versions <= 2
 
 
-async def test_a_replica_without_its_store_serves_what_it_knows_and_calls_nothing_unknown(
+async def test_a_replica_without_its_store_serves_known_tasks_and_reports_no_task_as_unknown(
     store: Store, tasks: RuntimeTasks
 ) -> None:
     await add(tasks, task("a"))
@@ -393,7 +397,7 @@ async def test_a_replica_without_its_store_serves_what_it_knows_and_calls_nothin
         await get(tasks, "b")
 
 
-async def test_a_store_that_begins_anew_is_followed(tasks: RuntimeTasks) -> None:
+async def test_a_store_that_lost_its_data_is_followed(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b", "browser"))
     anew = Store()
     await add(replica(anew), task("c"))
@@ -404,7 +408,7 @@ async def test_a_store_that_begins_anew_is_followed(tasks: RuntimeTasks) -> None
     assert tasks.registry.splits(BROWSER) == []
 
 
-async def test_a_refresh_that_is_cancelled_leaves_the_next_one_to_do_it(store: Store) -> None:
+async def test_after_a_cancelled_refresh_the_next_refresh_does_the_work(store: Store) -> None:
     one, other = replica(store), replica(store)
     await add(one, task("a"))
 
@@ -421,7 +425,7 @@ async def test_a_refresh_that_is_cancelled_leaves_the_next_one_to_do_it(store: S
 # -- rate limits --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_begins_as_often_as_its_limit_says(tasks: RuntimeTasks) -> None:
+async def test_a_task_starts_only_as_often_as_its_limit_allows(tasks: RuntimeTasks) -> None:
     limited = task("a", rate_limit={"starts": 2, "per_s": 60})
 
     await tasks.admit(limited, MATH)
@@ -434,7 +438,7 @@ async def test_a_task_begins_as_often_as_its_limit_says(tasks: RuntimeTasks) -> 
     await tasks.admit({**limited, "id": "b"}, MATH)
 
 
-async def test_the_limit_holds_over_all_replicas_and_ends_with_its_time() -> None:
+async def test_the_limit_applies_across_replicas_and_ends_after_its_time() -> None:
     clock = Clock()
     store = Store(clock)
     limited = task("a", rate_limit={"starts": 1, "per_s": 0.5})
@@ -447,19 +451,19 @@ async def test_the_limit_holds_over_all_replicas_and_ends_with_its_time() -> Non
     await replica(store).admit(limited, MATH)
 
 
-async def test_a_task_without_a_limit_asks_no_store(store: Store, tasks: RuntimeTasks) -> None:
+async def test_a_task_without_a_limit_needs_no_store(store: Store, tasks: RuntimeTasks) -> None:
     store.is_away = True
 
     for _ in range(100):
         await tasks.admit(task("a"), MATH)
 
 
-async def test_a_limit_that_is_none_is_refused_with_its_path(tasks: RuntimeTasks) -> None:
+async def test_an_invalid_limit_is_refused_with_its_path(tasks: RuntimeTasks) -> None:
     with pytest.raises(TaskInvalid, match=r"rate_limit\.starts"):
         await tasks.admit({"rate_limit": {"starts": 0, "per_s": 1}}, MATH)
 
 
-async def test_an_inline_task_of_the_same_id_does_not_stretch_the_limit(tasks: RuntimeTasks) -> None:
+async def test_an_inline_task_with_the_same_id_does_not_relax_the_limit(tasks: RuntimeTasks) -> None:
     await tasks.admit(task("a", rate_limit={"starts": 1, "per_s": 3600}), MATH)
     await tasks.admit(task("a", rate_limit={"starts": 9, "per_s": 1}), MATH)
 

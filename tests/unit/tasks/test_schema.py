@@ -1,4 +1,4 @@
-"""The generic task's schema: what it takes, and every refusal with its path."""
+"""The schema of generic tasks: accepted values, and refusals with their path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def paths(document: object, **known: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_task_of_the_project_fits_and_comes_back_as_it_was(path: Path) -> None:
+def test_every_task_of_the_project_is_valid_and_stays_unchanged(path: Path) -> None:
     isolation = ISOLATION.get(path.parent.name, Isolation.SHARED)
 
     for line in path.read_bytes().splitlines():
@@ -57,13 +57,13 @@ def test_every_task_of_the_project_fits_and_comes_back_as_it_was(path: Path) -> 
         assert parse(task, isolation=isolation) == task
 
 
-def test_a_whole_task_comes_back_as_it_was() -> None:
+def test_a_complete_task_stays_unchanged() -> None:
     task = parse(LOGIN, isolation=Isolation.EXCLUSIVE, is_registered=True)
 
     assert task == LOGIN
 
 
-def test_the_registrations_short_form_is_written_out() -> None:
+def test_the_short_form_of_a_registration_is_expanded() -> None:
     config = {
         "start_url": "http://localhost:8000/login",
         "goal": "log in as admin / 1234",
@@ -82,7 +82,7 @@ def test_the_registrations_short_form_is_written_out() -> None:
     assert parse(as_arguments, is_registered=True) == meant
 
 
-def test_a_registration_with_a_whole_task_keeps_its_keys() -> None:
+def test_a_registration_with_a_complete_task_keeps_its_keys() -> None:
     whole = {"instruction": "go", "config": {"goal": [3, 4]}, "tags": ["a"]}
 
     as_arguments = {"task_id": "a", "env_type": "game", "config": whole}
@@ -90,7 +90,7 @@ def test_a_registration_with_a_whole_task_keeps_its_keys() -> None:
     assert parse(as_arguments) == {**whole, "id": "a", "env_type": "game"}
 
 
-def test_all_problems_are_told_at_once_each_with_its_path() -> None:
+def test_all_problems_are_reported_together_each_with_its_path() -> None:
     wrong = {
         "id": "-no",
         "tags": ["a", 4],
@@ -116,22 +116,22 @@ def test_all_problems_are_told_at_once_each_with_its_path() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], "a task", 3, [{"id": "a"}]])
-def test_what_is_no_object_is_no_task(document: object) -> None:
+def test_a_document_that_is_not_an_object_is_refused(document: object) -> None:
     assert problems(document)[0][1].startswith("a task is an object, not ")
 
 
-def test_a_task_that_is_registered_needs_id_and_environment() -> None:
+def test_a_registered_task_needs_an_id_and_an_environment() -> None:
     assert paths({"instruction": "go"}, is_registered=True) == ["env_type", "id"]
     assert parse({"instruction": "go"}) == {"instruction": "go"}
 
 
 @pytest.mark.parametrize("id", ["a", "custom/login-test", "miniwob/click-test", "HumanEval/0", "a" * 200, "0._-/"])
-def test_an_id_may_be(id: str) -> None:
+def test_a_valid_id_is_accepted(id: str) -> None:
     assert parse({"id": id}) == {"id": id}
 
 
 @pytest.mark.parametrize("id", ["", "/a", ".a", "-a", "a b", "a\n", "é", "a" * 201, 3, None, "a?b", "a\x00"])
-def test_an_id_may_not_be(id: object) -> None:
+def test_an_invalid_id_is_refused(id: object) -> None:
     if id is None:
         assert parse({"id": id}) == {"id": None}
         assert paths({"id": id, "env_type": "x"}, is_registered=True) == ["id"]
@@ -146,7 +146,7 @@ def test_code_is_refused_where_data_is_expected(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["script", "test_scripts", "command"])
-def test_scripts_are_only_for_sandboxes(key: str) -> None:
+def test_scripts_are_allowed_only_in_sandboxes(key: str) -> None:
     task = {"evaluation": {key: "true" if key == "script" else ["true"]}}
 
     assert paths(task, isolation=Isolation.SHARED) == [f"evaluation.{key}"]
@@ -154,7 +154,7 @@ def test_scripts_are_only_for_sandboxes(key: str) -> None:
     assert parse(task, isolation=Isolation.SANDBOX) == task
 
 
-def test_one_judge_is_enough() -> None:
+def test_a_task_may_have_only_one_judge() -> None:
     assert problems({"evaluation": {"script": "true", "reward_function": "f"}}) == [
         ("evaluation", "either reward_function or script, not both")
     ]
@@ -172,7 +172,7 @@ def test_one_judge_is_enough() -> None:
         ({1, 2}, "config.a"),
     ],
 )
-def test_what_json_has_no_word_for_is_told_with_its_path(value: object, path: str) -> None:
+def test_a_value_that_json_cannot_encode_is_refused_with_its_path(value: object, path: str) -> None:
     assert paths({"config": {"a": value}}) == [path]
 
 
@@ -188,7 +188,7 @@ def test_depth_number_and_size_are_bounded() -> None:
     assert parse(large) == large, "given for one session it may be larger"
 
 
-def test_what_is_told_of_a_document_is_bounded() -> None:
+def test_the_reported_problems_are_bounded() -> None:
     many = {"config": {f"{'k' * 5000}{number}": float("nan") for number in range(1000)}, "tags": [3] * 64}
 
     told = problems(many)
@@ -206,7 +206,7 @@ KEYS = st.sampled_from([*LOGIN, "goal", "reward_fn", "task_id", "split"]) | st.t
 
 
 @given(st.dictionaries(KEYS, JSON | st.sampled_from(list(LOGIN.values())), max_size=6))
-def test_whatever_comes_it_is_a_task_or_a_typed_error(document: dict[str, object]) -> None:
+def test_any_document_is_a_task_or_a_typed_error(document: dict[str, object]) -> None:
     try:
         task = parse(document, isolation=Isolation.SHARED)
     except TaskInvalid as error:
@@ -219,7 +219,7 @@ def test_whatever_comes_it_is_a_task_or_a_typed_error(document: dict[str, object
 
 
 @given(st.dictionaries(KEYS, JSON | st.sampled_from(list(LOGIN.values())), max_size=6))
-def test_what_is_taken_here_is_taken_by_the_environments_too(document: dict[str, object]) -> None:
+def test_a_task_that_the_gateway_accepts_is_accepted_by_the_environments_too(document: dict[str, object]) -> None:
     try:
         task = parse(document)
     except TaskInvalid:
@@ -227,7 +227,7 @@ def test_what_is_taken_here_is_taken_by_the_environments_too(document: dict[str,
     assert isinstance(parse_task(task).to_dict(), dict)
 
 
-def test_what_environments_are_strict_about_is_refused_here() -> None:
+def test_values_that_environments_refuse_are_refused_by_the_gateway_too() -> None:
     wrong = {"version": "1" * 201, "tags": [" a", "b\nc", ""], "evaluation": {"script": " "}}
 
     assert paths(wrong) == ["evaluation.script", "tags[0]", "tags[1]", "tags[2]", "version"]

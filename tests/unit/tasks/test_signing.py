@@ -1,4 +1,4 @@
-"""Signed bundles: what is vouched for, and every change that is noticed."""
+"""Signed bundles of tasks: a valid signature is verified, and every change is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TASKS: list[Any] = [
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A folder with a private key ``lab`` and its public one."""
+    """Return a folder with a private key ``lab`` and its public key."""
     folder = tmp_path / "keys"
     folder.mkdir()
     make_keys(folder / "lab")
@@ -45,14 +45,14 @@ def bundle(keys: Path) -> dict[str, Any]:
     return sign(TASKS, read_private(keys / "lab"))
 
 
-def test_what_was_signed_is_vouched_for_with_the_key_s_name(keys: Path, bundle: dict[str, Any]) -> None:
+def test_a_signed_bundle_is_verified_with_the_key_s_name(keys: Path, bundle: dict[str, Any]) -> None:
     trusted = read_trusted(keys)
 
     assert trusted.verify(bundle) == (TASKS, bundle["key"])
     assert read_trusted(keys / "lab.pub").verify(bundle) == (TASKS, bundle["key"])
 
 
-def test_a_bundle_may_be_written_anew(keys: Path, bundle: dict[str, Any]) -> None:
+def test_a_bundle_may_be_rewritten_as_equal_json(keys: Path, bundle: dict[str, Any]) -> None:
     rewritten = json.loads(json.dumps(dict(reversed(bundle.items())), indent=7, ensure_ascii=True, sort_keys=True))
 
     assert read_trusted(keys).verify(rewritten)[0] == TASKS
@@ -93,7 +93,7 @@ OF_SIGNATURES = ["a signature", "half a signature", "no signature"]
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *OF_SIGNATURES])
-def test_whatever_is_changed_is_noticed(keys: Path, bundle: dict[str, Any], change: str) -> None:
+def test_every_change_of_a_bundle_is_detected(keys: Path, bundle: dict[str, Any], change: str) -> None:
     forged = tampered(bundle, change)
 
     assert json.dumps(forged) != json.dumps(bundle)
@@ -101,14 +101,14 @@ def test_whatever_is_changed_is_noticed(keys: Path, bundle: dict[str, Any], chan
         read_trusted(keys).verify(forged)
 
 
-def test_a_key_that_nobody_trusts_vouches_for_nothing(keys: Path, bundle: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bundle_of_an_untrusted_key_is_refused(keys: Path, bundle: dict[str, Any], tmp_path: Path) -> None:
     make_keys(tmp_path / "other")
     foreign = sign(TASKS, read_private(tmp_path / "other"))
 
     for trusted in (read_trusted(keys), TrustedKeys({}), read_trusted(None)):
         with pytest.raises(NotSigned, match=foreign["key"]):
             trusted.verify(foreign)
-    # Somebody who knows a trusted key's name gains nothing by it.
+    # The name of a trusted key does not help without the key itself.
     with pytest.raises(BadSignature):
         read_trusted(keys).verify({**foreign, "key": bundle["key"]})
 
@@ -124,7 +124,7 @@ def test_a_key_that_nobody_trusts_vouches_for_nothing(keys: Path, bundle: dict[s
         ({"more": 1}, "more"),
     ],
 )
-def test_what_is_no_bundle_is_told_with_its_path(
+def test_an_invalid_bundle_is_refused_with_the_path_of_the_problem(
     keys: Path, bundle: dict[str, Any], change: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(TaskInvalid) as refusal:
@@ -133,7 +133,7 @@ def test_what_is_no_bundle_is_told_with_its_path(
     assert [where for where, _ in refusal.value.problems] == [path]
 
 
-def test_only_a_bundle_is_taken_for_one(bundle: dict[str, Any]) -> None:
+def test_only_a_bundle_is_recognized_as_a_bundle(bundle: dict[str, Any]) -> None:
     assert is_bundle(bundle)
     for less in ({"format", "key"}, {"signature"}, {"tasks"}):
         assert is_bundle({key: value for key, value in bundle.items() if key not in less})
@@ -142,13 +142,13 @@ def test_only_a_bundle_is_taken_for_one(bundle: dict[str, Any]) -> None:
         assert not is_bundle(other)
 
 
-def test_what_json_has_no_word_for_cannot_be_signed(keys: Path) -> None:
+def test_a_value_that_json_cannot_encode_cannot_be_signed(keys: Path) -> None:
     for value in (float("nan"), "\ud800", object()):
         with pytest.raises(TaskInvalid):
             sign([{"a": value}], read_private(keys / "lab"))
 
 
-def test_a_private_key_is_its_owner_s_alone_and_nothing_is_overwritten(keys: Path) -> None:
+def test_a_private_key_is_readable_only_by_its_owner_and_no_file_is_overwritten(keys: Path) -> None:
     assert stat.S_IMODE((keys / "lab").stat().st_mode) == 0o600
     before = (keys / "lab").read_bytes()
 
@@ -162,7 +162,7 @@ def test_a_private_key_is_its_owner_s_alone_and_nothing_is_overwritten(keys: Pat
     assert not (keys / "half").exists()
 
 
-def test_files_that_are_no_keys_are_told(keys: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_keys_are_refused(keys: Path, tmp_path: Path) -> None:
     (tmp_path / "text.pub").write_text("not a key")
     other = generate_private_key(SECP256R1())
     (tmp_path / "curve").write_bytes(

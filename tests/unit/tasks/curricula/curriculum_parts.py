@@ -1,4 +1,4 @@
-"""Parts for the tests of curricula and of task records: a store that can be made to fail, and registries of tasks."""
+"""Helpers for the tests of curricula and task records: a store that fails on demand, and task registries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAME = EnvironmentName("game")
 
 
 def registry_of(**environments: Sequence[Mapping[str, Any]]) -> TaskRegistry:
-    """A registry with a split ``train`` of each environment."""
+    """Return a registry in which each environment has a split ``train``."""
     return TaskRegistry(
         {
             EnvironmentName(name): {"train": [json.dumps(task).encode() for task in tasks]}
@@ -48,19 +48,19 @@ async def remove(registry: TaskRegistry, store: MemoryTaskStore, id: str) -> Non
 
 
 def weight_of(prepared: Prepared, environment: EnvironmentName, split: str, index: int) -> float:
-    """Return the share of draws of a task; 0 for a task that is not drawn now, or not in the curriculum."""
+    """Return the share of draws of a task. It is 0 if the task is not drawn now or not in the curriculum."""
     shares = {(place.environment, place.split, place.index): share for place, share in prepared.heaviest(10**6)}
     return shares.get((environment, split, index), 0.0)
 
 
 class Store(MemoryCurriculumStore):
-    """The memory store behind a network: each call takes two turns of the event loop, and may fail."""
+    """The memory store behind a simulated network. Each call takes two turns of the event loop, and may fail."""
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(**limits)
         self.is_away = False
         self.forgets_to_answer = False
-        """Outcomes are noted, but the answer is lost."""
+        """True if the store notes outcomes but its answer is lost."""
         self.calls: Counter[str] = Counter()
 
     async def _reach(self, name: str) -> None:

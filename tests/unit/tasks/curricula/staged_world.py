@@ -1,4 +1,4 @@
-"""An environment whose tasks are in stages, and records of them as a store would keep them."""
+"""An environment with tasks in stages, and task records like those of a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN, WINDOW = 8, 4
 
 
 class World:
-    """One environment of twelve tasks, four in each of three stages, and records as a store would keep them."""
+    """One environment with twelve tasks, four in each of three stages, and records like those of a store."""
 
     def __init__(self) -> None:
         rows = [
@@ -34,7 +34,7 @@ class World:
         self.now = 0.0
 
     def told(self, index: int, *rewards: float) -> Self:
-        """Sessions on a task end with *rewards*."""
+        """Record sessions on a task that end with *rewards*."""
         task = f"math-{index}"
         for reward in rewards:
             self.now += 1.0
@@ -44,7 +44,7 @@ class World:
         return self
 
     def moved(self) -> str:
-        """The stage after an advance."""
+        """Advance the curriculum and return its stage."""
         self.state = advance(self.curriculum, self.tables, self.records, self.state)
         return self.standing.stage
 

@@ -1,4 +1,4 @@
-"""Definitions of curricula against the tasks on offer: a file and a request are told all their problems in one pass."""
+"""Checks of curricula against the tasks on offer: one pass reports all problems of a file or a request."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ environment = "math"
 tags = ["odd"]
 """
 TOLD = [
-    "study.toml:1: seed: Input should be greater than or equal to 0",
+    "study.toml:1: seed: it must be at least 0, not -1",
     "study.toml:5: sampler.demote_at: demote_at (0.9) is not below promote_at (0.8)",
     "study.toml:6: sampler.target: the sampler staged does not use it",
     "study.toml:13: sampler.stages[1].name: two stages are named 'easy'",
     "study.toml:17: components[0].environment: no environment 'maths' is on offer",
-    "study.toml:18: components[0].wieght: there is no such key",
+    "study.toml:18: components[0].wieght: there is no such key (did you mean 'weight'?)",
     "study.toml:22: components[1].tags: no task of math/train is tagged algebar",
     "study.toml:26: components[2].split: math has no task in split 'trian'",
     "study.toml:28: components[3]: none of the component's tasks is in any stage",
@@ -60,7 +60,7 @@ TOLD = [
 
 
 def look(environment: EnvironmentName, split: str) -> Rows | None:
-    """Math has ten tasks to train on, the odd ones hard; only workers know those of a game."""
+    """Return ten training tasks of math, the odd ones hard. Only workers know the tasks of game."""
     if environment == GAME:
         return None
     if environment != MATH:
@@ -69,7 +69,7 @@ def look(environment: EnvironmentName, split: str) -> Rows | None:
     return tuple(rows) if split == "train" else ()
 
 
-def test_all_that_is_wrong_with_a_folder_is_told_in_one_pass(tmp_path: Path) -> None:
+def test_all_problems_of_a_folder_are_reported_in_one_pass(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(WRONG)
     (tmp_path / "other.toml").write_text("seed = -1\ngroup_size = 0\n" + COMPONENTS)
 
@@ -99,7 +99,7 @@ def test_a_request_is_refused_for_the_same_reasons_as_a_file() -> None:
         ),
     ],
 )
-def test_tasks_that_there_are_not_are_named(tmp_path: Path, text: str, told: str) -> None:
+def test_a_reference_to_missing_tasks_is_reported_with_its_key(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "study.toml").write_text(text)
 
     with pytest.raises(ConfigError) as refusal:

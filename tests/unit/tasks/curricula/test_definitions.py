@@ -1,4 +1,4 @@
-"""Definitions of curricula: what files and JSON objects mean, and what is said of those that are wrong."""
+"""Definitions of curricula: the meaning of files and JSON objects, and the messages about wrong definitions."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def refusal_of(document: object, name: str = "study") -> str:
     return refusal.value.detail
 
 
-# -- what they mean -------------------------------------------------------------------------------------------------
+# -- meaning --------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_says_all_that_a_curriculum_is(tmp_path: Path) -> None:
+def test_a_file_can_set_every_field_of_a_curriculum(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE) == Curriculum(
         name="study",
         seed=7,
@@ -102,12 +102,12 @@ def test_a_file_says_all_that_a_curriculum_is(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_said_is_as_the_nouns_have_it(tmp_path: Path) -> None:
+def test_missing_keys_have_the_defaults_of_the_model(tmp_path: Path) -> None:
     assert read(tmp_path, COMPONENTS) == Curriculum(name="study", components=(Component(environment=MATH),))
 
 
 @pytest.mark.parametrize("kind", list(SamplerKind))
-def test_the_usual_numbers_of_each_sampler_are_those_of_the_nouns(kind: SamplerKind) -> None:
+def test_the_defaults_of_each_sampler_are_those_of_the_model(kind: SamplerKind) -> None:
     stages = {"stages": [{"name": "all"}]} if kind is SamplerKind.STAGED else {}
 
     read_in = from_document("study", {"environment": "math", "sampler": {"kind": kind.value, **stages}})
@@ -122,7 +122,7 @@ def test_the_short_form_is_one_component(tmp_path: Path) -> None:
     assert short.seed == 3
 
 
-def test_a_folder_gives_its_files_by_name_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_toml_files_of_a_folder_are_read_as_curricula(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text(COMPONENTS)
     (tmp_path / "two-b_2.toml").write_text('environment = "game"')
     (tmp_path / "README.md").write_text("not one")
@@ -131,7 +131,7 @@ def test_a_folder_gives_its_files_by_name_and_nothing_else(tmp_path: Path) -> No
     assert read_curricula(tmp_path / "missing") == {}
 
 
-# -- there and back -------------------------------------------------------------------------------------------------
+# -- round trips ----------------------------------------------------------------------------------------------------
 
 stages = st.builds(
     Stage,
@@ -195,20 +195,20 @@ curricula = st.builds(
 
 
 @given(curricula)
-def test_a_document_of_a_curriculum_reads_in_as_the_same(curriculum: Curriculum) -> None:
+def test_the_document_of_a_curriculum_reads_back_as_the_same_curriculum(curriculum: Curriculum) -> None:
     written = json.dumps(to_document(curriculum))
 
     assert from_document("study", json.loads(written)) == curriculum
 
 
-def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
+def test_a_file_and_its_document_define_the_same_curriculum(tmp_path: Path) -> None:
     curriculum = read(tmp_path, WHOLE)
 
     assert from_document("study", to_document(curriculum)) == curriculum
     assert to_document(curriculum)["sampler"]["stages"][0] == {"name": "easy", "tags": [], "max_difficulty": 1.0}
 
 
-# -- what is wrong --------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,23 +218,25 @@ def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
         pytest.param(
             COMPONENTS + '\n[[components]]\nenvironment = "game"\n\nwieght = 2\n',
             "study.toml:7: components[1].wieght: there is no such key",
-            id="in the second of two tables",
+            id="an unknown key in the second table",
         ),
         pytest.param(
             COMPONENTS + "[[components]]\nweight = 2\n",
-            "study.toml:3: components[1].environment: Field required",
-            id="a missing key gives its table",
+            "study.toml:3: components[1].environment: it is required",
+            id="a missing key has the line of its table",
         ),
         pytest.param(
             'group_size = "8"\n' + COMPONENTS,
-            "study.toml:1: group_size: Input should be a valid integer",
+            "study.toml:1: group_size: it must be an integer",
             id="a number as a text",
         ),
-        pytest.param("seed = true\n" + COMPONENTS, "study.toml:1: seed: Input should be a valid integer", id="a truth"),
-        pytest.param("success_at = nan\n" + COMPONENTS, "study.toml:1: success_at: Input should be a finite number"),
-        pytest.param("seed = 1\n", "study.toml:1: components: Field required", id="no component"),
+        pytest.param("seed = true\n" + COMPONENTS, "study.toml:1: seed: it must be an integer", id="a boolean"),
+        pytest.param("success_at = nan\n" + COMPONENTS, "study.toml:1: success_at: it must be a finite number"),
+        pytest.param("seed = 1\n", "study.toml:1: components: it is required", id="no component"),
         pytest.param(
-            "components = []", "study.toml:1: components: List should have at least 1 item", id="none of them"
+            "components = []",
+            "study.toml:1: components: it must have at least 1 item",
+            id="an empty list of components",
         ),
         pytest.param(
             COMPONENTS + 'tags = ["a", "b"]\n' + COMPONENTS + 'tags = ["b", "a"]\n',
@@ -249,30 +251,32 @@ def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
         pytest.param(
             '[[components]]\nenvironment = "Math"\n',
             "study.toml:2: components[0].environment: the name of an environment is wanted",
-            id="an environment's name",
+            id="an invalid environment name",
         ),
-        pytest.param(COMPONENTS + "weight = 0\n", "study.toml:3: components[0].weight: Input should be greater than"),
+        pytest.param(COMPONENTS + "weight = 0\n", "study.toml:3: components[0].weight: it must be at least"),
         pytest.param(
             'seed = 1\nenvironment = "math"\n' + COMPONENTS,
-            "study.toml:2: environment: it stands in each of components, where there are any",
+            "study.toml:2: environment: with components, this key belongs into each component",
             id="both forms",
         ),
         pytest.param(
-            'environment = "math"\nweight = 1\n', "study.toml:2: weight: there is no such key", id="one has no weight"
+            'environment = "math"\nweight = 1\n',
+            "study.toml:2: weight: there is no such key",
+            id="a weight in the short form",
         ),
         pytest.param(
             COMPONENTS + '\n[sampler]\nkind = "random"\n',
-            "study.toml:5: sampler.kind: Input should be 'uniform', 'sequential'",
+            "study.toml:5: sampler.kind: it must be 'uniform', 'sequential'",
             id="an unknown sampler",
         ),
         pytest.param(
             COMPONENTS + '[sampler]\nkind = "uniform"\ntarget = 0.3\nwindow = 2\n',
             "study.toml:5: sampler.target: the sampler uniform does not use it",
-            id="what the sampler does not look at",
+            id="a key that the sampler does not use",
         ),
         pytest.param(
             COMPONENTS + '[sampler]\nkind = "target_success"\ntarget = 1.0\n',
-            "study.toml:5: sampler.target: Input should be less than 1",
+            "study.toml:5: sampler.target: it must be less than 1",
             id="a target that carries no signal",
         ),
         pytest.param(
@@ -288,7 +292,7 @@ def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
         pytest.param(
             COMPONENTS + '[sampler]\nkind = "staged"\npromote_at = 0.5\ndemote_at = 0.5\nstages = [{name = "a"}]\n',
             "study.toml:6: sampler.demote_at: demote_at (0.5) is not below promote_at (0.5)",
-            id="no room between the rates",
+            id="equal promotion and demotion rates",
         ),
         pytest.param(
             COMPONENTS + '[sampler]\nkind = "staged"\n' + '[[sampler.stages]]\nname = "a"\n' * 2,
@@ -300,9 +304,9 @@ def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
             + '[sampler]\nkind = "staged"\n[[sampler.stages]]\nname = "a"\n'
             + '[[sampler.stages]]\nname = "b"\nmin_difficulty = 2\nmax_difficulty = 1\n',
             "study.toml:7: sampler.stages[1]: min_difficulty (2) is more than max_difficulty (1)",
-            id="a stage with no room",
+            id="a stage with an empty range",
         ),
-        pytest.param("seed = \n", "study.toml:1: Invalid value (at line 1, column 8)", id="no TOML"),
+        pytest.param("seed = \n", "study.toml:1: Invalid value (at line 1, column 8)", id="not TOML"),
         pytest.param("#" * (MAX_DEFINITION_BYTES + 1), f"study.toml: larger than {MAX_DEFINITION_BYTES} bytes"),
     ],
 )
@@ -311,7 +315,7 @@ def test_a_file_that_is_wrong_is_refused_with_line_key_and_reason(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["Study", "1st", "a b", "a.b", "a" * 64, "a:b"])
-def test_a_name_that_no_split_could_have_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_valid_for_a_split_is_refused(tmp_path: Path, name: str) -> None:
     assert complaint(tmp_path, COMPONENTS, name).startswith(f"{name}.toml: {name!r} is no name for a curriculum")
     assert "is no name for a curriculum" in refusal_of({"environment": "math"}, name)
 
@@ -334,36 +338,36 @@ def test_a_file_that_is_not_text_or_cannot_be_read_is_refused(tmp_path: Path) ->
     ("document", "told"),
     [
         pytest.param([], "a curriculum is an object, not list", id="not an object"),
-        pytest.param({}, "components: Field required", id="an empty one"),
-        pytest.param({"environment": None}, "environment: Input should be a valid string", id="nothing for a name"),
+        pytest.param({}, "components: it is required", id="an empty object"),
+        pytest.param({"environment": None}, "environment: it must be a text", id="null as a name"),
         pytest.param(
             {"environment": "math", "sampler": {"stages": [{"name": "a", "tag": 1}]}},
             "sampler.stages[0].tag: there is no such key",
-            id="deep in it",
+            id="a nested key",
         ),
         pytest.param(
             {"environment": "math", "tags": ["", 1]},
-            "tags[0]: a text without white space at its ends, in one line, is wanted; tags[1]: Input should be",
+            "tags[0]: a text without white space at its ends, in one line, is wanted; tags[1]: it must be",
             id="two problems",
         ),
         pytest.param(
-            {"environment": "math", "sampler": "staged"}, "sampler: a table (an object) is wanted", id="a text"
+            {"environment": "math", "sampler": "staged"}, "sampler: it must be a table (an object)", id="a text"
         ),
         pytest.param({"environment": "math", "split": "a\0"}, "split: the name of a split is wanted", id="a NUL"),
         pytest.param({"environment": "math", "name": "x"}, "name: there is no such key", id="the name is not in it"),
         pytest.param(
             {"environment": "math", "sampler": {"explore": float("nan")}},
-            "sampler.explore: Input should be a finite number",
-            id="no number",
+            "sampler.explore: it must be a finite number",
+            id="NaN",
         ),
-        pytest.param({"environment": "math", "handles": 10**9}, "handles: Input should be less than", id="too many"),
+        pytest.param({"environment": "math", "handles": 10**9}, "handles: it must be at most", id="too many"),
     ],
 )
 def test_an_object_that_is_wrong_is_refused_with_path_and_reason(document: Any, told: str) -> None:
     assert refusal_of(document).startswith(told)
 
 
-def test_many_problems_are_told_in_a_bounded_answer() -> None:
+def test_the_report_of_many_problems_has_a_bounded_length() -> None:
     told = refusal_of({"environment": "math", **{f"k{'x' * 1000}{number}": 1 for number in range(5000)}})
 
     assert len(told) < 20_000

@@ -1,4 +1,4 @@
-"""docs/curricula.md: its files are curricula of the tasks that come with the project, its defaults are the code's."""
+"""docs/curricula.md: its files are curricula of the project's tasks, and its defaults match the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = [block for block in blocks("docs/curricula.md") if block.language == "to
 
 
 @pytest.mark.parametrize("block", FILES, ids=str)
-def test_a_file_that_is_shown_is_a_curriculum(block: Block, tmp_path: Path) -> None:
+def test_each_file_on_the_page_is_a_valid_curriculum(block: Block, tmp_path: Path) -> None:
     catalog = load_catalog(PROJECT / "env_images", names=("math", "game"))
     (tmp_path / "shown.toml").write_text(block.text)
 
@@ -34,13 +34,13 @@ def test_a_file_that_is_shown_is_a_curriculum(block: Block, tmp_path: Path) -> N
 
 
 def rows(header: str) -> dict[str, list[str]]:
-    """The table below *header*: by the key in the first column, the cells that follow."""
+    """Return the table below *header*: the key in the first column, mapped to the other cells."""
     lines = PAGE[PAGE.index(header) :].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
     return {re.sub(r"[`\[\] ]", "", first): others for first, *others in cells}
 
 
-def test_the_keys_of_a_sampler_their_defaults_and_their_users_are_the_codes() -> None:
+def test_the_keys_of_a_sampler_their_defaults_and_their_users_match_the_code() -> None:
     shown = rows("| key of `[sampler]`")
     used: dict[str, set[str]] = {}
     for kind in SamplerKind:
@@ -56,7 +56,7 @@ def test_the_keys_of_a_sampler_their_defaults_and_their_users_are_the_codes() ->
             assert set(re.findall(r"`(\w+)`", users)) == used[key], key
 
 
-def test_the_keys_at_the_top_and_their_defaults_are_the_codes() -> None:
+def test_the_top_level_keys_and_their_defaults_match_the_code() -> None:
     shown = rows("| key at the top")
     study = Curriculum(name="any", components=())
 

@@ -1,4 +1,4 @@
-"""Draws: what they follow from, how they are shared out, and that they are the same everywhere."""
+"""Draws: their inputs, their distribution, and their equality in all processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Table = tuple[tuple[EnvironmentName, str], Rows]
 
 
 def table(environment: EnvironmentName = MATH, split: str = "train", count: int = 10) -> Table:
-    """Tasks whose difficulty goes 0, 1, 2, 3, 0, …; every second one is tagged ``even``, the others ``odd``."""
+    """Return tasks with the difficulties 0, 1, 2, 3, 0, … and the tags ``even`` and ``odd`` in turn."""
     rows = (TaskRow(at, f"{environment}-{at}", ("odd" if at % 2 else "even",), float(at % 4)) for at in range(count))
     return (environment, split), tuple(rows)
 
@@ -70,9 +70,9 @@ KNOWN = records({"math-0": [1.0] * 8, "math-1": [0.0] * 8, "math-2": [0.0, 1.0] 
 @pytest.mark.parametrize(
     ("quotas", "falls"),
     [
-        pytest.param([1], "aaaaaaaa", id="one component gets all"),
-        pytest.param([1, 1], "abababab", id="two that are equal take turns"),
-        pytest.param([1, 1, 1], "abcabcabc", id="so do three"),
+        pytest.param([1], "aaaaaaaa", id="one component gets all draws"),
+        pytest.param([1, 1], "abababab", id="two equal components take turns"),
+        pytest.param([1, 1, 1], "abcabcabc", id="three equal components take turns"),
         pytest.param([3, 1], "aaabaaab", id="three of four"),
         pytest.param([1, 3], "abbbabbb", id="one of four"),
         pytest.param([2, 1, 1], "abacabac", id="a half and two quarters"),
@@ -108,7 +108,7 @@ def test_a_mixture_draws_from_each_component_by_its_weight_and_only_what_its_tag
     assert prepared.shares() == {MATH: 0.75, GAME: 0.25}
 
 
-def test_two_splits_of_an_environment_are_one_share_of_it_and_two_of_splits() -> None:
+def test_two_splits_of_an_environment_have_one_share_by_environment_and_two_by_split() -> None:
     both = (Component(environment=MATH, weight=0.1), Component(environment=MATH, split="more", weight=0.3))
     prepared = prepare(curriculum(UNIFORM, *both), tables(table(), table(split="more")), {})
 
@@ -138,7 +138,7 @@ def test_weights_by_tag_are_components_of_one_split() -> None:
         pytest.param(
             (Component(environment=MATH, split="test"),),
             r"components\[0\]: math has no task in split 'test'",
-            id="a split that there is not",
+            id="a split that does not exist",
         ),
         pytest.param(
             (Component(environment=MATH, tags=("prime", "square")),),
@@ -166,13 +166,14 @@ def test_tasks_are_counted_over_components_and_not_over_stages() -> None:
 # -- within a component ---------------------------------------------------------------------------------------------
 
 
-def test_uniform_draws_are_as_likely_for_every_task() -> None:
+def test_uniform_draws_are_equally_likely_for_every_task() -> None:
     prepared = prepare(curriculum(), tables(table()), {})
 
     seen = Counter(prepared.draw(number).index for number in range(10_000))
 
     assert sorted(seen) == list(range(10))
-    assert all(abs(times - 1000) < 100 for times in seen.values())  # three deviations, and the draws are always these
+    # The bound is three standard deviations. The draws are deterministic.
+    assert all(abs(times - 1000) < 100 for times in seen.values())
     assert weight_of(prepared, MATH, "train", 3) == pytest.approx(0.1)
 
 
@@ -196,18 +197,18 @@ def test_indices_whose_task_was_removed_are_never_drawn() -> None:
     assert (weight_of(by_chance, MATH, "train", 7), weight_of(by_chance, MATH, "train", 5)) == (0.5, 0)
 
 
-def test_draws_fall_as_the_weights_say() -> None:
+def test_draws_follow_the_weights() -> None:
     prepared = prepare(curriculum(SamplerKind.TARGET_SUCCESS), tables(table()), KNOWN)
 
     seen = Counter(prepared.draw(number).index for number in range(20_000))
 
     for index in range(10):
         assert abs(seen[index] / 20_000 - weight_of(prepared, MATH, "train", index)) < 0.01
-    assert min(seen.values()) > 0  # `explore` comes by even what is hopeless
+    assert min(seen.values()) > 0  # `explore` draws even hopeless tasks.
 
 
 @pytest.mark.parametrize("kind", list(SamplerKind))
-def test_weights_are_shares_of_draws_the_largest_first(kind: SamplerKind) -> None:
+def test_weights_are_shares_of_draws_in_descending_order(kind: SamplerKind) -> None:
     prepared = prepare(curriculum(kind, *MIXTURE), tables(table(), table(GAME)), KNOWN)
 
     told = prepared.heaviest(100)
@@ -230,7 +231,7 @@ GOLDEN = {
     "learning_progress": "math-3 math-7 math-8 game-1 math-3 math-7 math-3 game-9 math-7 math-3 math-7 game-9",
     "staged": "math-1 math-5 math-9 game-1 math-4 math-8 math-4 game-9 math-9 math-0 math-5 game-9",
 }
-"""The first draws. They change only with the way in which tasks are chosen, and CHANGELOG.md says so then."""
+"""The first draws. They change only if the choice of tasks changes, and CHANGELOG.md then says so."""
 
 
 def drawn(kind: SamplerKind, count: int = 12) -> list[str]:
@@ -239,7 +240,7 @@ def drawn(kind: SamplerKind, count: int = 12) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", list(SamplerKind))
-def test_the_first_draws_are_these(kind: SamplerKind) -> None:
+def test_the_first_draws_of_each_sampler_do_not_change(kind: SamplerKind) -> None:
     assert " ".join(drawn(kind)) == GOLDEN[kind.value]
 
 
@@ -271,7 +272,7 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", list(SamplerKind))
-def test_a_draw_does_not_depend_on_those_before_it_nor_on_the_order_of_what_is_known(kind: SamplerKind) -> None:
+def test_a_draw_does_not_depend_on_earlier_draws_or_on_the_order_of_records(kind: SamplerKind) -> None:
     some = tables(table(), table(GAME))
     turned = {MATH: dict(reversed(list(KNOWN[MATH].items())))}
     study = curriculum(kind, *MIXTURE, seed=7)
@@ -283,7 +284,7 @@ def test_a_draw_does_not_depend_on_those_before_it_nor_on_the_order_of_what_is_k
     assert backward == forward[::-1]
 
 
-def test_seed_and_name_make_other_draws() -> None:
+def test_seed_and_name_of_a_curriculum_change_the_draws() -> None:
     some = tables(table(count=1000))
     study = curriculum(seed=1)
 
@@ -295,11 +296,11 @@ def test_seed_and_name_make_other_draws() -> None:
     assert len(found) == 3
 
 
-def test_a_draw_says_where_its_task_stands() -> None:
+def test_a_draw_returns_the_place_of_its_task() -> None:
     assert prepare(curriculum(SEQUENTIAL), tables(table()), {}, b"").draw(13) == TaskPlace(MATH, "train", 3, "math-3")
 
 
-# -- whatever comes -------------------------------------------------------------------------------------------------
+# -- arbitrary records ----------------------------------------------------------------------------------------------
 
 rewards = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=40)
 samplers = st.builds(
@@ -316,7 +317,7 @@ samplers = st.builds(
 
 
 def of_rewards(task: str, newest: list[float]) -> TaskRecord:
-    """As a record would keep them; its mean is left out, since that of such numbers has no room in a float."""
+    """Return a record with these rewards, without their mean, which can overflow a float."""
     return TaskRecord(environment=MATH, task=task, attempts=len(newest), recent=tuple(newest[-32:]))
 
 

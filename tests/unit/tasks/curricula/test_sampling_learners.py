@@ -1,9 +1,9 @@
-"""A learner that is simulated: what a sampler gives it to learn from, counted.
+"""Simulated learners that measure how much each sampler lets them learn.
 
-Its skill is a number, a task's difficulty another one, and it succeeds as often as a logistic curve of the two says. It
-learns as a trainer that centres rewards on their group's mean does: from groups in which some succeed and some fail,
-and the more the more evenly. A second one has many skills, which tasks share: a task is a chain of steps that all have
-to be right. All chance has a seed, so each count is always the same.
+The first learner's skill and a task's difficulty are numbers. Its success rate is a logistic curve of the two. It
+learns like a trainer that centres rewards on their group's mean: only groups with successes and failures count, and
+even groups count most. The second learner has many skills, which tasks share. Its task is a chain of steps that must
+all be right. All randomness has a seed, so each count is always the same.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ SAMPLERS = {
 
 @dataclass
 class Lesson:
-    """What came of it."""
+    """The result of a training."""
 
     skill: float = 0.0
     learnable: int = 0
-    """Draws of tasks at which it succeeded with a chance between 0.2 and 0.8."""
+    """Number of draws of tasks with a chance of success between 0.2 and 0.8."""
 
     def chance(self, difficulty: float) -> float:
         return 1 / (1 + math.exp(2 * (difficulty - self.skill)))
 
 
 def taught(kind: SamplerKind, seed: int) -> Lesson:
-    """Let a learner train on a curriculum that is drawn anew from the records in each round."""
+    """Train a learner on a curriculum. Each round weighs the tasks again from the records."""
     rows = [TaskRow(at, f"math-{at}", (), float(at % LEVELS)) for at in range(TASKS)]
     tables = {(MATH, "train"): tuple(rows)}
     curriculum = Curriculum(
@@ -82,7 +82,7 @@ def taught(kind: SamplerKind, seed: int) -> Lesson:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind is not SamplerKind.UNIFORM])
-def test_more_draws_go_to_what_can_be_learnt_and_more_is_learnt(kind: SamplerKind) -> None:
+def test_more_draws_go_to_learnable_tasks_and_the_learner_learns_more(kind: SamplerKind) -> None:
     for seed in SEEDS:
         plain, chosen = taught(SamplerKind.UNIFORM, seed), taught(kind, seed)
 
@@ -91,18 +91,18 @@ def test_more_draws_go_to_what_can_be_learnt_and_more_is_learnt(kind: SamplerKin
 
 
 TAGS, STEPS, EACH = 3, (1, 3, 5, 7), 15
-"""Of each tag and number of steps so many tasks."""
+"""EACH is the number of tasks for each tag and number of steps."""
 FEW = 3
-"""Groups of episodes for each task: most runs have no more."""
+"""Number of groups of episodes for each task. Most runs have no more."""
 
 
 @cache
 def chained(kind: SamplerKind, seed: int, *, behind: float = 0.0, apart: bool = False) -> float:
-    """Train a learner of many skills with few groups for each task; returns the mean height of its learning curve.
+    """Train a learner of many skills with few groups for each task. Return the mean height of its learning curve.
 
     Args:
-        behind: How much less it can do at first of what tasks of the first tag alone need.
-        apart: Each tag is a component, and moves through the stages by itself.
+        behind: Initial deficit in the skills that only tasks of the first tag need.
+        apart: True if each tag is a component that moves through the stages independently.
     """
     chance = random.Random("tasks")
     needs: list[list[str]] = []
@@ -147,13 +147,13 @@ def chained(kind: SamplerKind, seed: int, *, behind: float = 0.0, apart: bool = 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind is not SamplerKind.UNIFORM])
-def test_more_is_learnt_with_few_groups_for_each_task(kind: SamplerKind) -> None:
+def test_the_learner_learns_more_with_few_groups_for_each_task(kind: SamplerKind) -> None:
     gained = [chained(kind, seed) / chained(SamplerKind.UNIFORM, seed) for seed in SEEDS]
 
     assert fmean(gained) > 1.08
 
 
-def test_a_tag_that_lags_costs_less_where_each_tag_moves_through_the_stages_by_itself() -> None:
+def test_a_tag_that_lags_costs_less_if_each_tag_moves_through_the_stages_independently() -> None:
     heights = [
         [chained(kind, seed, behind=2.0, apart=apart) for seed in SEEDS[:3]]
         for kind, apart in ((SamplerKind.STAGED, True), (SamplerKind.STAGED, False), (SamplerKind.UNIFORM, False))

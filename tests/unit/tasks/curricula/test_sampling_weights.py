@@ -1,4 +1,4 @@
-"""Weights of tasks from their records, as tables of numbers."""
+"""Weights of tasks, computed from their records."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HUGE = sys.float_info.max
 
 
 def record(*newest: float) -> TaskRecord | None:
-    """Of a task with these rewards; None of one that was never tried."""
+    """Return the record of a task with these rewards, or None if there are no rewards."""
     made = TaskRecord(environment=EnvironmentName("math"), task="one", attempts=len(newest), recent=newest)
     return made if newest else None
 
 
 def plain(count: int) -> list[TaskRow]:
-    """Tasks of which nothing says that they are alike."""
+    """Return tasks without tags or difficulties, which do not resemble each other."""
     return [TaskRow(at, f"t{at}") for at in range(count)]
 
 
@@ -51,11 +51,11 @@ def gauss(distance: float, width: float) -> float:
     ("newest", "rate"),
     [
         pytest.param([], 0.5, id="a task that was never tried counts as at the target"),
-        pytest.param([1.0], 2 / 3, id="one success in three, two of which are imagined"),
+        pytest.param([1.0], 2 / 3, id="one success and two imagined attempts of the prior"),
         pytest.param([0.0], 1 / 3, id="one failure does not make a task hopeless"),
         pytest.param([1.0] * 8, 0.9, id="mastered"),
         pytest.param([0.0] * 8, 0.1, id="out of reach"),
-        pytest.param([0.0, 1.0] * 4, 0.5, id="half of its attempts succeed"),
+        pytest.param([0.0, 1.0] * 4, 0.5, id="half of the attempts succeed"),
         pytest.param([0.0] * 8 + [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0], 0.5, id="only the newest 8 count"),
         pytest.param([-3.0, 0.99, 1.0, 7.5], 0.5, id="a success is a reward of 1 or more"),
     ],
@@ -70,7 +70,7 @@ def test_a_task_weighs_less_the_farther_its_success_rate_is_from_the_target(newe
 
 
 @pytest.mark.parametrize("target", [0.2, 0.5, 0.8])
-def test_of_many_rates_the_target_weighs_most(target: float) -> None:
+def test_the_rate_nearest_to_the_target_weighs_most(target: float) -> None:
     rates = [[1.0] * wins + [0.0] * (10 - wins) for wins in range(11)]
     sampler = Sampler(kind=TARGET, target=target, prior=0)
 
@@ -80,7 +80,7 @@ def test_of_many_rates_the_target_weighs_most(target: float) -> None:
     assert weights[: round(target * 10) + 1] == sorted(weights[: round(target * 10) + 1])
 
 
-def test_what_counts_as_a_success_is_the_curriculums_word() -> None:
+def test_the_curriculum_sets_the_reward_that_counts_as_a_success() -> None:
     sampler = Sampler(kind=TARGET, prior=0)
 
     strict, lenient = (targeted([record(0.4, 0.6), None], sampler, at) for at in (1.0, 0.5))
@@ -89,7 +89,7 @@ def test_what_counts_as_a_success_is_the_curriculums_word() -> None:
     assert lenient == [1, 1]
 
 
-def test_the_nearest_task_weighs_1_however_far_and_however_narrow() -> None:
+def test_the_nearest_task_weighs_1_at_any_distance_and_width() -> None:
     sampler = Sampler(kind=TARGET, target=0.5, width=0, prior=0, explore=0)
 
     weights = targeted([record(0.0), record(0.0, 0.0, 0.0, 1.0)], sampler)
@@ -108,20 +108,22 @@ def test_without_a_prior_a_task_that_was_never_tried_still_counts_as_at_the_targ
 @pytest.mark.parametrize(
     ("some", "weights"),
     [
-        pytest.param([[0, 0, 1, 1], [0, 0, 0, 1]], [1, 0.5], id="what rises faster weighs more"),
+        pytest.param([[0, 0, 1, 1], [0, 0, 0, 1]], [1, 0.5], id="a faster rise weighs more"),
         pytest.param([[1, 1, 0, 0], [0, 0, 1, 1]], [1, 1], id="forgetting weighs as much as learning"),
-        pytest.param([[1, 1, 1, 1], [0, 0, 1, 1]], [0, 1], id="what is mastered weighs nothing"),
-        pytest.param([[0, 0, 0, 0], [0, 0, 1, 1]], [0, 1], id="nor does what is out of reach"),
-        pytest.param([[], [1], [0, 0, 0, 1]], [1, 1, 1], id="what has no two rewards weighs as much as the best"),
-        pytest.param([[], [1, 1], [0, 0]], [1, 0, 0], id="also where nothing else changes"),
-        pytest.param([[1, 1], [0, 0]], [1, 1], id="where all was tried and nothing changes, all weigh the same"),
+        pytest.param([[1, 1, 1, 1], [0, 0, 1, 1]], [0, 1], id="a mastered task weighs nothing"),
+        pytest.param([[0, 0, 0, 0], [0, 0, 1, 1]], [0, 1], id="a task out of reach weighs nothing"),
+        pytest.param(
+            [[], [1], [0, 0, 0, 1]], [1, 1, 1], id="a task with fewer than two rewards weighs as much as the best"
+        ),
+        pytest.param([[], [1, 1], [0, 0]], [1, 0, 0], id="an untried task weighs 1 if no other task changes"),
+        pytest.param([[1, 1], [0, 0]], [1, 1], id="all weights are equal if all tasks were tried and none changes"),
         pytest.param([[9, 9, 0, 0, 1, 1], [0, 0, 1, 1]], [1, 1], id="only the newest 4 count"),
-        pytest.param([[0, 1, 1], [0, 1]], [1, 1], id="the odd one belongs to the newer half"),
+        pytest.param([[0, 1, 1], [0, 1]], [1, 1], id="the middle reward belongs to the newer half"),
         pytest.param([[0, 10], [-5, 0]], [1, 0.5], id="rewards may be of any size and sign"),
-        pytest.param([[-HUGE, HUGE], [0, HUGE], [0, 1]], [1, 0.5, 0], id="even of the largest size"),
-        pytest.param([[HUGE] * 4, [HUGE, HUGE, -HUGE, -HUGE]], [0, 1], id="whose sum no float can hold"),
-        pytest.param([[0.1, 0.1, 0.1], [0.7, 0.1, 0.2, 0.6]], [1, 1], id="the dust of rounding is no change"),
-        pytest.param([[0, 5e-324], [0, 0]], [1, 1], id="what is too small to be told from nothing is nothing"),
+        pytest.param([[-HUGE, HUGE], [0, HUGE], [0, 1]], [1, 0.5, 0], id="rewards may be the largest floats"),
+        pytest.param([[HUGE] * 4, [HUGE, HUGE, -HUGE, -HUGE]], [0, 1], id="the sum of rewards may overflow a float"),
+        pytest.param([[0.1, 0.1, 0.1], [0.7, 0.1, 0.2, 0.6]], [1, 1], id="a rounding error is not a change"),
+        pytest.param([[0, 5e-324], [0, 0]], [1, 1], id="a change too small for a float is not a change"),
     ],
 )
 def test_a_task_weighs_as_much_as_its_rewards_change(some: list[list[float]], weights: list[float]) -> None:
@@ -138,13 +140,13 @@ def seen(at: float, *newest: float, task: str = "one") -> TaskRecord:
 
 
 def rates_of(rows: Sequence[TaskRow], known: Sequence[TaskRecord | None], **settings: float) -> list[float]:
-    """The success rate that each task is thought to have, worked out from weights that fall evenly below the target."""
+    """Return the estimated success rate of each task, computed from weights that fall below the target."""
     sampler = Sampler(kind=TARGET, target=0.9999, width=0.5, window=8, **settings)  # type: ignore[arg-type]
     weights = target_success([*rows, TaskRow(len(rows), "at-target")], [*known, None], sampler, 1.0)
     return [0.9999 - 0.5 * math.sqrt(-2 * math.log(weight)) if weight < 1 else 0.9999 for weight in weights[:-1]]
 
 
-def test_a_task_that_was_not_tried_leans_on_those_of_its_difficulty_and_tags_and_these_on_their_difficulty() -> None:
+def test_an_untried_task_takes_its_rate_from_tasks_like_it_and_these_from_tasks_of_their_difficulty() -> None:
     rows = [
         TaskRow(0, "a", ("x",), 1.0),
         TaskRow(1, "b", ("x",), 1.0),
@@ -156,8 +158,8 @@ def test_a_task_that_was_not_tried_leans_on_those_of_its_difficulty_and_tags_and
 
     found = rates_of(rows, [seen(1.0, 0.0, 0.0, 0.0, 1.0), None, None, None, None, None], prior=2.0)
 
-    level = (1 + 2 * 0.9999) / 6  # of difficulty 1, which leans on the target
-    kind = (1 + 2 * level) / 6  # of these the ones tagged x
+    level = (1 + 2 * 0.9999) / 6  # The rate of difficulty 1, whose prior is the target.
+    kind = (1 + 2 * level) / 6  # The rate of the tasks of difficulty 1 with the tag x.
     assert found == pytest.approx([(1 + 2 * kind) / 6, kind, level, level, 0.9999, 0.9999], abs=1e-4)
 
 
@@ -169,18 +171,18 @@ def test_a_task_that_was_not_tried_leans_on_those_of_its_difficulty_and_tags_and
         pytest.param([TaskRow(0, "a", ("x",)), TaskRow(1, "b", ("x", "y"))], id="other tags"),
     ],
 )
-def test_tasks_that_are_not_alike_say_nothing_of_each_other(rows: list[TaskRow]) -> None:
+def test_tasks_that_are_not_alike_do_not_affect_each_others_rates(rows: list[TaskRow]) -> None:
     assert rates_of(rows, [seen(1.0, 0.0, 0.0), None]) == pytest.approx([0.9999 / 2, 0.9999], abs=1e-4)
 
 
-def test_a_kind_is_told_from_its_newest_rewards() -> None:
+def test_the_rate_of_a_kind_of_tasks_follows_from_its_newest_rewards() -> None:
     rows = [TaskRow(at, f"t{at}", ("x",)) for at in range(4)]
     known = [seen(3.0, *[1.0] * 4), seen(1.0, *[0.0] * 8), seen(2.0, *[0.0] * 2, *[1.0] * 4), None]
 
     assert rates_of(rows, known, prior=0.0)[3] == pytest.approx(0.9999, abs=1e-3)
 
 
-def test_what_nobody_looks_at_becomes_open_again() -> None:
+def test_the_estimate_of_a_kind_that_is_no_longer_tried_returns_to_the_prior() -> None:
     rows = [TaskRow(0, "a", ("x",)), TaskRow(1, "b", ("x",)), *(TaskRow(at, f"c{at}", ("y",)) for at in range(2, 40))]
 
     def rate_after(later: int) -> float:
@@ -193,7 +195,7 @@ def test_what_nobody_looks_at_becomes_open_again() -> None:
     assert rates[-1] > 0.9
 
 
-def test_a_kind_that_changes_most_weighs_most_and_one_that_was_not_tried_as_much() -> None:
+def test_an_untried_kind_of_tasks_weighs_as_much_as_the_kind_that_changes_most() -> None:
     rows = [TaskRow(at, f"t{at}", (tag,)) for at, tag in enumerate("aabbcc")]
     known = [seen(1.0, 0.0, 0.0), seen(2.0, 1.0, 1.0), seen(3.0, 0.0, 0.0), None, None, None]
 
@@ -217,7 +219,7 @@ def test_a_kind_that_changes_most_weighs_most_and_one_that_was_not_tried_as_much
         pytest.param(1.0, [1 / 3, 1 / 3, 1 / 3], id="all"),
     ],
 )
-def test_a_share_of_draws_looks_at_nothing(explore: float, told: list[float]) -> None:
+def test_the_explore_share_of_draws_ignores_the_records(explore: float, told: list[float]) -> None:
     known = [record(0, 0), record(0, 1), record(0, 3)]
 
     found = shares(known, Sampler(kind=PROGRESS, explore=explore, prior=0))
@@ -225,7 +227,7 @@ def test_a_share_of_draws_looks_at_nothing(explore: float, told: list[float]) ->
     assert found == pytest.approx(told)
 
 
-def test_weights_that_are_equal_need_no_sums() -> None:
+def test_equal_weights_need_no_sums() -> None:
     assert sums_of(plain(5), [None] * 5, Sampler(kind=TARGET), 1.0) is None
 
 

@@ -1,4 +1,4 @@
-"""Curricula between the store and the fronts: what is weighed when, who joins which group, and what is given back."""
+"""Curricula between the store and the frontends: weighing, group membership, and the release of places."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, 
 TASKS = [{"id": f"t{number}"} for number in range(20)]
 GAMES = [{"id": f"g{number}"} for number in range(3)]
 IN_TURN = Sampler(kind=SamplerKind.SEQUENTIAL)
-"""One task after the other, so that a test knows which one is drawn."""
+"""A sampler that draws tasks in order, so that a test knows the next task."""
 MINE = Curriculum(name="mine", components=(Component(environment=MATH),), sampler=IN_TURN, group_size=2)
 BOTH = replace(MINE, components=(Component(environment=MATH), Component(environment=GAME)))
 DOCUMENT: dict[str, Any] = {"environment": "math", "group_size": 2, "sampler": {"kind": "sequential"}}
 
 
 class Nobody:
-    """Has no worker to ask."""
+    """Task queries that must not be called, because there is no worker."""
 
     async def registered(self, environment: Environment) -> WorkerTasks:
         raise AssertionError("nobody is to be asked")
@@ -58,7 +58,7 @@ class Nobody:
 
 
 class Replica:
-    """The parts of one gateway that draw."""
+    """The parts of one gateway that draw tasks."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class Replica:
         self.lookup = TaskLookup(run_time, queries=Nobody(), curricula=self.curricula)
 
     async def opened(self, name: str, split: str, index: int) -> TaskRef:
-        """The task that an opening by a handle gets."""
+        """Return the task that an opening by a handle receives."""
         there = environment(name)
         task = await self.lookup.at(there, split, index)
         return await self.lookup.indices.draw(task.handle, partial(self.lookup.at, there)) if task.handle else task
 
 
 async def indices(curricula: Curricula, handle: int, count: int, scope: Curriculum = MINE) -> list[int]:
-    """The tasks that so many openings of a handle get."""
+    """Return the indices of the tasks that *count* openings of a handle receive."""
     return [(await curricula.hand(scope, handle)).place.index for _ in range(count)]
 
 
@@ -99,7 +99,7 @@ def outcome(index: int, reward: float) -> Outcome:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_place_that_is_given_back_is_taken_by_another_opening() -> None:
+async def test_a_released_place_is_taken_by_another_opening() -> None:
     curricula = Replica(Store(), MINE).curricula
     first = await curricula.hand(MINE, 0)
 
@@ -109,7 +109,7 @@ async def test_a_place_that_is_given_back_is_taken_by_another_opening() -> None:
     assert await indices(curricula, 0, 3) == [0, 0, 1]
 
 
-async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
+async def test_a_draw_without_a_handle_has_no_place_to_release() -> None:
     curricula = Replica(Store(), MINE).curricula
 
     handed = [await curricula.hand(MINE, None) for _ in range(3)]
@@ -119,13 +119,13 @@ async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["it draws", "it joins"])
-async def test_an_opening_that_is_cancelled_at_any_turn_leaves_its_place(is_first: bool) -> None:
+async def test_an_opening_that_is_cancelled_at_any_turn_releases_its_place(is_first: bool) -> None:
     ended = False
     turns = 0
     while not ended:
         replica = Replica(Store(), MINE)
         curricula = replica.curricula
-        await curricula.weights.of(MINE)  # weighed in a thread, which takes any number of turns
+        await curricula.weights.of(MINE)  # Weighing runs in a thread, which takes any number of turns.
         if not is_first:
             await curricula.hand(MINE, 0)
         opening = asyncio.ensure_future(curricula.hand(MINE, 0))
@@ -144,9 +144,9 @@ async def test_an_opening_that_is_cancelled_at_any_turn_leaves_its_place(is_firs
     assert turns > 3, "the store takes some turns for each step"
 
 
-async def test_a_turn_that_others_take_again_and_again_ends_as_an_error_and_leaves_no_place() -> None:
+async def test_a_turn_that_other_members_always_win_ends_in_an_error_and_holds_no_place() -> None:
     class Contested(Store):
-        """Whoever proposes is told that others were faster, and have filled their group."""
+        """A store in which other members are always faster and have filled their group."""
 
         async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
             await super().propose(curriculum, handle, turn, place, member=f"{member}-another")
@@ -165,7 +165,7 @@ async def test_a_turn_that_others_take_again_and_again_ends_as_an_error_and_leav
     assert store.calls["leave"] == 1
 
 
-async def test_of_many_that_open_one_handle_at_once_each_group_gets_one_task() -> None:
+async def test_concurrent_openings_of_one_handle_get_one_task_for_each_group() -> None:
     store = Store()
     replicas = [Replica(store, MINE).curricula for _ in range(2)]
 
@@ -174,7 +174,7 @@ async def test_of_many_that_open_one_handle_at_once_each_group_gets_one_task() -
     assert sorted(one.place.index for one in handed) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-async def test_a_store_that_is_away_is_said_to_be_and_its_places_are_given_back_when_it_can_be() -> None:
+async def test_an_unavailable_store_is_reported_and_its_places_are_released_later() -> None:
     store = Store()
     curricula = Replica(store, MINE).curricula
     store.is_away = True
@@ -191,7 +191,7 @@ async def test_a_store_that_is_away_is_said_to_be_and_its_places_are_given_back_
 # -- weighing ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_records_are() -> None:
+async def test_a_weighing_is_reused_until_there_are_new_records() -> None:
     scope = replace(MINE, sampler=Sampler(kind=SamplerKind.TARGET_SUCCESS, explore=0.0, prior=1.0))
     store = Store()
     curricula = Replica(store, scope).curricula
@@ -214,7 +214,7 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     assert weight_of(first, MATH, "train", 3) > 1 / len(TASKS)
 
 
-async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
+async def test_a_sampler_that_does_not_use_records_requests_none() -> None:
     store = Store()
 
     await Replica(store, MINE).curricula.weights.of(MINE)
@@ -222,7 +222,7 @@ async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
     assert store.calls["records"] == 0
 
 
-async def test_a_tag_is_of_all_openings_that_follow() -> None:
+async def test_a_policy_tag_applies_to_all_openings_after_it() -> None:
     curricula = Replica(Store(), BOTH).curricula
     within = scope_of(BOTH, GAME)
     before = (await curricula.hand(within, 0)).policy
@@ -251,7 +251,7 @@ async def test_within_an_environment_only_its_own_tasks_are_drawn() -> None:
     assert (curricula.splits(MATH), curricula.splits(EnvironmentName("os"))) == (["train:mine"], [])
 
 
-async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
+async def test_a_reset_starts_a_curriculum_anew_but_keeps_the_records() -> None:
     store = Store()
     curricula = Replica(store, BOTH).curricula
     await store.note([outcome(0, 1.0)])
@@ -269,7 +269,7 @@ async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
 # -- definitions ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_another_replica_was_told_is_known_when_it_is_asked_for() -> None:
+async def test_a_definition_from_another_replica_is_found_on_request() -> None:
     store = Store()
     one, other = Replica(store).curricula, Replica(store).curricula
     await one.define("later", DOCUMENT)
@@ -285,12 +285,12 @@ async def test_what_another_replica_was_told_is_known_when_it_is_asked_for() -> 
         other.named("later")
 
 
-async def test_what_another_replica_was_told_is_listed_too() -> None:
+async def test_a_definition_from_another_replica_is_listed() -> None:
     store = Store()
     one, other = Replica(store), Replica(store)
     await one.curricula.define("later", DOCUMENT)
 
-    await other.lookup.refresh()  # as the fronts do before a listing
+    await other.lookup.refresh()  # Frontends do the same before a listing.
 
     assert [split.name for split in await other.lookup.splits(environment("math"))] == ["train", "train:later"]
 
@@ -312,7 +312,7 @@ async def test_definitions_are_followed_in_the_background_through_an_outage() ->
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"environment": "math", "sampler": {"kind": "of-tomorrow"}}', b"\xff"])
-async def test_a_definition_that_can_t_be_read_leaves_the_others(body: bytes) -> None:
+async def test_an_unreadable_definition_does_not_affect_other_definitions(body: bytes) -> None:
     store = Store()
     curricula = Replica(store, MINE).curricula
     await store.define("odd", body)
@@ -323,7 +323,7 @@ async def test_a_definition_that_can_t_be_read_leaves_the_others(body: bytes) ->
     assert [known.name for known in curricula.all()] == ["later", "mine"]
 
 
-async def test_a_name_of_a_file_is_the_file_s() -> None:
+async def test_a_name_that_a_file_uses_cannot_be_redefined() -> None:
     store = Store()
     await store.define("mine", json.dumps({**DOCUMENT, "group_size": 9}).encode())
     curricula = Replica(store, MINE).curricula
@@ -358,7 +358,7 @@ async def test_a_definition_that_is_refused_changes_nothing(document: Mapping[st
     assert await indices(curricula, 0, 3, curricula.named("later")) == [0, 0, 1]
 
 
-async def test_a_curriculum_of_another_environment_by_the_same_name_joins_no_group_of_the_old_one() -> None:
+async def test_a_redefined_curriculum_with_another_environment_joins_no_group_of_the_old_one() -> None:
     store = Store()
     replica = Replica(store)
     await replica.curricula.define("later", {**DOCUMENT, "group_size": 8})
@@ -372,7 +372,7 @@ async def test_a_curriculum_of_another_environment_by_the_same_name_joins_no_gro
     assert len(set(drawn)) == len(GAMES), "each handle is drawn for, in the turn of the sampler"
 
 
-async def test_a_handle_whose_task_was_removed_is_drawn_for_again_once_its_group_has_asked() -> None:
+async def test_a_handle_whose_task_was_removed_is_drawn_again_once_its_group_has_asked() -> None:
     store, tasks = Store(), MemoryTaskStore()
     replica = Replica(store, replace(MINE, components=(Component(environment=MATH, split="custom"),)), tasks=tasks)
     await add(replica.registry, tasks, {"id": "short-lived"}, {"id": "stays"})
@@ -386,4 +386,4 @@ async def test_a_handle_whose_task_was_removed_is_drawn_for_again_once_its_group
             raise AssertionError("the handle still stands for what is gone") from error
         assert offer.spec["id"] == "stays"
 
-    await eventually(is_drawn_for, within_s=2.0)  # a weighing holds for a second
+    await eventually(is_drawn_for, within_s=2.0)  # A weighing is reused for one second.

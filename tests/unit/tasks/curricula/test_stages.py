@@ -1,4 +1,4 @@
-"""Staged samplers: which tasks are drawn in which stage, and when it is another one."""
+"""Staged samplers: the tasks that each stage draws, and the moves between stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.tasks.curricula.staged_world import EASY, GAME, HARD, MATH, MIN,
 
 
 def at_stage(name: str) -> World:
-    """A world whose curriculum came to the stage of *name* by successes."""
+    """Return a world whose curriculum reached the stage *name* by successes."""
     world = World()
     for index, stage in enumerate(("easy", "middle", "hard")):
         if world.moved() == name:
@@ -31,10 +31,10 @@ def at_stage(name: str) -> World:
     raise AssertionError(name)
 
 
-# -- which tasks ----------------------------------------------------------------------------------------------------
+# -- tasks of a stage -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_stage_is_drawn_from_at_first_and_alone() -> None:
+def test_at_first_only_the_first_stage_is_drawn_from() -> None:
     world = World()
 
     drawn = world.drawn()
@@ -43,7 +43,7 @@ def test_the_first_stage_is_drawn_from_at_first_and_alone() -> None:
     assert all(abs(times - 100) < 30 for times in drawn.values())
 
 
-def test_a_share_of_draws_reviews_all_stages_that_were_passed() -> None:
+def test_a_share_of_draws_reviews_all_passed_stages() -> None:
     world = at_stage("hard")
 
     drawn = world.drawn(4000)
@@ -82,21 +82,23 @@ def test_bounds_leave_out_tasks_without_a_difficulty_and_are_inclusive() -> None
     assert sorted(world.drawn()) == [1, 2]
 
 
-# -- when it moves --------------------------------------------------------------------------------------------------
+# -- moves between stages -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("start", "rewards", "stage"),
     [
         pytest.param("easy", [1.0] * MIN, "middle", id="promoted"),
-        pytest.param("easy", [1.0] * (MIN - 1), "easy", id="not before there were outcomes enough"),
-        pytest.param("easy", [0.0] * 30, "easy", id="there is nothing before the first"),
+        pytest.param("easy", [1.0] * (MIN - 1), "easy", id="not promoted before there are enough outcomes"),
+        pytest.param("easy", [0.0] * 30, "easy", id="no stage before the first"),
         pytest.param("middle", [0.0] * MIN, "easy", id="demoted"),
-        pytest.param("middle", [0.0] * (MIN - 1), "middle", id="not demoted before there were outcomes enough"),
-        pytest.param("middle", [0.0, 1.0] * 10, "middle", id="between the two rates nothing moves"),
+        pytest.param("middle", [0.0] * (MIN - 1), "middle", id="not demoted before there are enough outcomes"),
+        pytest.param("middle", [0.0, 1.0] * 10, "middle", id="no move between the two rates"),
         pytest.param("middle", [0.0] * 20 + [1.0, 0.0, 1.0, 1.0], "hard", id="only the newest outcomes count"),
-        pytest.param("middle", [1.0] * 20 + [0.0, 0.0, 1.0, 0.0], "middle", id="the rate below which is exclusive"),
-        pytest.param("hard", [1.0] * 30, "hard", id="there is nothing after the last"),
+        pytest.param(
+            "middle", [1.0] * 20 + [0.0, 0.0, 1.0, 0.0], "middle", id="the demotion rate itself does not demote"
+        ),
+        pytest.param("hard", [1.0] * 30, "hard", id="no stage after the last"),
         pytest.param("middle", [0.999] * MIN, "easy", id="a success is a reward of 1 or more"),
     ],
 )
@@ -111,7 +113,7 @@ def test_a_stage_is_left_by_the_success_rate_of_its_newest_outcomes(
     assert world.moved() == stage
 
 
-def test_one_call_moves_by_one_stage_and_the_next_one_by_none() -> None:
+def test_one_call_moves_by_one_stage_and_the_next_call_does_not_move() -> None:
     world = at_stage("easy").told(0, *[1.0] * 30).told(4, *[1.0] * 30)
 
     assert world.moved() == "middle"
@@ -120,7 +122,7 @@ def test_one_call_moves_by_one_stage_and_the_next_one_by_none() -> None:
     assert world.state is entered
 
 
-def test_what_was_known_before_the_first_call_does_not_count() -> None:
+def test_outcomes_before_the_first_call_do_not_count() -> None:
     world = World().told(0, *[1.0] * 30)
 
     assert world.standing == Standing(stage="easy", position=0, outcomes=0, counted=0, rate=None)
@@ -134,21 +136,21 @@ def test_outcomes_count_anew_each_time_that_a_stage_is_entered() -> None:
     assert world.moved() == "easy"
 
     assert world.standing == Standing(stage="easy", position=0, outcomes=0, counted=0, rate=None)
-    assert world.told(0, *[1.0] * (MIN - 1)).moved() == "easy"  # the successes before it was left are not these
+    assert world.told(0, *[1.0] * (MIN - 1)).moved() == "easy"  # The successes before the demotion do not count.
     assert world.told(1, 1.0).moved() == "middle"
 
 
-def test_rewards_from_before_the_entry_are_not_taken_for_newer_ones() -> None:
-    """Of a task with few attempts since, older rewards would be the next ones."""
+def test_rewards_from_before_the_entry_do_not_count_as_new() -> None:
+    """A task with few attempts since the entry still has older rewards in its record."""
     world = at_stage("middle").told(4, *[0.0] * MIN)
     world.moved()
     world.told(0, 0.0).told(1, *[1.0] * 20)
 
-    # One of task 0, which had eight successes before, and three of task 1.
+    # One outcome of task 0, which had eight successes before, and three of task 1.
     assert world.standing == Standing(stage="easy", position=0, outcomes=21, counted=4, rate=0.75)
 
 
-def test_the_rate_is_told_from_all_tasks_that_were_tried_and_not_from_the_last_group() -> None:
+def test_the_rate_covers_all_tried_tasks_and_not_only_the_last_group() -> None:
     world = at_stage("easy").told(0, *[0.0] * 8).told(1, *[0.0] * 8).told(2, *[0.0] * 8).told(3, *[1.0] * 8)
 
     assert world.standing.rate == 0.25
@@ -161,13 +163,13 @@ def test_outcomes_of_other_stages_do_not_count() -> None:
     assert world.moved() == "easy"
 
 
-def test_outcomes_beyond_the_rewards_that_are_kept_count_too() -> None:
+def test_outcomes_beyond_the_kept_rewards_count() -> None:
     world = at_stage("easy").told(0, *[0.0, 1.0] * RECENT)
 
     assert (world.standing.outcomes, world.standing.counted) == (2 * RECENT, WINDOW)
 
 
-def test_a_record_that_was_forgotten_and_began_anew_counts_from_its_beginning() -> None:
+def test_a_forgotten_record_that_starts_anew_counts_from_its_start() -> None:
     world = at_stage("middle").told(4, *[0.0] * MIN)
     world.moved()
     del world.records[MATH]["math-0"]
@@ -189,7 +191,7 @@ def test_a_replica_that_is_behind_does_not_count_old_attempts_as_new_ones() -> N
     assert standings(world.curriculum, world.tables, behind, world.state)[0].outcomes == 0
 
 
-def test_a_task_that_two_splits_have_counts_once() -> None:
+def test_a_task_in_two_splits_counts_once() -> None:
     world = World()
     world.tables = {**world.tables, (MATH, "more"): world.tables[MATH, "train"]}
     both = (Component(environment=MATH), Component(environment=MATH, split="more"))
@@ -202,7 +204,7 @@ def test_a_task_that_two_splits_have_counts_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([0.0, 1.0])), max_size=150))
-def test_outcomes_are_counted_as_a_book_of_all_of_them_counts(outcomes: list[tuple[int, float]]) -> None:
+def test_the_counts_match_a_complete_log_of_all_outcomes(outcomes: list[tuple[int, float]]) -> None:
     world = World()
     stage, book = world.moved(), list[tuple[int, float]]()
 
@@ -225,7 +227,7 @@ def test_outcomes_are_counted_as_a_book_of_all_of_them_counts(outcomes: list[tup
 
 
 def mixture(*stages: Stage) -> tuple[Curriculum, Tables]:
-    """Math is easy and hard, games are hard only."""
+    """Return a curriculum and its tasks: math has easy and hard tasks, game only hard ones."""
     maths = [TaskRow(at, f"math-{at}", (), float(3 * (at % 2))) for at in range(8)]
     games = [TaskRow(at, f"game-{at}", (), 3.0) for at in range(4)]
     some = {(MATH, "train"): tuple(maths), (GAME, "train"): tuple(games)}
@@ -237,11 +239,11 @@ def test_a_stage_without_tasks_in_one_component_draws_from_the_others() -> None:
     late = json.dumps({"stage": "hard", "at": 0, "is_whole": True, "marks": {}}).encode()
 
     assert prepare(curriculum, some, {}).shares() == {MATH: 1.0, GAME: 0.0}
-    # Of the tenth that is review all is math, of the rest a quarter.
+    # All of the review share (a tenth) is math, and a quarter of the rest.
     assert prepare(curriculum, some, {}, late).shares() == pytest.approx({MATH: 0.1 + 0.9 / 4, GAME: 0.9 * 3 / 4})
 
 
-def test_a_stage_without_any_task_is_passed_over_both_ways() -> None:
+def test_a_stage_without_tasks_is_skipped_in_both_directions() -> None:
     nothing = Stage(name="nothing", tags=("misspelt",))
     world = World()
     world.curriculum = staged(nothing, EASY, nothing, HARD, nothing)
@@ -254,7 +256,7 @@ def test_a_stage_without_any_task_is_passed_over_both_ways() -> None:
     assert world.told(0, *[0.0] * MIN).moved() == "easy"
 
 
-def test_a_component_that_is_in_no_stage_is_refused_by_name() -> None:
+def test_a_component_without_tasks_in_any_stage_is_refused_by_name() -> None:
     curriculum, some = mixture(EASY)
 
     for refused in (
@@ -293,7 +295,7 @@ def test_other_samplers_have_no_state() -> None:
         b'{"stage":"gone","at":0,"is_whole":true,"marks":{}}',
     ],
 )
-def test_a_state_of_no_use_is_the_beginning(state: bytes) -> None:
+def test_an_unusable_state_starts_from_the_first_stage(state: bytes) -> None:
     world = World()
     world.state = state
 
@@ -302,7 +304,7 @@ def test_a_state_of_no_use_is_the_beginning(state: bytes) -> None:
     assert world.state != state
 
 
-def test_a_stage_that_lost_its_tasks_gives_way_to_the_next_one() -> None:
+def test_a_stage_that_lost_its_tasks_is_replaced_by_the_next_stage() -> None:
     world = at_stage("middle")
     rows = world.tables[MATH, "train"]
     world.tables = {(MATH, "train"): tuple([row for row in rows if not row.tags])}
@@ -312,7 +314,7 @@ def test_a_stage_that_lost_its_tasks_gives_way_to_the_next_one() -> None:
     assert world.moved() == "hard"
 
 
-def test_the_state_of_a_stage_with_many_tasks_fits_and_counts_what_is_certainly_new() -> None:
+def test_the_state_of_a_stage_with_many_tasks_fits_and_counts_only_certainly_new_outcomes() -> None:
     count = 3 * MARKED
     world = World()
     rows = [TaskRow(at, f"math-{at}", (), float(at // count)) for at in range(2 * count)]
@@ -325,10 +327,10 @@ def test_the_state_of_a_stage_with_many_tasks_fits_and_counts_what_is_certainly_
         world.records[MATH][made.task] = made
     world.now = 1.0 + count
     world.moved()
-    # As a string within another JSON document, which doubles what quotes take.
+    # The state is a string in another JSON document, where each quote takes two bytes.
     assert len(json.dumps({"sampler": world.state.decode()})) < MAX_STATE_BYTES
 
     world.told(0, 0.0, 0.0, 0.0).told(count - 1, 0.0, 0.0, 0.0)
 
-    # Of the task that was tried last all three, of the other one, which is not remembered, the newest.
+    # All three outcomes of the last tried task count. Only the newest counts of the other, which has no mark.
     assert world.standing == Standing(stage="easy", position=0, outcomes=4, counted=4, rate=0.0)

@@ -1,4 +1,4 @@
-"""Staged samplers whose components move through the stages by themselves."""
+"""Staged samplers whose components move through the stages independently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ODD, EVEN = Component(environment=MATH, tags=("odd",), weight=3), Component(envi
 
 
 class Halves(World):
-    """The same tasks, tagged odd and even in turn; each half moves by itself."""
+    """The same tasks with the tags odd and even in turn. Each half moves independently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Halves(World):
         return standings(self.curriculum, self.tables, self.records, self.state)
 
     def stages(self) -> list[str]:
-        """The components' stages after an advance."""
+        """Advance the curriculum and return the stages of its components."""
         self.state = advance(self.curriculum, self.tables, self.records, self.state)
         return [one.stage for one in self.standings()]
 
 
-def test_a_component_that_lags_keeps_no_other_one_back() -> None:
+def test_a_component_that_lags_does_not_delay_other_components() -> None:
     world = Halves()
     assert world.stages() == ["easy", "easy"]
 
@@ -57,7 +57,7 @@ def test_a_component_that_lags_keeps_no_other_one_back() -> None:
     assert world.stages() == ["hard", "easy"]
 
 
-def test_a_component_that_moves_keeps_what_the_others_have_counted() -> None:
+def test_a_move_of_one_component_keeps_the_counts_of_other_components() -> None:
     world = Halves()
     world.stages()
     world.told(0, *[1.0] * (MIN - 1)).told(1, *[1.0] * MIN)
@@ -66,7 +66,7 @@ def test_a_component_that_moves_keeps_what_the_others_have_counted() -> None:
     assert world.told(2, 1.0).stages() == ["middle", "middle"]
 
 
-def test_the_stages_of_components_stay_when_one_is_added_and_begin_anew_when_they_move_together() -> None:
+def test_the_stages_of_components_survive_an_added_component_and_restart_if_they_move_together() -> None:
     world = Halves()
     world.stages()
     assert world.told(1, *[1.0] * MIN).stages() == ["middle", "easy"]

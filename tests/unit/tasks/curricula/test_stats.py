@@ -1,4 +1,4 @@
-"""Outcomes on their way to the store, and what a task's record is kept under."""
+"""Outcomes on their way to the store, and the keys of task records."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ async def attempts(store: MemoryCurriculumStore) -> dict[str, int]:
 
 
 class Taking(MemoryCurriculumStore):
-    """A store that keeps outcomes as they come, and lets others say something meanwhile."""
+    """A store that keeps outcomes in order. During a write, more outcomes can arrive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.told: list[Outcome] = []
         self.meanwhile: list[Outcome] = []
         self.teller: TaskStats | None = None
-        """Who is told `meanwhile`."""
+        """The statistics that receive `meanwhile` during a write."""
 
     async def note(self, outcomes: Sequence[Outcome]) -> int:
         self.told.extend(outcomes)
@@ -78,10 +78,10 @@ class Taking(MemoryCurriculumStore):
         return len(outcomes)
 
 
-# -- on their way -----------------------------------------------------------------------------------------------------
+# -- writes to the store ----------------------------------------------------------------------------------------------
 
 
-async def test_outcomes_wait_while_the_store_is_away_and_are_told_once() -> None:
+async def test_outcomes_wait_while_the_store_is_away_and_are_written_once() -> None:
     store = Store()
     known = records(store)
     store.is_away = True
@@ -98,7 +98,7 @@ async def test_outcomes_wait_while_the_store_is_away_and_are_told_once() -> None
     assert store.calls["note"] == 4
 
 
-async def test_an_outcome_whose_answer_was_lost_is_told_again_and_counts_once() -> None:
+async def test_an_outcome_whose_answer_was_lost_is_sent_again_and_counts_once() -> None:
     store = Store()
     known = records(store)
     store.forgets_to_answer = True
@@ -114,7 +114,7 @@ async def test_an_outcome_whose_answer_was_lost_is_told_again_and_counts_once() 
     assert await attempts(store) == {"t": 3}
 
 
-async def test_two_that_write_at_once_tell_each_outcome_once() -> None:
+async def test_concurrent_writes_send_each_outcome_once() -> None:
     store = Store()
     known = records(store)
     for _ in range(MAX_OUTCOMES + 5):
@@ -125,7 +125,7 @@ async def test_two_that_write_at_once_tell_each_outcome_once() -> None:
     assert await attempts(store) == {"t": MAX_OUTCOMES + 5}
 
 
-async def test_of_more_than_can_wait_the_oldest_are_lost() -> None:
+async def test_the_oldest_outcomes_are_dropped_when_too_many_wait() -> None:
     store = Taking()
     known = records(store)
     old, new = outcome("old"), outcome("new")
@@ -140,7 +140,7 @@ async def test_of_more_than_can_wait_the_oldest_are_lost() -> None:
     assert [one.task for one in store.told[:3]] == ["old", "old", "new"]
 
 
-async def test_those_that_are_pushed_out_while_they_are_told_take_no_other_with_them() -> None:
+async def test_outcomes_dropped_from_the_queue_during_their_write_drop_no_others() -> None:
     store = Taking()
     known = store.teller = records(store)
     for number in range(MAX_WAITING):
@@ -153,7 +153,7 @@ async def test_those_that_are_pushed_out_while_they_are_told_take_no_other_with_
     assert [one.task for one in store.told] == [*map(str, range(MAX_WAITING)), *(one.task for one in late)]
 
 
-async def test_what_the_store_refuses_does_not_hold_up_what_comes_after_it() -> None:
+async def test_an_outcome_that_the_store_refuses_does_not_delay_later_outcomes() -> None:
     store = Store()
     known = records(store)
     known.add(outcome(reward=math.inf))
@@ -163,11 +163,11 @@ async def test_what_the_store_refuses_does_not_hold_up_what_comes_after_it() -> 
     await known.write()
 
     assert await attempts(store) == {"later": 1}
-    with pytest.raises(InvalidRequest):  # that it was refused, and not just left out before
+    with pytest.raises(InvalidRequest):  # The store itself refuses the outcome.
         await store.note([outcome(reward=math.inf)])
 
 
-async def test_the_loop_goes_on_while_the_store_is_away_and_tells_what_waited() -> None:
+async def test_the_loop_continues_while_the_store_is_away_and_writes_waiting_outcomes() -> None:
     store = Store()
     known = records(store)
     store.is_away = True
@@ -186,7 +186,7 @@ async def test_the_loop_goes_on_while_the_store_is_away_and_tells_what_waited() 
         await asyncio.wait({loop})
 
 
-async def test_the_last_outcomes_are_told_at_the_end_and_a_store_that_is_away_is_no_error_then() -> None:
+async def test_a_flush_writes_the_last_outcomes_and_ignores_an_unavailable_store() -> None:
     store = Store()
     known = records(store)
     known.add(outcome())
@@ -199,7 +199,7 @@ async def test_the_last_outcomes_are_told_at_the_end_and_a_store_that_is_away_is
     assert await attempts(store) == {"t": 1}
 
 
-# -- what is an attempt -----------------------------------------------------------------------------------------------
+# -- attempts ---------------------------------------------------------------------------------------------------------
 
 
 async def test_an_episode_whose_reward_the_agent_earned_is_noted() -> None:
@@ -215,12 +215,14 @@ async def test_an_episode_whose_reward_the_agent_earned_is_noted() -> None:
 @pytest.mark.parametrize(
     ("session", "summary", "reward"),
     [
-        pytest.param(session(task=""), WON, 1.0, id="nobody knows its task"),
-        pytest.param(session(), WON, 1e300, id="its reward's square is no number"),
+        pytest.param(session(task=""), WON, 1.0, id="the session has no task"),
+        pytest.param(session(), WON, 1e300, id="the square of its reward overflows"),
         pytest.param(session(), replace(WON, seconds=math.inf), 1.0, id="its time is infinite"),
     ],
 )
-async def test_what_cannot_be_kept_of_a_task_is_no_attempt(session: Session, summary: Summary, reward: float) -> None:
+async def test_an_outcome_that_cannot_be_recorded_is_not_an_attempt(
+    session: Session, summary: Summary, reward: float
+) -> None:
     store = Store()
     known = records(store)
 
@@ -241,7 +243,7 @@ async def test_an_environment_of_a_split_keeps_its_records_with_its_base() -> No
     assert await attempts(store) == {"first": 1}
 
 
-async def test_an_end_that_is_told_twice_is_one_attempt() -> None:
+async def test_an_end_that_is_noted_twice_is_one_attempt() -> None:
     store = Store()
     known = records(store)
 
@@ -263,15 +265,15 @@ async def test_an_end_that_is_told_twice_is_one_attempt() -> None:
         pytest.param("first", "first", id="an id"),
         pytest.param("one", "first", id="an alias"),
         pytest.param("train/1", "train/1", id="the place of a task without an id"),
-        pytest.param("train/9", "train/9", id="a place that is not there"),
-        pytest.param("nosuch/0", "nosuch/0", id="a split that is not there"),
-        pytest.param("train/x", "train/x", id="no place"),
-        pytest.param("train/²", "train/²", id="a digit that is no number"),
+        pytest.param("train/9", "train/9", id="a place that does not exist"),
+        pytest.param("nosuch/0", "nosuch/0", id="a split that does not exist"),
+        pytest.param("train/x", "train/x", id="not a place"),
+        pytest.param("train/²", "train/²", id="a digit that is not a number"),
         pytest.param("sha256:12", "sha256:12", id="an inline task without an id"),
         pytest.param("somebody's own", "somebody's own", id="an inline task's id"),
     ],
 )
-def test_a_task_is_kept_under_its_id_however_it_was_asked_for(task: str, key: str) -> None:
+def test_a_record_has_the_tasks_id_as_its_key_however_the_task_was_requested(task: str, key: str) -> None:
     assert records(Store()).key(MATH, task) == key
 
 
@@ -281,7 +283,7 @@ def test_an_id_that_looks_like_a_place_is_found_by_its_name() -> None:
     assert (known.key(MATH, "custom/7"), known.key(MATH, "custom/8")) == ("custom/7", "custom/7")
 
 
-async def test_a_task_that_was_removed_meanwhile_is_kept_under_what_it_was_called() -> None:
+async def test_a_removed_task_keeps_the_name_in_its_request_as_its_key() -> None:
     registry, tasks = registry_of(math=[{"id": "first"}]), MemoryTaskStore()
     known = TaskStats(Store(), registry=registry)
     await add(registry, tasks, {"id": "short-lived"}, {"id": "stays"})
@@ -298,7 +300,7 @@ async def test_a_task_that_was_removed_meanwhile_is_kept_under_what_it_was_calle
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def test_records_are_followed_and_what_was_given_out_stays_as_it_was() -> None:
+async def test_records_are_updated_and_earlier_results_do_not_change() -> None:
     store = Store(page_records=2)
     known = records(store)
     for number in range(5):
@@ -327,13 +329,13 @@ async def test_records_that_the_store_lost_are_forgotten() -> None:
     assert await known.of(MATH) == {}
 
 
-async def test_where_nobody_has_played_yet_nothing_is_new() -> None:
+async def test_records_without_any_outcome_are_not_new() -> None:
     known = records(Store())
 
     assert await known.of(MATH) is await known.of(MATH), "else all tasks are weighed anew each second"
 
 
-async def test_records_can_t_be_told_while_the_store_is_away() -> None:
+async def test_records_cannot_be_read_while_the_store_is_away() -> None:
     store = Store()
     known = records(store)
     await known.of(MATH)

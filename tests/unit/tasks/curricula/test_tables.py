@@ -1,4 +1,4 @@
-"""The tasks of a split as draws see them."""
+"""Tables of the tasks of a split, as draws use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = EnvironmentName("image")
 
 
 class Image:
-    """Tells how many tasks an image has."""
+    """Task queries that return the number of tasks of an image."""
 
     def __init__(self, **splits: int) -> None:
         self.splits = splits
@@ -57,15 +57,17 @@ def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
         pytest.param({"id": "a", "difficulty": 0}, TaskRow(0, "a", (), 0.0), id="a difficulty of 0"),
         pytest.param({"id": "a", "difficulty": -1.5}, TaskRow(0, "a", (), -1.5), id="a negative difficulty"),
         pytest.param({"id": "a", "difficulty": "hard"}, TaskRow(0, "a"), id="a difficulty in words"),
-        pytest.param({"id": "a", "difficulty": True}, TaskRow(0, "a"), id="a difficulty that is no number"),
+        pytest.param({"id": "a", "difficulty": True}, TaskRow(0, "a"), id="a difficulty that is not a number"),
         pytest.param({"id": "a", "difficulty": None}, TaskRow(0, "a"), id="a difficulty of null"),
         pytest.param({"id": "a", "difficulty": float("inf")}, TaskRow(0, "a"), id="an infinite difficulty"),
         pytest.param({"id": "a", "difficulty": float("nan")}, TaskRow(0, "a"), id="a difficulty of NaN"),
         pytest.param({"id": "a", "tags": "x"}, TaskRow(0, "a"), id="tags that are a text"),
-        pytest.param({"id": "a", "tags": ["x", 7, None]}, TaskRow(0, "a", ("x",)), id="tags of which some are none"),
+        pytest.param(
+            {"id": "a", "tags": ["x", 7, None]}, TaskRow(0, "a", ("x",)), id="tags of which some are not texts"
+        ),
     ],
 )
-async def test_a_row_has_what_a_task_can_be_chosen_by(task: dict[str, Any], row: TaskRow) -> None:
+async def test_a_row_has_the_fields_by_which_a_task_is_chosen(task: dict[str, Any], row: TaskRow) -> None:
     table = await tables(registry_of(math=[task])).of(MATH, "train")
 
     assert table == (row,)
@@ -96,7 +98,7 @@ async def test_a_task_that_was_removed_leaves_the_places_of_the_others() -> None
 
 
 @pytest.mark.parametrize("name", ["math", "nosuch"])
-async def test_a_split_that_is_not_there_has_no_tasks_and_nobody_is_asked(name: str) -> None:
+async def test_a_missing_split_has_no_tasks_and_no_worker_is_queried(name: str) -> None:
     image = Image()
 
     table = await tables(registry_of(math=[{"id": "a"}]), image).of(EnvironmentName(name), "nosuch")
@@ -105,7 +107,7 @@ async def test_a_split_that_is_not_there_has_no_tasks_and_nobody_is_asked(name: 
     assert image.asked == 0
 
 
-async def test_of_an_image_s_own_tasks_only_their_number_is_asked_and_that_once() -> None:
+async def test_only_the_number_of_an_images_own_tasks_is_queried_and_only_once() -> None:
     image = Image(train=3)
     known = tables(registry_of(math=[]), image)
 
@@ -116,7 +118,7 @@ async def test_of_an_image_s_own_tasks_only_their_number_is_asked_and_that_once(
     assert image.asked == 1
 
 
-async def test_what_an_image_could_not_tell_is_asked_again() -> None:
+async def test_a_failed_count_of_an_images_tasks_is_queried_again() -> None:
     image = Image()
     known = tables(registry_of(math=[]), image)
     missing = await known.of(IMAGE, "train")
@@ -129,7 +131,7 @@ async def test_what_an_image_could_not_tell_is_asked_again() -> None:
     assert len(await known.of(IMAGE, "train")) == 1
 
 
-async def test_others_are_served_while_a_large_split_is_read() -> None:
+async def test_the_event_loop_keeps_running_while_a_large_split_is_read() -> None:
     known = tables(registry_of(math=[{"id": f"t{number}"} for number in range(3 * AT_ONCE)]))
     turns = 0
     reading = asyncio.ensure_future(known.of(MATH, "train"))
@@ -141,7 +143,7 @@ async def test_others_are_served_while_a_large_split_is_read() -> None:
     assert turns >= 3
 
 
-async def test_of_many_that_ask_at_once_one_table_is_shared() -> None:
+async def test_concurrent_requests_share_one_table() -> None:
     known = tables(registry_of(math=[{"id": f"t{number}"} for number in range(2 * AT_ONCE)]))
 
     found = await asyncio.gather(*(known.of(MATH, "train") for _ in range(4)))

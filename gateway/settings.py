@@ -1,6 +1,7 @@
-"""The only reader of the process environment: one frozen model, prefix ``GATEWAY_``.
+"""Reads the settings from the process environment into one frozen model, with the prefix ``GATEWAY_``.
 
-An unknown ``GATEWAY_`` variable is an error (`unknown_variables`): a typing mistake must not silently mean a default.
+No other module reads the process environment. An unknown ``GATEWAY_`` variable is an error (`unknown_variables`), so
+that a typing mistake does not silently select a default.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gateway import BUNDLED
 from gateway.core.errors import ConfigError
+from gateway.core.validation import did_you_mean, reason_of
 
 PREFIX = "GATEWAY_"
 COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY"))
-"""Of ``gateway ps`` and the demo: where a gateway is, and the key for it."""
+"""Variables of ``gateway ps`` and the demo, which are not settings: the URL of a gateway and its key."""
 
 
 OWN_CATALOG = Path("env_images")
-"""Where environments are looked for first, and where new ones are written."""
+"""Folder that is searched for environments first, and that new environments are written to."""
 
 
 def _catalog_dir() -> Path:
@@ -59,7 +61,7 @@ def _socket_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """Every setting of an operator.
+    """All settings of an operator.
 
     ``scripts/settings-table`` prints the fields' docstrings as the table of ``docs/reference.md``, so a link in a
     docstring is relative to that page. The default of a field with a factory is the factory's docstring.
@@ -72,79 +74,79 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on. With 0 the gateway takes a free port and logs it in ``gateway_ready``."""
     insecure: bool = False
-    """Serve an address that is not loopback without keys."""
+    """Allow listening on an address that is not loopback without keys."""
 
     store: str = "memory"
     """``memory``, or a Redis URL: ``redis://``, ``rediss://`` or ``unix://``. For a Redis that Sentinels watch:
     ``redis+sentinel://HOST:PORT,…/SERVICE`` or ``rediss+sentinel://…``."""
     store_prefix: str = "gateway"
     """First part of every key in Redis. Gateways that share a Redis need different prefixes. With ``docker`` and
-    ``swarm`` a gateway with another secret does not start while another gateway with this prefix is alive; it waits
-    up to 6 s to find out."""
+    ``swarm``, a gateway does not start while a live gateway with another secret uses this prefix. It waits up to 6 s to
+    find out."""
     backend: Literal["process", "docker", "swarm"] = "process"
     """``process`` runs environments as local processes, ``docker`` as containers, ``swarm`` as containers on the
     machines of ``nodes``."""
     docker_url: str = "unix:///var/run/docker.sock"
-    """The Docker engine, or better the engine gate in front of it."""
+    """URL of the Docker engine, or better of the engine gate in front of it."""
     docker_threads: int = Field(default=8, ge=1, le=64)
     """Concurrent requests to the engine. An engine starts 5 to 7 containers a second at any concurrency."""
     nodes: Annotated[tuple[str, ...], NoDecode] = ()
-    """Addresses of ``gateway node`` on the machines of the swarm backend: ``HOST[:PORT]``, comma-separated (port
-    7443). A name with several addresses stands for all of them, as ``tasks.node`` does in a Swarm stack. Needs the
+    """Addresses of ``gateway node`` on the machines of the swarm backend: ``HOST[:PORT]``, comma-separated (default
+    port 7443). A name with several addresses means all of them, as ``tasks.node`` does in a Swarm stack. Needs the
     ``cluster_`` files."""
     nodes_lost_s: float = Field(default=8.0, ge=2, le=3600)
-    """Seconds without an answer after which a machine is lost: its sessions end, and new workers replace its own."""
+    """Seconds without an answer after which a machine is lost: its sessions end, and new workers replace its
+    workers."""
     socket_dir: Path = Field(default_factory=_socket_dir)
     """Folder of the workers' Unix sockets, as this process sees it."""
     socket_volume: str | None = None
-    """The Docker volume that is mounted at ``socket_dir``; unset where the engine sees that same path."""
+    """Docker volume that is mounted at ``socket_dir``; unset if the engine sees that same path."""
     sandbox_dir: Path = Field(default_factory=_sandbox_dir)
-    """Of the process backend: folder of the sandboxes' root filesystem (100 MB, made when first needed) and of their
-    mounts. Where the gateway is root, every user must be able to pass through it."""
+    """For the process backend: folder of the sandboxes' root filesystem (100 MB, created on first use) and of their
+    mounts. If the gateway runs as root, every user needs search permission for it."""
     state_dir: Path = Field(default_factory=_state_dir)
     """Folder of the gateway's own secret (``secret``, mode 0600), and of ``INSTANCE-OWNER.lock``, which names the store
-    of the gateways that run. A node of a cluster keeps there that it drains. Keep this folder: a gateway with another
-    secret is another gateway, and does not touch the workers of this gateway."""
+    of running gateways. A cluster node records there that it drains. Keep this folder: a gateway with another secret is
+    another gateway, and does not touch the workers of this gateway."""
     secret: SecretStr | None = None
     """Replaces the secret file. Replicas on several machines need the same secret."""
     secrets_dir: Path | None = None
-    """Folder of settings in files, as Swarm and compose give secrets: ``gateway_secret``, ``gateway_trainer_keys`` and
-    others. A variable that is set wins."""
+    """Folder of settings in files, as Swarm and compose provide secrets: ``gateway_secret``, ``gateway_trainer_keys``
+    and others. A variable overrides the file."""
     instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
-    """Label of everything that this gateway makes on an engine. A second label, ``env-gateway.owner``, is made from the
-    secret; a gateway touches nothing that does not bear both. Containers of one instance and one secret belong to one
-    store: with ``docker`` and ``swarm`` a gateway with another ``store`` or ``store_prefix``, or a second gateway with
-    ``memory``, does not start while a gateway of the same state folder runs. The URL identifies a store: host, port and
-    database, or the Sentinels and the name of their master."""
+    """Label of everything that this gateway creates on an engine. A second label, ``env-gateway.owner``, is derived
+    from the secret. A gateway touches only objects with both labels. Containers of one instance and one secret belong
+    to one store. With ``docker`` and ``swarm``, gateways of one state folder run at the same time only if they have the
+    same ``store`` and ``store_prefix``, and not with ``memory``. The URL identifies a store: host, port and database,
+    or the Sentinels and the name of their master."""
 
     catalog_dir: Path = Field(default_factory=_catalog_dir)
-    """Folder of ``<environment>/environment.toml``. Where the current folder has no ``env_images``, an installed
-    package offers the environments and tasks that it contains. ``gateway env add`` writes to ``env_images`` in both
-    cases."""
+    """Folder of ``<environment>/environment.toml``. If the current folder has no ``env_images``, an installed package
+    offers its own environments and tasks. ``gateway env add`` writes to ``env_images`` in both cases."""
     image_tag: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")
-    """Tag of this project's own images (``env-gateway/…``) where an ``environment.toml`` names no tag. Empty: the
-    engine's ``latest``, which every build on this engine moves."""
+    """Tag of this project's own images (``env-gateway/…``) if an ``environment.toml`` names no tag. Empty: the engine's
+    ``latest``, which every build on this engine moves."""
     custom_tasks_dir: Path | None = None
     """Folder of operators' task modules, with a sub-folder for each environment that names a module in its
     ``[tasks]``."""
     custom_tasks_volume: str | None = None
-    """The Docker volume that is mounted at ``custom_tasks_dir``; unset where the engine sees that same path."""
+    """Docker volume that is mounted at ``custom_tasks_dir``; unset if the engine sees that same path."""
     curricula_dir: Path = Path("curricula")
-    """Folder of ``<name>.toml``, each a curriculum. [curricula.md](curricula.md#a-file) has the keys and defaults. The
-    folder may be missing."""
+    """Folder of ``<name>.toml``, one file for each curriculum. [curricula.md](curricula.md#a-file) has the keys and
+    defaults. The folder may be missing."""
     task_keys: Path | None = None
     """Folder of the public keys whose signatures on task bundles are trusted."""
     task_signatures: Literal["optional", "required"] = "optional"
-    """``required``: the gateway takes tasks at run time only in bundles that a trusted key signed."""
+    """``required``: the gateway accepts run-time tasks only in bundles that a trusted key signed."""
     environments: Annotated[tuple[str, ...], NoDecode] = ()
     """Names of the environments to serve, comma-separated. Empty: all in ``catalog_dir``."""
     default_environment: str = ""
-    """The environment of paths that name no environment. Empty: the first of ``environments``, or by name."""
+    """Environment for paths that name no environment. Empty: the first of ``environments``, or the first by name."""
     static: Annotated[tuple[str, ...], NoDecode] = ()
-    """Servers that the gateway does not run: ``NAME=URL``, comma-separated (``gateway serve --static``). Unless
-    ``environments`` names others, the gateway serves only these."""
+    """External servers: ``NAME=URL``, comma-separated (``gateway serve --static``). Unless ``environments`` names
+    others, the gateway serves only these."""
     forwarder_image: str = "env-gateway/base:latest"
-    """Image of the small containers between the gateway and images that listen on TCP."""
+    """Image of the small containers that connect the gateway to images that listen on TCP."""
     peer_url: str = ""
     """URL at which other replicas reach this replica, ``http://host:port``. Empty: built from ``host`` and ``port``.
     Only replicas that share a Redis query each other; the requests are signed, not encrypted."""
@@ -155,54 +157,60 @@ class Settings(BaseSettings):
     """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
-    """Largest request body; the gateway answers a larger one with 413."""
+    """Maximum size of a request body; the gateway answers a larger body with 413."""
     max_workers: int = Field(default=0, ge=0)
-    """Workers of all environments at once, below each environment's own ``max_workers``. Idle workers make room for
-    workers that are wanted. 0: no limit beyond the environments' own."""
+    """Maximum number of workers of all environments together; each environment's ``max_workers`` applies as well. Idle
+    workers make room for workers that are needed. 0: only the environments' own limits."""
     queue_max: int = Field(default=10_000, ge=1)
-    """Openings that may wait for a slot of one environment."""
+    """Maximum number of openings that wait for a slot of one environment."""
     closed_kept_s: float = Field(default=600.0, ge=0)
     """Seconds for which the gateway remembers why it ended a session."""
     lazy_binding: bool = True
-    """With several environments: the path of its first request binds a create by split and index that names no
-    environment."""
+    """With several environments: a create by split and index may name no environment. The path of the session's first
+    request then binds it."""
     strict_paths: bool = True
-    """Answer 409 when the path names another environment than the session's."""
+    """Answer 409 if a path names another environment than the session's."""
     strip_platform_keys: bool = True
-    """Keep ``api_key`` and ``OPENREWARD_API_KEY``, which one SDK adds to every session's secrets, from environments
-    whose ``environment.toml`` does not say ``platform_keys = true``."""
+    """Remove ``api_key`` and ``OPENREWARD_API_KEY``, which one SDK adds to every session's secrets, unless an
+    environment's ``environment.toml`` sets ``platform_keys = true``."""
     drain_notice_s: float = Field(default=0.0, ge=0, le=600)
-    """Seconds for which the gateway still takes new connections after SIGTERM, while ``/readyz`` says 503 and answers
-    close their connections. Choose more than a load balancer takes to notice, and more than clients keep an idle
-    connection (15 s). See [Leaving](#leaving). Of a ``gateway node`` in a cluster: more than its successor takes to
-    start, and gateways to find the successor."""
+    """Seconds for which the gateway still takes new connections after SIGTERM. Meanwhile ``/readyz`` says 503 and
+    responses close their connections. Choose more than a load balancer needs to notice, and more than clients keep an
+    idle connection (15 s). See [Leaving](#leaving). For a ``gateway node`` in a cluster: choose more than its successor
+    takes to start, and gateways to find the successor."""
     drain_s: float = Field(default=10.0, ge=0)
-    """Seconds that calls under way may take to finish after SIGTERM."""
+    """Seconds that running calls may take to finish after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
+    """Minimum level of logged messages."""
+    log_format: Literal["", "text", "json"] = ""
+    """``text`` or ``json``. Empty: on a terminal a short log for a person, elsewhere ``text``."""
 
     node_socket: Path = Path("/run/env-gateway/engine.sock")
     """Unix socket on which ``gateway node`` serves the engine gate."""
     node_engine: str = "unix:///var/run/docker.sock"
-    """The engine behind the gate."""
+    """URL of the engine behind the gate."""
     node_makes_folders: bool = False
-    """The gate makes the workers' folders in ``socket_dir``, and the gateway must not be able to write there. A gateway
-    that an attacker controls could otherwise replace a folder with a link and have any path of the machine mounted."""
+    """The gate creates the workers' folders in ``socket_dir``, and the gateway must not be able to write there.
+    Otherwise an attacker who controls the gateway could replace a folder with a link and have any path of the machine
+    mounted."""
     node_max_containers: int = Field(default=500, ge=1)
-    """Containers that the gate lets this instance have at once. A worker of an image with a TCP port counts as two."""
+    """Maximum number of containers that this instance has concurrently. A worker of an image with a TCP port counts as
+    two."""
     node_listen: str = ""
     """``HOST:PORT`` where ``gateway node`` serves the gateways of a cluster over TLS: the engine gate on this port, the
-    workers' sockets on the next one. Needs the ``cluster_`` files and ``node_makes_folders``. Empty: not served."""
+    workers' sockets on the next port. Needs the ``cluster_`` files and ``node_makes_folders``. Empty: not served."""
     node_drain_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that requests to workers through this node may take to finish after SIGTERM."""
     node_image_max_bytes: int = Field(default=20 * 2**30, ge=1)
-    """Largest image that gateways may bring to a node. The node keeps its tar in ``state_dir`` while it checks it."""
+    """Maximum size of an image that gateways may load onto a node. The node keeps its tar in ``state_dir`` while it
+    checks it."""
     cluster_ca: Path | None = None
-    """The CA whose certificates the gateways and nodes of a cluster show each other (PEM; ``gateway certs``)."""
+    """Certificate of the CA that signs the certificates of the cluster's gateways and nodes (PEM; ``gateway
+    certs``)."""
     cluster_cert: Path | None = None
-    """This process' own certificate: a node's or a gateway's."""
+    """Certificate of this process: a node's or a gateway's."""
     cluster_key: Path | None = None
-    """The key of ``cluster_cert``."""
+    """Private key of ``cluster_cert``."""
 
     @field_validator("environments", "static", "nodes", mode="before")
     @classmethod
@@ -231,11 +239,12 @@ class Settings(BaseSettings):
         return value
 
     def checked(self) -> Settings:
-        """Return self if the combination may be served.
+        """Return self if the combination of settings is allowed.
 
         Raises:
-            ConfigError: an address that is not loopback without keys; trainers' and operators' keys that overlap; a
-                volume of custom tasks that this process does not see; signatures without keys to check them by.
+            ConfigError: A combination is not allowed: an address that is not loopback without keys, or one key for
+                trainers and operators. A volume of custom tasks without its folder. Required signatures without keys to
+                verify them. A swarm without ``nodes`` or ``cluster_`` files.
         """
         trainers, operators = parse_keys(self.trainer_keys), parse_keys(self.operator_keys)
         if set(trainers.values()) & set(operators.values()):
@@ -256,28 +265,28 @@ class Settings(BaseSettings):
         return self
 
     def cluster_files(self) -> tuple[Path, Path, Path]:
-        """CA, certificate and key of this process. Raises ``ConfigError`` if one is not set."""
+        """Return the paths of CA, certificate and key of this process. Raises ``ConfigError`` if one is not set."""
         if self.cluster_ca is None or self.cluster_cert is None or self.cluster_key is None:
             raise ConfigError(
-                "GATEWAY_CLUSTER_CA, GATEWAY_CLUSTER_CERT and GATEWAY_CLUSTER_KEY are needed: nodes talk to nobody "
-                "without a certificate (gateway certs makes some)"
+                "GATEWAY_CLUSTER_CA, GATEWAY_CLUSTER_CERT and GATEWAY_CLUSTER_KEY are needed: nodes accept only "
+                "clients with a certificate (gateway certs creates certificates)"
             )
         return self.cluster_ca, self.cluster_cert, self.cluster_key
 
     @property
     def uses_containers(self) -> bool:
-        """Whether workers are containers, which outlive the gateway and run in images."""
+        """True if workers are containers, which outlive the gateway and run in images."""
         return self.backend != "process"
 
     def static_servers(self) -> dict[str, str]:
-        """The servers that somebody else runs: URL by name."""
+        """Return the external servers: URL by name."""
         return {name: url for name, _, url in (entry.partition("=") for entry in self.static)}
 
     def read_secret(self) -> bytes:
-        """The gateway's own secret, made on first use; worker tokens are derived from it.
+        """Return the gateway's own secret, from which worker tokens are derived; create it on first use.
 
         Raises:
-            ConfigError: the state folder can't be written, or the secret's file is empty.
+            ConfigError: The state folder can't be written, or the secret's file is empty.
         """
         if self.secret is not None:
             return self.secret.get_secret_value().encode()
@@ -294,16 +303,16 @@ class Settings(BaseSettings):
         return secret
 
     def read_owner(self) -> str:
-        """Who this gateway is to those that share its engines: 16 hexadecimal digits, the same for all replicas.
+        """Return the id of this gateway on shared engines: 16 hexadecimal digits, the same for all replicas.
 
         Raises:
-            ConfigError: as `read_secret`.
+            ConfigError: See `read_secret`.
         """
         return hmac.new(self.read_secret(), b"owner", hashlib.sha256).hexdigest()[:16]
 
 
 def _make_secret(path: Path) -> None:
-    """Write a new secret at *path*, whole or not at all; of replicas that start together, the first one's stays."""
+    """Write a new secret at *path* atomically; of replicas that start together, the first secret stays."""
     draft = path.with_name(f"secret.{random_secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -316,42 +325,43 @@ def _make_secret(path: Path) -> None:
 
 
 def load(**overrides: object) -> Settings:
-    """Read the settings; *overrides* (from the command line) win.
+    """Read the settings; *overrides* (from the command line) take precedence.
 
     Raises:
-        ConfigError: a value is wrong, or a variable is unknown.
+        ConfigError: A value is wrong, or a variable is unknown.
     """
     unknown = unknown_variables(os.environ)
     if unknown:
-        raise ConfigError(f"unknown settings: {', '.join(unknown)}")
+        known = [PREFIX + name.upper() for name in Settings.model_fields]
+        raise ConfigError("; ".join(f"unknown setting {name}{did_you_mean(name, known)}" for name in unknown))
     try:
         given = {key: value for key, value in overrides.items() if value is not None}
         return Settings(_secrets_dir=_secrets_dir(), **given)  # type: ignore[arg-type, call-arg]  # names are fields
     except ValidationError as error:
         lines = [
-            f"{PREFIX}{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False)
+            f"{PREFIX}{'_'.join(map(str, e['loc'])).upper()}: {reason_of(e)}" for e in error.errors(include_input=False)
         ]
         raise ConfigError("; ".join(lines)) from None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Names that start like settings and are none."""
+    """Return the names with the prefix of settings that are not settings."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | COMMAND_LINE
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def _secrets_dir() -> Path | None:
-    """The folder of settings in files, if there is one; files with other names are somebody else's.
+    """Return the folder of settings in files, if it is set; files without the prefix are ignored.
 
     Raises:
-        ConfigError: it or a file in it can't be read, or a file is empty, or is named like a setting and is none.
+        ConfigError: The folder or a file can't be read, a file is empty, or a file with the prefix is not a setting.
     """
     directory = os.environ.get(f"{PREFIX}SECRETS_DIR")
     if not directory:
         return None
     try:
         files = [entry for entry in Path(directory).iterdir() if entry.name.upper().startswith(PREFIX)]
-        # An empty secret would be one that anybody can guess.
+        # An attacker could guess an empty secret.
         empty = [entry.name for entry in files if not entry.read_text().strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{PREFIX}SECRETS_DIR={directory}: {error}") from error
@@ -383,7 +393,7 @@ def parse_keys(value: SecretStr) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach *host*."""
+    """Return True if only this machine can reach *host*."""
     if host == "localhost":
         return True
     try:
@@ -393,5 +403,5 @@ def is_loopback(host: str) -> bool:
 
 
 def inherited_environ() -> Mapping[str, str]:
-    """This process's variables, of which local workers get a few harmless ones."""
+    """Return this process's environment variables; local workers get only a few harmless variables of them."""
     return dict(os.environ)

@@ -1,1 +1,1 @@
-"""What starts and stops workers: a Docker engine, or local processes."""
+"""Backends that start and stop workers: a Docker engine, several engines as a cluster, or local processes."""

@@ -1,6 +1,6 @@
-"""The workers that died, as an announcement that any number of readers follow from the moment they asked.
+"""Broadcast workers' deaths to any number of readers, each from the moment of its call on.
 
-Bounded: a reader that falls far behind misses the oldest ones, as the seam allows (``Backend.deaths``).
+The buffer is bounded: a reader that falls far behind misses the oldest deaths, which ``Backend.deaths`` permits.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from gateway.core.worker import Death
 
 KEPT = 1024
-"""Deaths that a slow reader can be behind; an engine ends a few dozen containers a second at most."""
+"""Number of deaths by which a reader may lag without loss. An engine ends at most a few dozen containers per second."""
 
 
 class DeathBroadcast:
-    """Announces deaths; to be used from one event loop."""
+    """Announces deaths to readers in one event loop."""
 
     def __init__(self) -> None:
         self._told: deque[Death] = deque(maxlen=KEPT)
@@ -31,12 +31,12 @@ class DeathBroadcast:
         self._wake()
 
     def close(self) -> None:
-        """End every reader once it has read what was announced before."""
+        """End every reader after it has read the deaths announced so far."""
         self._closed = True
         self._wake()
 
     def follow(self) -> AsyncIterator[Death]:
-        """Yield the workers whose death is announced from now on, until `close`."""
+        """Yield the deaths that are announced from now on, until `close`."""
         return self._follow(self._count)
 
     async def _follow(self, position: int) -> AsyncIterator[Death]:

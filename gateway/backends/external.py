@@ -1,8 +1,8 @@
-"""Servers that third parties run (``[server] url``), beside the backend that starts all other workers.
+"""Route environments with a third-party server (``[server] url``) past the backend that starts all other workers.
 
 The gateway neither starts nor stops such a server. A worker of such an environment is a note that the server is in use.
-The store has these notes. A gateway that is restarted, or another replica, has no notes of its own and reads the
-store's: otherwise its audit would treat the worker as lost, and end sessions that still run on that server.
+The store keeps these notes. A restarted gateway, or another replica, has no notes in memory and reads the store's.
+Without them its audit would treat the worker as lost, and end sessions that still run on that server.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ logger = logging.getLogger(__name__)
 
 
 class StoredLoads(Protocol):
-    """The part of ``Store`` that knows the workers of all processes."""
+    """The part of ``Store`` that returns the workers of all replicas."""
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
-        """Return what each environment has. Raises ``StoreUnavailable``."""
+        """Return the workers and load of each environment. Raises ``StoreUnavailable``."""
 
 
 class RoutedBackend:
-    """Notes which third-party servers are in use, and passes everything about other workers to another backend."""
+    """Notes which third-party servers are in use, and forwards calls about other workers to the default backend."""
 
     def __init__(
         self, default: Backend, environments: Collection[Environment], *, store: StoredLoads | None = None
     ) -> None:
-        """Start nothing yet.
+        """Create the backend without starting anything.
 
         Args:
-            default: Starts the workers of environments without a URL; closed with this backend.
-            environments: Say whether *default* is needed: without an environment of its own it may have no engine.
-            store: Has the workers that other processes noted; None if there are no other processes.
+            default: The backend of environments without a URL. Closing this backend closes it too.
+            environments: All environments. If each has a URL, *default* is not needed and may have no engine.
+            store: The store with the workers that other replicas noted; None without other replicas.
         """
         self._default = default
         self._store = store
         self._needs_default = any(not environment.server.url for environment in environments)
         self._noted: dict[WorkerId, Worker] = {}
         self._silent = DeathBroadcast()
-        """Announces no death: nothing reports the death of a third-party server."""
+        """A broadcast without deaths: nothing reports the death of a third-party server."""
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """Start the worker, or note the server, whose URL is then the address; see ``Backend.start``.
+        """Start the worker, or note that the server is in use and return its URL; see ``Backend.start``.
 
-        The server's upstream finds out whether the server answers.
+        This method does not connect to the server: its upstream checks whether it answers.
         """
         url = environment.server.url
         if not url:
@@ -71,19 +71,20 @@ class RoutedBackend:
         return url
 
     async def stop(self, id: WorkerId) -> None:
-        """Stop the worker, or forget the note; see ``Backend.stop``."""
+        """Stop the worker, or remove the server's note; see ``Backend.stop``."""
         if self._noted.pop(id, None) is None:
             await self._default.stop(id)
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """See ``Backend.logs``; a third-party server's log is its owner's."""
+        """Return the worker's log, or an empty string for a third-party server; see ``Backend.logs``."""
         return "" if id in self._noted else await self._default.logs(id, lines=lines)
 
     async def found(self) -> list[BackendWorker]:
-        """List the default backend's workers, and the servers that are noted here or in the store.
+        """Return the default backend's workers, and the servers noted in this process or in the store.
 
-        A noted server counts as running: its upstream notices if it is not. The default backend is queried also if no
-        environment needs it, for workers that a gateway with other environments left; then it need not answer.
+        A noted server counts as running: its upstream notices if it is down. The default backend is queried even if
+        no environment needs it, to find workers that a gateway with other environments left. Its failure is then
+        ignored.
         """
         stored = await stored_workers(self._store) if self._store is not None else []
         known = {worker.id: worker for worker in stored if is_static(worker.address)} | self._noted
@@ -97,29 +98,29 @@ class RoutedBackend:
             return static
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """See ``Backend.pause``; a third-party server is not frozen."""
+        """Pause the worker; do nothing for a third-party server. See ``Backend.pause``."""
         if id not in self._noted:
             await self._default.pause(id, lease)
 
     async def resume(self, id: WorkerId) -> None:
-        """See ``Backend.resume``."""
+        """Resume the worker; do nothing for a third-party server. See ``Backend.resume``."""
         if id not in self._noted:
             await self._default.resume(id)
 
     async def prepare(self, environment: Environment) -> str:
-        """See ``Backend.prepare``; a third-party server has no image."""
+        """Return the image's id, or an empty string for a third-party server; see ``Backend.prepare``."""
         return "" if environment.server.url else await self._default.prepare(environment)
 
     def deaths(self) -> AsyncIterator[Death]:
-        """Follow the default backend's deaths, if an environment needs it."""
+        """Yield the default backend's deaths; yield none if no environment needs that backend."""
         return self._default.deaths() if self._needs_default else self._silent.follow()
 
     def engines(self) -> int:
-        """See ``Backend.engines``."""
+        """Return the number of the default backend's engines; see ``Backend.engines``."""
         return self._default.engines()
 
     def leaving(self) -> frozenset[WorkerId]:
-        """See ``Backend.leaving``."""
+        """Return the default backend's workers on draining machines; see ``Backend.leaving``."""
         return self._default.leaving()
 
     async def check(self) -> None:
@@ -128,21 +129,21 @@ class RoutedBackend:
             await self._default.check()
 
     async def aclose(self) -> None:
-        """Close the default backend; third-party servers go on."""
+        """Close the default backend; third-party servers keep running."""
         self._closed = True
         self._silent.close()
         await self._default.aclose()
 
 
 def as_running(worker: Worker) -> BackendWorker:
-    """Describe *worker*, which the store or this process has a note of, as one that runs."""
+    """Return *worker*, a note in the store or in this process, as a running worker."""
     return BackendWorker(
         id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
     )
 
 
 async def stored_workers(store: StoredLoads) -> list[Worker]:
-    """Return the workers in *store*, of all environments and states. Raises ``StoreUnavailable``."""
+    """Return the workers of all environments and states in *store*. Raises ``StoreUnavailable``."""
     return [entry.worker for load in (await store.load()).values() for entry in load.workers]
 
 
@@ -151,4 +152,4 @@ def is_static(address: str) -> bool:
     try:
         return parse_address(address).kind is Kind.URL
     except ValueError:
-        return False  # empty while a worker starts
+        return False  # a starting worker's address is empty

@@ -1,7 +1,7 @@
-"""A worker's socket folder: ``<root>/<worker id>``, which one worker shares with the gateway and with no other worker.
+"""Create and remove workers' socket folders: ``<root>/<worker id>``, shared by one worker and the gateway only.
 
-Whatever is in there was put there by the worker, so it may be hostile: a link instead of a socket, a tree that is
-thousands of folders deep. Nothing here follows a link, and nothing here recurses.
+The worker writes the folder's content, so the content may be hostile: a link instead of a socket, or a tree thousands
+of folders deep. No function here follows a link, and none recurses.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from gateway.core.placement import NodeId
 
 SOCKET_NAME = "worker.sock"
 PATH_MAX_BYTES = 107
-"""A Unix socket's path has room for 108 bytes, the last of which is NUL (unix(7))."""
+"""Bytes in the longest path of a Unix socket: the kernel reserves 108, with the final NUL (unix(7))."""
 _SWEEPS = 3
-"""How often a folder is gone through before it counts as one that cannot be emptied."""
+"""Attempts to empty a folder before its removal fails."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
 def is_safe_id(text: str) -> bool:
-    """Whether *text* may be a worker's id: one path segment, a label value and a part of a container's name."""
+    """Return True if *text* is a valid worker id: a path segment, a label value and part of a container's name."""
     return _SAFE_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolders:
-    """Folders on another machine, whose engine gate makes and removes them as it makes and removes containers."""
+    """Socket folders on another machine, whose engine gate creates and removes them together with the containers."""
 
     root: Path
     node: NodeId
 
     def folder(self, id: WorkerId) -> Path:
-        """Where the worker's folder is on its machine."""
+        """Return the path of the worker's folder on its machine."""
         return self.root / id
 
     def address(self, id: WorkerId, name: str = SOCKET_NAME) -> str:
-        """The worker's address, by which any gateway finds it through its node."""
+        """Return the worker's address, through which any replica reaches it by its node."""
         return node_address(self.node, id, name)
 
     def make(self, id: WorkerId) -> None:
-        """Nothing is made here. Raises ``StartFailed`` for an id that is not safe."""
+        """Check the id only: the node's engine gate creates the folder. Raises ``StartFailed`` for an unsafe id."""
         _expect_safe(id)
 
     def check(self, id_length: int) -> None:
-        """The gate over there has checked them."""
+        """Do nothing: the node's engine gate has checked the folders."""
 
     def remove(self, id: WorkerId) -> None:
-        """Nothing is removed here."""
+        """Do nothing: the node's engine gate removes the folder."""
 
 
 def _expect_safe(id: WorkerId) -> None:
@@ -68,29 +68,29 @@ def _expect_safe(id: WorkerId) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SocketFolders:
-    """The folders below *root*, one a worker."""
+    """The folders below *root*, one per worker."""
 
     root: Path
     mode: int
-    """Of a worker's folder: 0o777 where the worker is another user, else 0o700."""
+    """Mode of a worker's folder: 0o777 if the worker runs as another user, else 0o700."""
     _removing: Lock = field(default_factory=Lock, compare=False, repr=False)
-    """Two that remove one folder at once, in threads, would each miss what the other has taken."""
+    """Lock for removals: two threads that remove one folder concurrently would miss entries that the other moved."""
 
     def folder(self, id: WorkerId) -> Path:
-        """Where the worker's folder is."""
+        """Return the path of the worker's folder."""
         return self.root / id
 
     def address(self, id: WorkerId, name: str = SOCKET_NAME) -> str:
-        """The worker's address; *name* is that of the socket."""
+        """Return the worker's address; *name* is the socket's file name."""
         return f"unix:{self.folder(id) / name}"
 
     def make(self, id: WorkerId) -> None:
-        """Make the folder of a new worker; and *root*, which others may pass through but not list.
+        """Create the folder of a new worker, and *root*, which other users may traverse but not list.
 
-        A *root* that somebody else owns is one whose folders the engine gate makes: then nothing is done.
+        If another user owns *root*, the engine gate creates the folders, and this method creates none.
 
         Raises:
-            StartFailed: the id is not safe or taken, the path is too long for a socket, or *root* can't be written.
+            StartFailed: The id is unsafe or taken, the path is too long for a socket, or *root* can't be written.
         """
         _expect_safe(id)
         self.check_length(len(id))
@@ -100,14 +100,14 @@ class SocketFolders:
             if self.root.stat().st_uid != os.geteuid() and os.geteuid() != 0:
                 return
             folder.mkdir(mode=0o700)
-            folder.chmod(self.mode)  # mkdir's mode would be cut by the umask
+            folder.chmod(self.mode)  # the umask would reduce mkdir's mode
         except FileExistsError as error:
             raise StartFailed(f"there is a worker {id} already, or it left {folder} behind") from error
         except OSError as error:
             raise StartFailed(f"cannot make the socket folder {folder}: {error.strerror}") from error
 
     def check_length(self, id_length: int) -> None:
-        """Raise ``StartFailed`` if sockets of workers with ids of *id_length* characters would not fit."""
+        """Raise ``StartFailed`` if the socket's path is too long for worker ids of *id_length* characters."""
         socket_bytes = len(os.fsencode(self.root)) + id_length + len(SOCKET_NAME) + 2
         if socket_bytes > PATH_MAX_BYTES:
             raise StartFailed(
@@ -116,7 +116,7 @@ class SocketFolders:
             )
 
     def check(self, id_length: int) -> None:
-        """Raise ``BackendError`` with what to do if workers' sockets cannot be kept safely below *root*."""
+        """Raise ``BackendError`` with a remedy if *root* is not a safe place for workers' sockets."""
         self.check_length(id_length)
         try:
             self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -127,10 +127,10 @@ class SocketFolders:
             raise BackendError(f"others can write to {self.root} and so plant links in it: chmod 0711 {self.root}")
 
     def remove(self, id: WorkerId) -> None:
-        """Remove the worker's folder and all that is in it; no error if it is gone or was never there.
+        """Remove the worker's folder and its content; a missing folder is no error.
 
         Raises:
-            BackendError: something in it can't be removed.
+            BackendError: An entry in the folder can't be removed.
         """
         if not is_safe_id(id):
             return
@@ -147,9 +147,9 @@ Folders = SocketFolders | RemoteFolders
 
 
 class Claims:
-    """Tells other processes which workers' folders this one uses, by a locked file beside each: ``<worker id>.lock``.
+    """Marks the folders that this process uses with a locked file next to each: ``<worker id>.lock``.
 
-    A lock ends with its process, so a file that nobody has locked says that its worker's gateway is gone.
+    The kernel releases a lock when its process ends. So an unlocked file means that the worker's gateway is gone.
     """
 
     def __init__(self, root: Path) -> None:
@@ -157,7 +157,7 @@ class Claims:
         self._held: dict[WorkerId, int] = {}
 
     def take(self, id: WorkerId) -> None:
-        """Claim the folder of a new worker, before it is made. Raises ``StartFailed``."""
+        """Claim the folder of a new worker before it is created. Raises ``StartFailed``."""
         _expect_safe(id)
         draft = self._root / f".{id}.{secrets.token_hex(4)}"
         try:
@@ -165,7 +165,7 @@ class Claims:
             held = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX)
-                draft.rename(self._path(id))  # only now others look at it
+                draft.rename(self._path(id))  # `take_over` of other processes finds it only now, when it is locked
             except OSError:
                 os.close(held)
                 raise
@@ -174,17 +174,17 @@ class Claims:
         self._held[id] = held
 
     def release(self, id: WorkerId) -> None:
-        """Give the claim up, once the folder is gone; none is no error."""
+        """Release the claim after the folder's removal; a missing claim is no error."""
         if (held := self._held.pop(id, None)) is not None:
             self._path(id).unlink(missing_ok=True)
             os.close(held)
 
     def take_over(self) -> list[WorkerId]:
-        """Claim the folders of workers whose process is gone; returns their ids."""
+        """Claim the folders whose gateway process is gone, and return their workers' ids."""
         taken = []
         for path in self._root.glob("*.lock"):
             id = WorkerId(path.name.removesuffix(".lock"))
-            with suppress(OSError):  # it is gone by now, or another user's
+            with suppress(OSError):  # the file is gone by now, or belongs to another user
                 found = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 if id not in self._held and is_safe_id(id) and _is_locked_now(found, path):
                     self._held[id] = found
@@ -198,7 +198,7 @@ class Claims:
 
 
 def _is_locked_now(file: int, path: Path) -> bool:
-    """Lock *file*, if nobody has, and it is the one at *path* still."""
+    """Lock *file*; return False if it is locked already, or is no longer the file at *path*."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(file), path.stat())
@@ -207,10 +207,10 @@ def _is_locked_now(file: int, path: Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove *path*, a folder or whatever else stands in its place, without following a link.
+    """Remove *path*, whether it is a folder or another entry, without following a link.
 
-    Each folder inside is moved to the top before it is emptied, so the depth of the tree costs neither stack nor open
-    files nor long paths. ``shutil.rmtree`` of Python 3.11 recurses and gives up at about a thousand levels.
+    Each inner folder is moved to the top before it is emptied. So a deep tree needs no stack, no open files and no long
+    paths. ``shutil.rmtree`` of Python 3.11 recurses and fails at about a thousand levels.
     """
     try:
         top = os.open(path, _FOLDER)
@@ -228,7 +228,7 @@ def remove_tree(path: Path) -> None:
                 path.rmdir()
                 break
             except OSError as error:
-                # Something was put into it since, or was passed over while entries were removed as they were listed.
+                # An entry was added meanwhile, or the listing skipped it because entries were removed during it.
                 if error.errno != errno.ENOTEMPTY or attempt == _SWEEPS:
                     raise
     finally:
@@ -249,13 +249,13 @@ def _empty(top: int) -> None:
                 os.rmdir(name, dir_fd=top)
                 break
             except OSError as error:
-                # Entries that were being removed while they were listed may have been passed over.
+                # The listing may skip entries when entries are removed during it.
                 if error.errno != errno.ENOTEMPTY or attempt == _SWEEPS:
                     raise
 
 
 def _sweep(top: int, folder: int) -> list[str]:
-    """Unlink the files of *folder* and move its folders to *top*; returns the folders' names there."""
+    """Unlink the files of *folder*, move its folders to *top*, and return the folders' names there."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -264,7 +264,7 @@ def _sweep(top: int, folder: int) -> list[str]:
                 continue
             name = entry.name
             if folder != top:
-                _permit(folder, name)  # a folder that changes its parent is written to: its ".." changes
+                _permit(folder, name)  # moving a folder needs write permission on it, because its ".." changes
                 name = secrets.token_hex(16)
                 os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=top)
             folders.append(name)
@@ -277,7 +277,10 @@ def _open_folder(top: int, name: str) -> int:
 
 
 def _permit(parent: int, name: str) -> None:
-    """Give the owner all rights on a folder, if that is us; by way of a descriptor, as chmod itself follows a link."""
+    """Grant the owner all rights on a folder, if this process owns it.
+
+    A descriptor is used because chmod itself would follow a link.
+    """
     folder = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         with suppress(PermissionError):

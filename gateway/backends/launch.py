@@ -1,8 +1,8 @@
-"""Launches that leave nothing behind: one undo at the top, for failures and for cancellations alike.
+"""Run the steps of a worker's launch, and undo them after a failure or a cancellation.
 
-A step in a thread, or a process that is being forked, cannot be cancelled. So the steps of a launch run in a task of
-their own which nobody cancels; a caller that is cancelled tells the steps that they are abandoned, they end at the
-next opportunity, and then the undo runs. Both go on even if the caller is cancelled a second time.
+A step in a thread, or a process that is being forked, cannot be cancelled. So the steps run in a task of their own,
+which is never cancelled. When the caller is cancelled, a token marks the launch as abandoned. The steps end at their
+next check of the token, and then the undo runs. Both continue even if the caller is cancelled a second time.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 UNDO_S = 20.0
-"""How long a cancelled caller waits for the undo; to kill and remove a container takes 0.1 s on an idle engine."""
+"""Seconds that a cancelled caller waits for the undo. An idle engine kills and removes a container in 0.1 s."""
 UNDO_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0)
-"""Between the tries to undo where the engine does not answer; three minutes in all, and the engine's silences."""
+"""Seconds between retries of an undo while the engine does not answer: three minutes, plus the engine's timeouts."""
 
 
 class LaunchCancelled(Exception):
-    """Nobody wants what is being launched any more."""
+    """The caller has abandoned the launch."""
 
 
 class CancelToken:
-    """Whether a launch is still wanted. `check` is called in the thread that makes a request, right before it."""
+    """A flag that ends an abandoned launch. The thread that sends a request calls `check` right before it."""
 
     def __init__(self, lease: LeaderLease | None = None) -> None:
-        """*lease*: of the leader that wants it."""
+        """Create a token; *lease* is the lease of the leader that requests the launch."""
         self._abandoned = threading.Event()
         self._lease = lease
 
     def abandon(self) -> None:
-        """Let `check` raise from now on."""
+        """Make `check` raise from now on."""
         self._abandoned.set()
 
     def check(self) -> None:
-        """Raise ``LaunchCancelled`` if the launch was given up, ``NotLeading`` if the lease of its leader has ended."""
+        """Raise ``LaunchCancelled`` if the launch was abandoned, ``NotLeading`` if its leader's lease has ended."""
         if self._abandoned.is_set():
             raise LaunchCancelled
         if self._lease is not None:
             self._lease.check()
 
     def guarded(self, act: Callable[P, T]) -> Callable[P, T]:
-        """Return *act* with a `check` right before it."""
+        """Return a function that calls `check` right before *act*."""
 
         def checked(*args: P.args, **options: P.kwargs) -> T:
             self.check()
@@ -61,15 +61,15 @@ class CancelToken:
 
 
 class Launches:
-    """The launches under way, and what is being undone of those that failed."""
+    """The launches in progress, and the undos of failed launches."""
 
     def __init__(self, *, undo_pauses_s: Sequence[float] = UNDO_PAUSES_S) -> None:
-        """*undo_pauses_s*: before each further try of an undo that failed."""
+        """Create an empty set; *undo_pauses_s* are the seconds before each retry of a failed undo."""
         self._undo_pauses_s = undo_pauses_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
         self._later: set[asyncio.Task[None]] = set()
-        """Undos that failed and are tried again."""
+        """Failed undos that are retried."""
 
     async def run(
         self,
@@ -77,19 +77,19 @@ class Launches:
         undo: Callable[[], Awaitable[None]],
         lease: LeaderLease | None = None,
     ) -> T:
-        """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
+        """Run *steps*; if they fail or the caller is cancelled, run *undo* after they have ended."""
         wanted = CancelToken(lease)
         task = self._own(steps(wanted))
         try:
             return await asyncio.shield(task)
-        except BaseException:  # a cancellation too: whoever waited for the worker hung up
+        except BaseException:  # also a cancellation, when the caller no longer waits for the worker
             wanted.abandon()
             cleaning = self._own(self._clean(task, undo))
             await asyncio.wait({cleaning}, timeout=UNDO_S)
             raise
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait, at most *timeout_s*, until nothing is under way; what could not be undone so far is not tried again."""
+        """Wait at most *timeout_s* seconds for launches and undos to end; failed undos are not retried any more."""
         self._ending.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
@@ -97,14 +97,14 @@ class Launches:
     async def _clean(self, steps: asyncio.Task[Any], undo: Callable[[], Awaitable[None]]) -> None:
         await asyncio.wait({steps})
         if not steps.cancelled():
-            steps.exception()  # looked at: its caller, which was cancelled, will not
+            steps.exception()  # retrieved here, because a cancelled caller does not
         if not await self._undone(undo):
             later = self._own(self._undo_later(undo))
             self._later.add(later)
             later.add_done_callback(self._later.discard)
 
     async def _undo_later(self, undo: Callable[[], Awaitable[None]]) -> None:
-        """Undo what an engine that hangs may have done, when it answers again."""
+        """Retry *undo* until an engine that hung answers again, or the pauses are used up."""
         for pause_s in self._undo_pauses_s:
             await asyncio.wait({ending := asyncio.ensure_future(self._ending.wait())}, timeout=pause_s)
             ending.cancel()
@@ -112,14 +112,14 @@ class Launches:
                 return
 
     async def _undone(self, undo: Callable[[], Awaitable[None]]) -> bool:
-        """Run *undo*; False if it is worth another try."""
+        """Run *undo*; return False if a retry may succeed."""
         try:
             await undo()
         except BackendError as error:
-            # A start is tried each second while an engine is away: one ERROR, until nothing is left to be undone.
+            # Starts are retried each second while an engine is away: log one ERROR until no undo is pending.
             logger.log(logging.DEBUG if self._later else logging.ERROR, "launch_not_undone error=%s", error)
             return False
-        except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
+        except Exception:  # the launch's own failure is raised instead; `Backend.found` lists the remains
             logger.exception("launch_not_undone")
         return True
 
@@ -131,7 +131,7 @@ class Launches:
 
 
 def raise_first(outcomes: Iterable[object]) -> None:
-    """Raise the first exception among what ``asyncio.gather`` returned."""
+    """Raise the first exception among *outcomes*, the results of ``asyncio.gather``."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

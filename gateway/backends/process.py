@@ -1,21 +1,21 @@
-"""Workers as local processes: the embedded default, which needs nothing installed.
+"""Run workers as local processes: the embedded default, which needs no installation.
 
-NOT isolated, but for environments that open a sandbox for each session (below). A worker runs as the gateway's own
-user: it can read what that user can read, use the network, and use as much memory and CPU as the machine has
-(``Limits`` and ``Loosened`` mean nothing here; a limit on address space would kill Python programs that only map much,
-and a limit on processes counts all of the user's). What is given: a process group and session of its own, no descriptor
-and no variable of the gateway's, a limit on open files, no core dumps, a bounded log, and an end with the gateway. Run
-agents' code in containers, or in sandboxes.
+Workers are NOT isolated, except in environments that open a sandbox for each session. A worker runs as the gateway's
+user. It can read that user's files, use the network, and use all memory and CPU of the machine. ``Limits`` and
+``Relaxations`` have no effect. A limit on address space would kill Python programs that only map much memory. A limit
+on processes would count all processes of the user. A worker has its own process group and session, a limit on open
+files and a bounded log. It inherits no descriptor and no variable of the gateway (except `_PASSED_ON`), dumps no core,
+and ends with the gateway. Run agents' code in containers, or in sandboxes.
 
-Sandboxes are the same here as in containers (bubblewrap, namespaces, limits); their root filesystem is a box of copies
-of the machine's own programs. Where the machine can't have them, the worker refuses each session and says what to do.
+Sandboxes are the same as in containers (bubblewrap, namespaces, limits). Their root filesystem is a box of copies of
+the machine's own programs. If the machine does not support them, the worker refuses each session with a remedy.
 
-A server of somebody else's (``[server] port``) runs on a port of loopback that is free when it starts; whoever is on
-this machine can reach it there.
+A third-party server (``[server] port``) listens on a loopback port that is free when it starts. Every user of the
+machine can reach it there.
 
-Differences to containers: a gateway that is started again finds none of its former workers, because they ended with
-it: stdin of each is a pipe whose other end the gateway holds, and an environment server ends when it closes. One of
-somebody else's looks at no pipe, so the kernel is asked to kill it (`ports`).
+Unlike containers, workers do not survive a restart of the gateway. The gateway holds the other end of each worker's
+stdin, and an environment server ends when that pipe closes. A third-party server does not read the pipe, so the kernel
+is asked to kill it (`ports`).
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from gateway.core.worker import BackendWorker, Death, Worker
 logger = logging.getLogger(__name__)
 
 KILL_S = 5.0
-"""How long a process may take to be gone after SIGKILL: longer only if the kernel has it in an uninterruptible wait."""
+"""Seconds that a process may take to end after SIGKILL. Only an uninterruptible wait in the kernel takes longer."""
 OUTPUT_S = 1.0
-"""How long the rest of a dead worker's output is read; a grandchild that outlived it may hold the pipe for ever."""
+"""Seconds to read the rest of a dead worker's output: a grandchild that outlives it may hold the pipe forever."""
 EDITS_S = 2.0
-"""Between two looks at the code of a worker that runs."""
+"""Seconds between two checks of a running worker's source files."""
 CUSTOM_TASKS_PACKAGE = "custom_tasks"
-"""The name by which task modules are imported: ``custom_tasks.my_task``."""
+"""Name of the package from which task modules are imported: ``custom_tasks.my_task``."""
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""What a worker gets of the gateway's own variables."""
+"""Variables of the gateway that a worker inherits."""
 _ID_LENGTH = 32
 _PASSABLE = 0o755
-"""Of folders on the way to a sandbox: its root is another user than the gateway."""
+"""Mode of the folders above a sandbox, whose root is another user than the gateway."""
 
 
 @dataclass(slots=True)
@@ -73,14 +73,14 @@ class _Running:
     address: str
     process: Process
     stdin: int
-    """Our end of its stdin: never written to, and closed when the gateway ends, however it does."""
+    """The gateway's end of the worker's stdin: never written to, and closed whenever the gateway ends."""
     tail: Tail = field(default_factory=Tail)
     watch: asyncio.Task[None] = field(init=False)
-    """Ends when the process has ended, its output was read and its death was announced."""
+    """Task that ends when the process has ended, its output was read and its death was announced."""
 
 
 class ProcessBackend(Backend):
-    """Starts and stops local processes."""
+    """Starts and stops workers as local processes."""
 
     def __init__(
         self,
@@ -92,17 +92,17 @@ class ProcessBackend(Backend):
         environ: Mapping[str, str] | None = None,
         stop_grace_s: float = 2.0,
     ) -> None:
-        """Start nothing yet.
+        """Create the backend without starting anything.
 
         Args:
-            socket_dir: Where the workers' folders are; made with mode 0700 if it is missing.
-            sandbox_dir: Where the box is, and where workers mount their sandboxes; made when an environment needs it.
-            custom_tasks_dir: Where the folders of operators' task modules are; None gives workers none. They are the
-                folders themselves: nothing but its rights keeps a worker, which is this user, from writing there.
-            python: Runs commands whose first word is ``python`` or ``python3``.
-            environ: The gateway's own variables, of which a worker gets what programs and libraries are found by.
-            stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran,
-                and the worker's successor may wait for its place.
+            socket_dir: Folder of the workers' socket folders; created if it is missing.
+            sandbox_dir: Folder of the box and of workers' sandbox mounts; created when an environment needs it.
+            custom_tasks_dir: Folder of operators' task modules; None if there are none. Workers get the folder itself.
+                They run as the gateway's user, so only file permissions keep them from writing to it.
+            python: Interpreter for commands whose first word is ``python`` or ``python3``.
+            environ: The gateway's variables. A worker inherits only the variables that locate programs and libraries.
+            stop_grace_s: Seconds from SIGTERM to SIGKILL. Sessions have ended by then: only a step that overran still
+                runs, and the worker's successor may wait for its place.
         """
         self._folders = SocketFolders(socket_dir.absolute(), mode=0o700)
         self._claims = Claims(socket_dir.absolute())
@@ -117,7 +117,7 @@ class ProcessBackend(Backend):
         self._running: dict[WorkerId, _Running] = {}
         self._ports: dict[WorkerId, int] = {}
         self._edits: dict[EnvironmentName, Mapping[str, int]] = {}
-        """The sources of environments as they were when an edit of them was logged."""
+        """Modification times of each environment's source files when an edit was last logged."""
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
@@ -130,7 +130,7 @@ class ProcessBackend(Backend):
         )
 
     async def stop(self, id: WorkerId) -> None:
-        """Send SIGTERM to the worker's process group, SIGKILL after the grace; see ``Backend.stop``."""
+        """Send SIGTERM to the worker's process group, then SIGKILL after the grace period; see ``Backend.stop``."""
         running = self._running.get(id)
         if running is not None:
             await self._end(running)
@@ -139,12 +139,12 @@ class ProcessBackend(Backend):
         await asyncio.to_thread(self._remove_folders, id)
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """See ``Backend.logs``; kept until the worker is stopped."""
+        """Return the worker's output, which is kept until the worker is stopped; see ``Backend.logs``."""
         running = self._running.get(id)
         return running.tail.lines(lines) if running is not None else ""
 
     async def found(self) -> list[BackendWorker]:
-        """List the workers that were started here and not stopped yet."""
+        """Return the workers that this process started and has not stopped."""
         return [
             BackendWorker(
                 id=id,
@@ -157,28 +157,28 @@ class ProcessBackend(Backend):
         ]
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """Stop the worker's process group as a terminal would; see ``Backend.pause``."""
+        """Send SIGSTOP to the worker's process group; see ``Backend.pause``."""
         if lease is not None:
             lease.check()
         _signal_group(self._alive(id).process, signal.SIGSTOP)
 
     async def resume(self, id: WorkerId) -> None:
-        """See ``Backend.resume``."""
+        """Send SIGCONT to the worker's process group; see ``Backend.resume``."""
         _signal_group(self._alive(id).process, signal.SIGCONT)
 
     async def prepare(self, environment: Environment) -> str:
-        """There is nothing to prepare, and no image."""
+        """Return an empty string: a local process needs no preparation and has no image."""
         return ""
 
     def deaths(self) -> AsyncIterator[Death]:
-        """See ``Backend.deaths``.
+        """Yield the deaths of workers; see ``Backend.deaths``.
 
-        A process that the kernel killed for want of memory looks like any that got SIGKILL: that is `WORKER_LOST`.
+        The reason is always `WORKER_LOST`: a kill by the kernel for lack of memory looks like any other SIGKILL.
         """
         return self._deaths.follow()
 
     async def check(self) -> None:
-        """Check socket folder and interpreter; remove what gateways left in the folder that were killed."""
+        """Check the socket folder and the interpreter; remove worker folders that killed gateways left."""
         await asyncio.to_thread(self._folders.check, _ID_LENGTH)
         await asyncio.to_thread(self._remove_left)
         if not os.access(self._python, os.X_OK):
@@ -214,8 +214,8 @@ class ProcessBackend(Backend):
         else:
             address, told = self._folders.address(worker.id), self._variables(worker, environment)
             command = self._command(environment.command)
-        # Pipes of our own: with asyncio's, `Process.wait` of Python 3.11 waits for their ends as well, and a grandchild
-        # that outlives the worker keeps these open.
+        # With asyncio's pipes, `Process.wait` of Python 3.11 also waits until they close, and a grandchild that
+        # outlives the worker keeps them open. So the backend creates the pipes itself.
         stdin, held = os.pipe()
         output, stdout = os.pipe()
         try:
@@ -226,7 +226,7 @@ class ProcessBackend(Backend):
                 stderr=stdout,
                 cwd=environment.directory,
                 env=told,
-                start_new_session=True,  # its own process group: SIGTERM reaches all it started, Ctrl-C of ours none
+                start_new_session=True,  # SIGTERM reaches all its processes, and the gateway's Ctrl-C reaches none
                 close_fds=True,
             )
         except BaseException as error:
@@ -244,9 +244,10 @@ class ProcessBackend(Backend):
         return running
 
     def _make_work(self, id: WorkerId) -> None:
-        """
+        """Create the worker's sandbox folder.
+
         Raises:
-            StartFailed: the folder can't be made.
+            StartFailed: The folder can't be created.
         """
         try:
             self._work(id).mkdir(parents=True, exist_ok=True)
@@ -256,10 +257,10 @@ class ProcessBackend(Backend):
             raise StartFailed(f"GATEWAY_SANDBOX_DIR={self._sandbox_dir}: {error}") from error
 
     def _link_custom_tasks(self, id: WorkerId, environment: Environment) -> None:
-        """Make the folder, among the worker's own, in which its task modules are the package ``custom_tasks``.
+        """Link the environment's task modules into the worker's folder as the package ``custom_tasks``.
 
         Raises:
-            StartFailed: it can't be made, or there are no task modules.
+            StartFailed: The link can't be created, or there are no task modules.
         """
         tasks = custom_tasks(environment)
         if self._custom_tasks_dir is None or tasks is None:
@@ -285,7 +286,7 @@ class ProcessBackend(Backend):
             raise
 
     def _remove_left(self) -> None:
-        """Remove the folders of workers whose gateway is gone; they ended with it."""
+        """Remove the folders of workers whose gateway is gone: the workers ended with it."""
         for id in self._claims.take_over():
             try:
                 self._remove_folders(id)
@@ -294,7 +295,7 @@ class ProcessBackend(Backend):
 
     def _remove_folders(self, id: WorkerId) -> None:
         self._folders.remove(id)
-        # Folders only, without a file: what was mounted there was seen by the worker alone, and has gone with it.
+        # Only empty folders remain: the mounts were visible to the worker alone, and ended with it.
         shutil.rmtree(self._work(id), ignore_errors=True)
         self._claims.release(id)
 
@@ -306,9 +307,10 @@ class ProcessBackend(Backend):
         return (self._python if program in ("python", "python3") else program, *arguments)
 
     def _foreign_command(self, environment: Environment, port: int, variables: Mapping[str, str]) -> tuple[str, ...]:
-        """
+        """Return the command of a third-party server on *port*.
+
         Raises:
-            StartFailed: there is no such program.
+            StartFailed: The program does not exist.
         """
         command = self._command(ports.with_port(environment.command, port))
         if not ports.is_program(command[0], environment.directory, variables.get("PATH", os.defpath)):
@@ -317,8 +319,8 @@ class ProcessBackend(Backend):
 
     def _own_variables(self, worker: Worker) -> dict[str, str]:
         return {
-            "HOME": str(self._folders.folder(worker.id)),  # and not the user's, where keys and histories are
-            "PYTHONUNBUFFERED": "1",  # so that the last lines of a worker that is killed are in its log
+            "HOME": str(self._folders.folder(worker.id)),  # the user's own home has keys and histories
+            "PYTHONUNBUFFERED": "1",  # keeps the last lines of a killed worker in its log
             **self._environ,
         }
 
@@ -338,17 +340,17 @@ class ProcessBackend(Backend):
         if custom_tasks(environment) is not None:
             told |= {
                 "ENVSERVER_CUSTOM_TASKS_DIR": str(self._packages(worker.id)),
-                "PYTHONDONTWRITEBYTECODE": "1",  # into the operator's folder
+                "PYTHONDONTWRITEBYTECODE": "1",  # the folder is the operator's
             }
         return told
 
     async def _watch(self, running: _Running, output: int, environment: Environment) -> None:
-        """Read the worker's *output* until it has ended, then say so."""
+        """Read the worker's *output* until the worker has ended, then announce its death."""
         process = running.process
         reading = asyncio.create_task(running.tail.read(output))
         try:
             await self._until_ended(process, environment)
-            # What it started dies with it: nothing else would ever end it.
+            # Kill the worker's remaining descendants: nothing else would ever end them.
             _signal_group(process, signal.SIGKILL)
             await asyncio.wait({reading}, timeout=OUTPUT_S)
         finally:
@@ -357,7 +359,7 @@ class ProcessBackend(Backend):
             self._deaths.add(Death(running.worker.id, CloseReason.WORKER_LOST, _how(process.returncode)))
 
     async def _until_ended(self, process: Process, environment: Environment) -> None:
-        """Wait for the worker's end; log once if its code is edited meanwhile, as it keeps what it has read."""
+        """Wait for the worker's end; log once if its source is edited, because the worker keeps the old code."""
         began = await asyncio.to_thread(_sources, environment.directory)
         ended = asyncio.create_task(process.wait())
         try:
@@ -365,7 +367,7 @@ class ProcessBackend(Backend):
                 now = await asyncio.to_thread(_sources, environment.directory)
                 edited = sorted(name for name, changed_at in now.items() if began.get(name) != changed_at)
                 if edited and now != self._edits.get(environment.name):
-                    self._edits[environment.name] = now  # one line for all of its workers
+                    self._edits[environment.name] = now  # one log line for all workers of the environment
                     logger.warning(
                         "environment_code_changed environment=%s files=%s hint='workers that run keep the code that "
                         "they have read; gateway restart %s replaces them'",
@@ -381,7 +383,7 @@ class ProcessBackend(Backend):
     async def _end(self, running: _Running) -> None:
         if running.process.returncode is None:
             _signal_group(running.process, signal.SIGTERM)
-            _signal_group(running.process, signal.SIGCONT)  # one that is paused would hear of it when it goes on
+            _signal_group(running.process, signal.SIGCONT)  # a paused worker handles SIGTERM only when it continues
             await asyncio.wait({running.watch}, timeout=self._grace_s)
         if running.process.returncode is None:
             logger.info("worker_killed worker=%s grace_s=%.1f", running.worker.id, self._grace_s)
@@ -408,16 +410,16 @@ class ProcessBackend(Backend):
 
 
 def _sources(directory: Path) -> dict[str, int]:
-    """When each Python file of an environment's folder was changed last, by its name."""
+    """Return the modification time (ns) of each Python file in an environment's folder, by file name."""
     found = {}
     for path in directory.glob("*.py"):
-        with suppress(OSError):  # it went just now
+        with suppress(OSError):  # the file was just removed
             found[path.name] = path.stat().st_mtime_ns
     return found
 
 
 def _limit(pid: int, *, most_files: int) -> None:
-    """Limit what is safe to limit; from outside, as Python code between fork and exec may deadlock."""
+    """Limit open files and core dumps from outside, because Python code between fork and exec may deadlock."""
     if hasattr(resource, "prlimit"):  # Linux
         with suppress(ProcessLookupError, PermissionError, ValueError):
             hard = min(most_files, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1])
@@ -426,7 +428,7 @@ def _limit(pid: int, *, most_files: int) -> None:
 
 
 def _how(status: int | None) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status is None:
         return "it was given up"
     if status >= 0:
@@ -438,7 +440,7 @@ def _how(status: int | None) -> str:
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:
-    # The group's number stays taken while any member lives, so this reaches nobody else's processes; once all have
-    # ended the number is free, but the kernel hands numbers out in turn and comes by again after tens of thousands.
+    # While a member of the group lives, its number is in use, so the signal reaches no other process. After that the
+    # number is free, but the kernel assigns numbers in turn and reuses it only after tens of thousands.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -1,6 +1,6 @@
-"""The last part of a process' output, read so that a flood costs neither memory nor the event loop.
+"""Read the last part of a process' output, so that a flood exhausts neither memory nor the event loop.
 
-Local servers of somebody else's: a port for each, and an end together with the gateway.
+Also give each local third-party server a port, and end it together with the gateway.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Final
 
 KEPT_BYTES = 64 * 1024
-"""About 600 lines: enough to see why a worker died."""
+"""Bytes of output that are kept: about 600 lines, enough to see why a worker died."""
 CHUNK_BYTES = 256 * 1024
 PAUSE_S = 0.005
-"""After a full chunk, so after a flood's: 50 MB/s are read at most, and the loop has most of its time for others."""
+"""Seconds of pause after a large chunk, as in a flood. At most 50 MB/s are read, so the event loop stays responsive."""
 
 
 class Tail:
-    """Keeps the last ``KEPT_BYTES`` of what a stream says."""
+    """Keeps the last ``KEPT_BYTES`` of a stream."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
 
     async def read(self, descriptor: int) -> None:
-        """Read a pipe to its end and close it; a writer that floods is slowed down, and never stopped."""
+        """Read a pipe to its end and close it; a flooding writer is slowed down, never stopped."""
         stream = asyncio.StreamReader(limit=CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(stream)
         pipe = os.fdopen(descriptor, "rb", buffering=0)
@@ -43,7 +43,7 @@ class Tail:
             transport.close()
 
     def lines(self, count: int) -> str:
-        """The last *count* lines, each with its end."""
+        """Return the last *count* lines with their line ends."""
         text = self._kept.decode("utf-8", "replace")
         return "".join(text.splitlines(keepends=True)[-count:]) if count > 0 else ""
 
@@ -59,13 +59,14 @@ try:
 except OSError as error:
     sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
 """
-"""``PR_SET_PDEATHSIG``: the kernel kills this process, and what it becomes, when the one that started it ends."""
+"""Script that runs a command which the kernel kills when the gateway ends (``PR_SET_PDEATHSIG``)."""
 
 
 def free_port(*, but: Collection[int] = ()) -> int:
-    """A port of loopback on which nobody listens now, and none of *but*, whose servers may not listen yet.
+    """Return a free loopback port outside *but*, the ports of servers that may not listen yet.
 
-    Somebody else may be quicker to take it: then the worker does not get ready, and the next one gets another.
+    Another process may take the port first. The worker then does not become ready, and the next worker gets another
+    port.
     """
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -81,16 +82,16 @@ def with_port(words: tuple[str, ...], port: int) -> tuple[str, ...]:
 
 
 def is_program(program: str, folder: Path, path: str) -> bool:
-    """Whether *program* can be run in *folder* with that ``PATH``."""
+    """Return True if *program* can be run in *folder* with *path* as ``PATH``."""
     if os.sep in program:
         return os.access(folder / program, os.X_OK)
     return shutil.which(program, path=path) is not None
 
 
 def tied(command: tuple[str, ...], *, python: str) -> tuple[str, ...]:
-    """Let *command*, which knows nothing of us, end when this process does, however that ends.
+    """Return *command* wrapped so that the kernel kills it whenever this process ends.
 
-    Where the kernel has no word for it (it is Linux'), it stays when this process is killed.
+    Only Linux supports this. On other systems the server survives if this process is killed.
     """
     if not sys.platform.startswith("linux"):
         return command

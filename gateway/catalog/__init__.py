@@ -1,1 +1,1 @@
-"""The catalog of environments: their files, what changes in them, and how they are inspected."""
+"""The catalog of environments: reads their files, reloads changes, and inspects images and servers."""

@@ -1,4 +1,4 @@
-"""The environments on offer, read from the ``environment.toml`` files of a folder."""
+"""Holds the environments on offer, read from the ``environment.toml`` files of a folder."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from gateway import BUNDLED
 from gateway.catalog.toml import MIB, read_environment, variant
 from gateway.core.environment import ALL_GPUS, Environment, Isolation, Limits, PoolPolicy
 from gateway.core.errors import ConfigError, UnknownEnvironment
+from gateway.core.validation import did_you_mean
 
 REQUIREMENTS: Final = "requirements.txt"
-"""In an environment's folder: the Python packages that its server needs, names only, and all that these need."""
+"""File in an environment's folder with the names (only) of its server's Python packages and all their dependencies."""
 
 
 class Catalog:
-    """The environments on offer; names are matched without regard to case.
+    """The environments on offer. Names are case-insensitive.
 
-    Splits with resources of their own are environments too (`Environment.splits`), named after the one that
-    they belong to with a dot between. Sessions and workers bear such names, so that they are found in `known` and by
-    `named`; trainers cannot say them, so that frontends look in `offered` and call `wanted`. What is no longer on offer
-    is found as well while sessions of it may live.
+    A split with its own resources is an environment too (`Environment.splits`), with the name ``environment.split``.
+    Sessions and workers can have such a name, so `known` and `named` include splits. Trainers cannot use it, so
+    frontends use `offered` and `wanted`. `known` also includes withdrawn environments, whose sessions may still run.
     """
 
     def __init__(self, environments: Sequence[Environment], default: str = "") -> None:
-        """*default* is the environment that is meant where none is named; empty: the first.
+        """Create a catalog. *default* names the environment for requests that name none; empty: the first one.
 
         Raises:
-            ConfigError: no environment, two of one name, or *default* is not among them.
+            ConfigError: There is no environment, two have the same name, or *default* is not on offer.
         """
         if not environments:
             raise ConfigError("no environment is on offer")
         self.offered: dict[str, Environment] = {one.name: _followed(one) for one in environments}
-        """What trainers may name, by lower-case name: the environments on offer, and no split's."""
+        """The environments that trainers can name, by lower-case name, without splits."""
         if len(self.offered) != len(environments):
             raise ConfigError("two environments have the same name")
         name = default.lower() or environments[0].name
         if name not in self.offered:
             raise ConfigError(f"default_environment {default!r} is not on offer; there are {', '.join(self.offered)}")
         self.default = self.offered[name]
-        """The environment that is meant where none is named."""
+        """The environment for requests that name none."""
         self._withdrawn: dict[str, Environment] = {}
         self.known = self._by_name()
-        """What sessions and workers are of, by lower-case name: environments, those of splits, withdrawn ones."""
+        """The environments of sessions and workers, by lower-case name: offered ones, their splits, withdrawn ones."""
         self.left_out: dict[str, str] = {}
-        """By name: why an environment that has a file is not on offer, and what to do about it."""
+        """The reason, with its remedy, why an environment that has a file is not on offer, by name."""
 
     def __iter__(self) -> Iterator[Environment]:
-        """Go through the environments, the default one first; as they are now, whatever changes meanwhile."""
+        """Iterate over a copy of the offered environments, the default one first."""
         others = [entry for entry in self.offered.values() if entry is not self.default]
         return iter([self.default, *others])
 
     def all(self) -> Iterator[Environment]:
-        """Go through all that workers may be of: the environments, their splits, and what was withdrawn."""
+        """Iterate over all environments that workers may have: offered ones, their splits, and withdrawn ones."""
         return iter([*(one for entry in self for one in (entry, *entry.splits.values())), *self._withdrawn.values()])
 
     def runnable(self, *, containers: bool, default: str = "") -> Catalog:
-        """The environments whose workers can run here, as `why_not_runnable` says; the others are ``left_out``.
+        """Return a catalog of the environments whose workers can run here; ``left_out`` has the others and the reasons.
 
-        *default* as at the start.
+        *default* is as in the constructor.
 
         Raises:
-            ConfigError: there are none, or *default* is none of them.
+            ConfigError: No environment can run, or *default* cannot.
         """
         left_out = {
             str(one.name): reason
@@ -85,12 +85,12 @@ class Catalog:
         return catalog
 
     def replace(self, environment: Environment) -> None:
-        """Offer *environment* instead of the one of its name, from now on; sessions that are open are not touched.
+        """Replace the offered environment of the same name. Open sessions do not change.
 
-        What its splits have of their own is taken from its ``splits``, and all else of theirs from itself.
+        A split gets its pool and limits from ``environment.splits``, and all else from *environment*.
 
         Raises:
-            UnknownEnvironment: none of its name is on offer.
+            UnknownEnvironment: No environment of this name is on offer.
         """
         before = self.wanted(environment.name)
         self.offered[before.name] = _followed(environment)
@@ -102,10 +102,10 @@ class Catalog:
         self.known = self._by_name()
 
     def offer(self, environment: Environment) -> None:
-        """Offer one more environment from now on.
+        """Add an environment to the offer.
 
         Raises:
-            ConfigError: one of its name is on offer.
+            ConfigError: An environment of this name is on offer.
         """
         if environment.name in self.offered:
             raise ConfigError(f"two environments have the name {environment.name!r}")
@@ -114,13 +114,13 @@ class Catalog:
         self.known = self._by_name()
 
     def withdraw(self, name: str) -> None:
-        """Offer the environment *name* no longer.
+        """Remove the environment *name* from the offer.
 
-        Its open sessions go on, and its idle workers are stopped: it stays known to `get` and `all`.
+        Its open sessions continue, and its idle workers are stopped. It stays in `named` and `all`.
 
         Raises:
-            UnknownEnvironment: none of that name is on offer.
-            ConfigError: it is the default one, which requests that name none would not find.
+            UnknownEnvironment: No environment of this name is on offer.
+            ConfigError: It is the default environment, which requests without a name need.
         """
         environment = self.wanted(name)
         if environment is self.default:
@@ -134,10 +134,10 @@ class Catalog:
         return len(self.offered)
 
     def named(self, name: str) -> Environment:
-        """Look up in `known` what must be there.
+        """Return the environment *name* from `known`.
 
         Raises:
-            UnknownEnvironment: it is not.
+            UnknownEnvironment: The name is not in `known`.
         """
         environment = self.known.get(name.lower())
         if environment is None:
@@ -145,10 +145,10 @@ class Catalog:
         return environment
 
     def wanted(self, name: str) -> Environment:
-        """Look up in `offered` what must be there.
+        """Return the environment *name* from `offered`.
 
         Raises:
-            UnknownEnvironment: it is not.
+            UnknownEnvironment: The name is not in `offered`.
         """
         environment = self.offered.get(name.lower())
         if environment is None:
@@ -156,10 +156,12 @@ class Catalog:
         return environment
 
     def unknown(self, name: str) -> UnknownEnvironment:
-        """The error for a *name* that is not on offer: why it is left out, or which names there are."""
+        """Return the error for a *name* that is not on offer, with the reason or the list of offered names."""
         if reason := self.left_out.get(name.lower()):
             return UnknownEnvironment(f"environment {name!r} is not on offer: {reason}")
-        return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(one.name for one in self)}")
+        names = [one.name for one in self]
+        close = did_you_mean(name.lower(), names)
+        return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(names)}{close}")
 
     def _by_name(self) -> dict[str, Environment]:
         known: dict[str, Environment] = {
@@ -170,9 +172,9 @@ class Catalog:
 
 
 def why_not_runnable(environment: Environment, *, containers: bool) -> str:
-    """Why workers of *environment* cannot run as containers, or as local processes, and what to do; empty: they can.
+    """Return why workers of *environment* cannot run as containers or local processes, and the remedy; empty: they can.
 
-    That user namespaces are there, which sandboxes need too, shows only as a worker starts.
+    Sandboxes also need user namespaces, but only a worker's start shows if these are available.
     """
     if environment.server.url:
         return ""
@@ -188,7 +190,7 @@ def why_not_runnable(environment: Environment, *, containers: bool) -> str:
             "the gateway, or use GATEWAY_BACKEND=docker"
         )
     if environment.directory.is_relative_to(BUNDLED) and (missing := _missing_packages(environment)):
-        # Without what these packages require of others: each list is complete.
+        # Without dependencies: each requirements list is complete.
         command = [sys.executable, "-m", "pip", "install", "--no-deps"]
         command += ["--constraint", f"{BUNDLED / 'constraints.txt'}"]
         command += ["--requirement", f"{environment.directory / REQUIREMENTS}"]
@@ -200,7 +202,7 @@ def why_not_runnable(environment: Environment, *, containers: bool) -> str:
 
 
 def _missing_packages(environment: Environment) -> list[str]:
-    """List the packages of a bundled environment's requirements that this Python does not have."""
+    """Return the required packages of a bundled environment that this Python lacks."""
     path = environment.directory / REQUIREMENTS
     if not path.is_file():
         return []
@@ -209,7 +211,7 @@ def _missing_packages(environment: Environment) -> list[str]:
 
 
 def _followed(environment: Environment) -> Environment:
-    """*environment* with splits that have all of it but their own pools and limits."""
+    """Return *environment* with its splits derived from it again; they keep their own pools and limits."""
     if not environment.splits:
         return environment
     splits = {
@@ -219,18 +221,18 @@ def _followed(environment: Environment) -> Environment:
 
 
 def _ending(environment: Environment) -> Environment:
-    """*environment* as one that nobody can ask for any more: no worker is kept for sessions to come."""
+    """Return *environment* with a pool that keeps no idle worker, because trainers can no longer request it."""
     pool = replace(environment.pool, min_workers=0, warm=0, idle_worker_s=0.0, pause_idle_s=0.0)
     return replace(environment, pool=pool, splits={})
 
 
 def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "", image_tag: str = "") -> Catalog:
-    """Read ``<directory>/<name>/environment.toml``, all of them or those of *names*, in that order.
+    """Read the ``<directory>/<name>/environment.toml`` files: all of them, or only *names*, in that order.
 
-    *image_tag*: as for `read_environment`.
+    *image_tag* is as in `parse_environment`.
 
     Raises:
-        ConfigError: no such folder or environment, or a file is wrong (with file, line and reason).
+        ConfigError: The folder or an environment is missing, or a file is wrong (with file, line and reason).
     """
     if not directory.is_dir():
         raise ConfigError(
@@ -254,11 +256,11 @@ SANDBOX_WORDS: Mapping[Isolation, tuple[str, ...]] = {
     Isolation.SANDBOX: ("sandboxes: SETUID, SETGID, seccomp profile, /proc unmasked",),
     Isolation.EXCLUSIVE: (),
 }
-"""What an isolation needs beyond the hardened default."""
+"""Privileges that each isolation needs beyond the hardened default, as shown by ``gateway check``."""
 
 
 def describe(environment: Environment) -> Mapping[str, Any]:
-    """What ``gateway check`` prints of one environment, or of a split of one with resources of its own."""
+    """Return the values that ``gateway check`` prints for an environment, or for a split with its own resources."""
     return {
         "name": environment.name,
         "image": environment.server.url or environment.image or "local processes only",
@@ -298,7 +300,10 @@ def _resources(limits: Limits) -> str:
 
 
 def _remarks(environment: Environment) -> Iterator[str]:
-    """What may be a mistake. Servers of other people's without a task folder have splits that no file is of."""
+    """Yield warnings about possible mistakes: split tables without a task file, if there is a task folder.
+
+    Third-party servers without a task folder have splits without a file.
+    """
     if environment.tasks is None:
         return
     for split in environment.splits:
@@ -308,7 +313,7 @@ def _remarks(environment: Environment) -> Iterator[str]:
 
 
 def _modules(environment: Environment) -> tuple[str, ...]:
-    """Code of an operator's that decides rewards."""
+    """Return a description of the operator's task modules, which decide rewards."""
     tasks = environment.custom_tasks
     return () if tasks is None else (f"task modules {tasks.module} of folder {tasks.folder}",)
 

@@ -1,12 +1,12 @@
-"""What changes while the gateway runs: environments' files, and what their images' names stand for.
+"""Updates the catalog while the gateway runs: from changed environment files, and from images with a new id.
 
-Both are looked at again and again, and the catalog is told: workers are made from what it offers
-(``Environment.digest``), so that the control loop drains those of another make and starts new ones, while open sessions
-go on. Nothing is asked of trainers and nothing is restarted.
+`CatalogReload` polls both. Workers are started from the catalog (``Environment.digest``). So the control loop drains
+workers of another revision and starts new ones, while open sessions continue. Trainers need not act, and no process
+is restarted.
 
-A file that is wrong changes nothing. A file that names another image takes effect when that image is there: until then
-the old one serves. What an image's name stands for is not known before the engine said so; until then its environment
-is not *settled*, and workers of another digest may be of the very same image, so that nobody may drain them.
+A wrong file changes nothing. A file that names another image takes effect once that image is available; until then the
+old image serves. The engine reports which image a name refers to. Until it does, the environment is not *settled*: its
+workers with another digest may run the same image, so the control loop must not drain them.
 """
 
 from __future__ import annotations
@@ -29,55 +29,55 @@ from gateway.core.ports.backend import Backend
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Between two looks at the files. Polled, as inotify does not hear of what another machine edits."""
+"""Seconds between two scans of the files. Polling, because inotify does not report edits by another machine."""
 IMAGES_EVERY_S = 30.0
-"""Between two questions of what an image's name stands for."""
+"""Seconds between two queries for the image that a name refers to."""
 RETRY_S = 2.0
-"""After the first failed question; twice as long after each further one, at most ``RETRY_MAX_S``."""
+"""Seconds before the retry of a failed query. Each further failure doubles them, up to ``RETRY_MAX_S``."""
 RETRY_MAX_S = 60.0
 END_S = 10.0
-"""How long the end waits for questions that are under way."""
+"""Maximum seconds that `CatalogReload.aclose` waits for cancelled queries."""
 
 
 class Completes(Protocol):
-    """Adds to an environment what its file does not say: `gateway.content.Completion`."""
+    """Adds to an environment the data that its file does not contain; implemented by `gateway.content.Completion`."""
 
     async def complete(self, environment: Environment) -> Environment:
-        """Return *environment* with what belongs to it. Raises ``ConfigError``: its file is to be refused."""
+        """Return *environment* with its further data. Raises ``ConfigError`` if its file must be refused."""
 
 
 @dataclass(slots=True)
 class _File:
-    """One ``environment.toml``, as it was looked at last."""
+    """One ``environment.toml``, as the last scan found it."""
 
     stamp: Stamp | None = None
-    """What differs if it was written to; None: it is to be read at the next look."""
+    """Values that differ after a write; None: the next scan must read the file."""
     offers: Environment | None = None
-    """What it said last when it could be used."""
+    """The environment in the last valid version of the file."""
     error: str = ""
     is_missing: bool = False
-    """It was not there at the last look; editors replace files, so that one look decides nothing."""
+    """True if the last scan did not find the file. Editors replace files, so one scan does not withdraw it."""
 
 
 @dataclass(slots=True)
 class _Image:
-    """What is known of one environment's image."""
+    """The state of the queries for one environment's image."""
 
     is_known: bool = False
     is_doubted: bool = False
-    """What is known may be old."""
+    """True if the known image id may be outdated."""
     is_due: bool = True
     errors: dict[str, str] = field(default_factory=dict)
-    """By image: why it is not known, as it was logged."""
+    """The last logged error of each image's query, by image name."""
     failures: int = 0
     ask_at: float = 0.0
     held: Environment | None = None
-    """What its file says now, with another image that is not there yet."""
+    """The environment in the current file, held back while its new image is not available yet."""
     asking: asyncio.Task[None] | None = None
 
 
 class CatalogReload:
-    """Tells the catalog what changed; to be used from one event loop."""
+    """Polls environment files and images, and updates the catalog. Use it from one event loop only."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class CatalogReload:
         image_tag: str = "",
         completion: Completes | None = None,
     ) -> None:
-        """Look at nothing yet.
+        """Create a reload that has not scanned or queried anything yet.
 
         Args:
-            catalog: As it was read at the start.
-            backend: Brings an environment's image about and names it; None: no image is asked for.
-            directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
-            names: The folders that are looked at; empty: all of them.
-            containers: Whether workers are containers; environments that cannot run so are left out, as at the start.
-            image_tag: As for `read_environment`.
-            completion: Adds to what a file says what it does not, before it is offered.
+            catalog: The catalog as read at the start.
+            backend: Provides an environment's image and returns its id; None: images are not queried.
+            directory: The folder of ``<environment>/environment.toml``; None: files are not scanned.
+            names: The folders to scan; empty: all folders.
+            containers: True if workers are containers. Environments that cannot run so are left out, as at the start.
+            image_tag: As in `read_environment`.
+            completion: Adds further data to an environment before it is offered.
         """
         self._catalog = catalog
         self._backend = backend
@@ -120,15 +120,15 @@ class CatalogReload:
                 self._files[path] = _File(offers=environment)
 
     def changed(self, callback: Callable[[], None]) -> None:
-        """Call *callback*, on the event loop, whenever the catalog was told of something."""
+        """Register *callback*, to be called on the event loop after each change of the catalog."""
         self._callbacks.append(callback)
 
     def is_settled(self, name: str) -> bool:
-        """Whether what the environment's image is, is known, so that workers of another digest are of another make.
+        """Return True once the image's id is known. Workers with another digest then belong to another revision.
 
-        Until then they may have been made of the same image, by a gateway whose engine had answered: they are not to
-        be drained. An environment without an image, or of which nobody is asked, is settled; so is one that is not on
-        offer. A split's is its environment's.
+        Before that, such workers may run the same image, started by a gateway whose engine had answered, and must not
+        be drained. An environment is also settled if it has no image, if images are not queried, or if it is not on
+        offer. A split has the state of its environment.
         """
         environment = self._offered(name)
         if environment is None or not self._has_image(environment):
@@ -137,10 +137,10 @@ class CatalogReload:
         return image is not None and image.is_known and not image.is_doubted
 
     def may_start(self, name: str) -> bool:
-        """Whether a worker should be started: not while the question that settles it is on its way.
+        """Return True if a worker may start: not while the query that settles the environment is pending.
 
-        A worker that began before would be one of another digest when the answer comes, and be replaced at once. A
-        question that failed is no reason to wait: the start itself then tells what is wrong.
+        A worker started before the answer would have another digest, and be replaced immediately. After a failed query
+        the start need not wait, because the start itself reports the error.
         """
         environment = self._offered(name)
         if environment is None or self.is_settled(name):
@@ -149,14 +149,14 @@ class CatalogReload:
         return image is not None and image.failures > 0
 
     def leads(self) -> None:
-        """See `ask_again`."""
+        """Handle the start of this replica's lead: call `ask_again`."""
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Take no environment for settled before its image was asked for anew.
+        """Mark every environment as not settled until its image is queried again.
 
-        For a replica that begins to lead: it may know of an image for as long as ``IMAGES_EVERY_S`` less than the one
-        before it did, and would take workers of the present image for outdated.
+        A replica that starts to lead needs this. Its image ids may be up to ``IMAGES_EVERY_S`` older than those of its
+        predecessor, so it could treat workers of the current image as outdated.
         """
         for environment in self._catalog:
             if (image := self._images.get(environment.name)) is not None:
@@ -164,41 +164,41 @@ class CatalogReload:
             self._ask_soon(environment)
 
     async def run(self) -> None:
-        """Look again and again until cancelled; questions that are under way are ended then."""
+        """Scan files and query images periodically until cancelled, then cancel the running queries."""
         try:
             while True:
                 try:
                     await self.look()
                     self._ask_those_due()
-                except Exception:  # what is on a disk, or a callback, must not end the watch over everything else
+                except Exception:  # an error of the disk or of a callback must not end the polling
                     logger.exception("rollover_failed directory=%s", self._directory)
                 await asyncio.sleep(POLL_S)
         finally:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """End the questions that are under way."""
+        """Cancel the running queries, and wait at most `END_S` seconds for their end."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=END_S)
 
     def _offered(self, name: str) -> Environment | None:
-        """The environment on offer that *name* is, or is a split of."""
+        """Return the offered environment with *name*, or with a split of this name; else None."""
         environment = self._catalog.known.get(name.lower())
         return None if environment is None else self._catalog.offered.get(environment.base or environment.name)
 
     # -- files ----------------------------------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Look at the files once, and take up what changed."""
+        """Scan the files once, and apply the changes to the catalog."""
         if self._directory is None:
             return
         async with self._looking:
             stamps = {
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
-            # In a thread: the folder may be on another machine.
+            # In a thread, because the folder may be on a slow network file system.
             present, found = await asyncio.to_thread(
                 scan_catalog, self._directory, self._names, stamps, self._image_tag
             )
@@ -212,11 +212,11 @@ class CatalogReload:
                 try:
                     await self._take_up(path, file, read)
                     file.stamp = stamp
-                except Exception:  # one file must not keep the others from being looked at
+                except Exception:  # an error of one file must not block the other files
                     logger.exception("rollover_failed file=%s", path)
 
     def _is_there(self, present: frozenset[Path]) -> bool:
-        """Whether there is any file: a folder that was unmounted must not withdraw every environment."""
+        """Return True unless all files are gone: an unmounted folder must not withdraw every environment."""
         error = "" if present or not self._files else "no */environment.toml in it"
         if error and error != self._directory_error:
             logger.error("environment_files_missing directory=%s error=%s", self._directory, error)
@@ -250,7 +250,7 @@ class CatalogReload:
     def _refuse_taken(self, path: Path, file: _File, read: Environment) -> None:
         holder = next((other for other, held in self._files.items() if _name(held) == read.name), None)
         if holder is not None and holder != path and self._files[holder].is_missing:
-            file.offers = self._files.pop(holder).offers  # its folder has another name now
+            file.offers = self._files.pop(holder).offers  # the folder has a new name
         elif holder != path and (holder is not None or read.name in self._catalog.offered):
             raise ConfigError(f"{path}: two environments have the name {read.name!r}")
 
@@ -266,7 +266,7 @@ class CatalogReload:
             return
         image = self._images.get(now.name)
         if self._has_image(now) and current.image != now.image and image is not None and image.is_known:
-            image.held, image.is_due = now, True  # in effect when its image is there
+            image.held, image.is_due = now, True  # takes effect when its image is available
             image.errors.clear()
             return
         if image is not None:
@@ -317,15 +317,15 @@ class CatalogReload:
         for callback in self._callbacks:
             try:
                 callback()
-            except Exception:  # the catalog has changed all the same, and the others want to know
+            except Exception:  # the catalog has changed anyway, and the other callbacks need the notice
                 logger.exception("rollover_failed during=callback")
 
     # -- images ---------------------------------------------------------------------------------------------------
 
     async def look_images(self, *, timeout_s: float) -> None:
-        """Ask for every image that is not being asked for, and wait for the answers, *timeout_s* seconds at most.
+        """Start a query for every image without a running query, and wait at most *timeout_s* seconds for the answers.
 
-        What takes longer goes on behind; errors are logged, and asked again by `run`.
+        Slower queries continue in the background. Errors are logged, and `run` repeats failed queries.
         """
         for environment in self._catalog:
             self._ask_soon(environment)
@@ -363,13 +363,13 @@ class CatalogReload:
             image.asking = None
 
     async def _learn(self, name: EnvironmentName, image: _Image, asked: Environment, backend: Backend) -> bool:
-        """Ask what the image of *asked* is, and take the answer up; False if there was none."""
+        """Query the image id of *asked*, and apply the answer to the catalog. Return False if the query failed."""
         try:
             found = await backend.prepare(asked)
         except GatewayError as error:
             self._failed(name, image, asked, error.detail)
             return False
-        except Exception:  # one environment's image must not be what the others wait for
+        except Exception:  # an error of one environment's image must not block the other environments
             logger.exception("environment_image_broken environment=%s image=%s", name, asked.image)
             self._failed(name, image, asked, "a fault of the gateway")
             return False
@@ -387,7 +387,7 @@ class CatalogReload:
             held, image.held = image.held, None
             self._replace(replace(_carried(current, held), image_id=found), current, "configuration")
         elif current.image != asked.image:
-            image.is_due = True  # its file names another one by now
+            image.is_due = True  # the file names another image by now
             return
         elif found != current.image_id and found:
             self._replace(replace(current, image_id=found), current, "image")
@@ -402,7 +402,7 @@ class CatalogReload:
 
 
 def retry_s(failures: int) -> float:
-    """How long to wait before an image is asked for again after *failures* failed questions in a row."""
+    """Return the seconds before the next query after *failures* consecutive failed queries."""
     return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(failures - 1, 10))
 
 
@@ -411,7 +411,7 @@ def _name(file: _File) -> EnvironmentName | None:
 
 
 def _carried(current: Environment, now: Environment) -> Environment:
-    """*now* with what was found out of *current* since its file was read, as far as it holds still."""
+    """Return *now* with the image id and task module digest of *current*, if image and folder are unchanged."""
     if now.image == current.image:
         now = replace(now, image_id=current.image_id)
     before, after = current.custom_tasks, now.custom_tasks

@@ -1,4 +1,4 @@
-"""A folder of environments, looked at again and again: which files are there, and what those say that changed."""
+"""Scans a folder of environments: lists its files, and reads the files that changed since the last scan."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
 
 Stamp = tuple[int, int, int, int]
-"""Of a file: what differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""
+"""Values of a file that differ after a write or a replacement. ``cp -p`` keeps the mtime, so it is not enough."""
 _SETTLED_S = 2.0
-"""Clocks of file systems tick some milliseconds apart: a file that changed this lately may have changed unseen."""
+"""Seconds after a change in which a further change may stay unnoticed: file systems' clocks tick some ms apart."""
 
 
 def scan_catalog(
     directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None], image_tag: str = ""
 ) -> tuple[frozenset[Path], Mapping[Path, tuple[Stamp | None, Environment | ConfigError]]]:
-    """Read the files whose stamp is another one than in *stamps*; blocks while that takes.
+    """Read the files whose stamp differs from *stamps*. The function blocks during the scan.
 
-    *image_tag*: as for `read_environment`.
+    *image_tag* is as in `parse_environment`.
 
-    Returns the files that are there, and of the changed ones what each says, or what is wrong with it, with the stamp
-    to tell its next change by. A file without a stamp is to be read again at the next look.
+    Returns:
+        The existing files, and for each changed file its stamp and its environment or error. A file whose stamp is None
+        must be read again at the next scan.
     """
     present: set[Path] = set()
     read: dict[Path, tuple[Stamp | None, Environment | ConfigError]] = {}
@@ -33,7 +34,7 @@ def scan_catalog(
         try:
             status = path.stat()
         except OSError:
-            continue  # it went just now
+            continue  # removed since the listing
         present.add(path)
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
         if stamps.get(path) == stamp:
@@ -47,6 +48,6 @@ def scan_catalog(
 
 
 def paths_of(directory: Path, names: frozenset[str]) -> list[Path]:
-    """The files of a catalog, as it is read at the start: of the folders *names*, or of all if there are none."""
+    """Return the ``environment.toml`` files of the folders *names*, or of all folders if *names* is empty."""
     paths = sorted(directory.glob("*/environment.toml"))
     return [path for path in paths if not names or path.parent.name in names]

@@ -1,6 +1,6 @@
-"""The tables of an ``environment.toml``: which keys there are, and what each alone may be.
+"""Defines the tables of an ``environment.toml``: their keys, and the allowed values of each key.
 
-What they mean together is checked where the file is read (`environment_files`).
+`gateway.catalog.toml` checks combinations of keys when it reads the file.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from gateway.core.environment import ActionType, Isolation, ObservationType, Ser
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
-"""A UUID or an index, as ``nvidia-smi -L`` shows them."""
+"""A GPU's UUID or index, as ``nvidia-smi -L`` shows it."""
 
 
 class Table(BaseModel):
-    """One table; a key that is not named here is refused."""
+    """Base of all tables. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 
 
 class PoolTable(Table):
-    """``[pool]``."""
+    """``[pool]``: the number of workers and of sessions per worker."""
 
     slots: Annotated[int, Field(ge=1, le=100_000)] | Literal["learn"] | None = None
     min_workers: int = Field(default=0, ge=0)
@@ -35,7 +35,7 @@ class PoolTable(Table):
 
 
 class LimitsTable(Table):
-    """``[limits]``, of one worker."""
+    """``[limits]``: the resources of one worker."""
 
     memory_mib: int = Field(default=512, ge=16)
     cpus: float = Field(default=1.0, gt=0)
@@ -46,7 +46,7 @@ class LimitsTable(Table):
 
 
 class SplitTable(Table):
-    """What a split has otherwise than its environment; None: the same."""
+    """``[splits.NAME]``: resources of a split that differ from its environment; None: the environment's value."""
 
     cpus: float | None = Field(default=None, gt=0)
     memory_mib: int | None = Field(default=None, ge=16)
@@ -60,7 +60,7 @@ class SplitTable(Table):
 
 
 class TimeoutsTable(Table):
-    """``[timeouts]``, in seconds."""
+    """``[timeouts]``: time limits in seconds."""
 
     idle_s: float = Field(default=300.0, gt=0)
     start_s: float = Field(default=60.0, gt=0)
@@ -72,7 +72,7 @@ class TimeoutsTable(Table):
 
 
 class LoosenedTable(Table):
-    """``[loosened]``."""
+    """``[loosened]``: privileges beyond the hardened default."""
 
     user: str = Field(default="10001:10001", pattern=r"^\d+:\d+$")
     writable_root: bool = False
@@ -81,7 +81,7 @@ class LoosenedTable(Table):
 
 
 class SandboxTable(Table):
-    """``[sandbox]``; None: what the server itself says."""
+    """``[sandbox]``: limits of one session's sandbox; None: the environment server's default."""
 
     memory_mib: int | None = Field(default=None, ge=16)
     pids: int | None = Field(default=None, ge=8)
@@ -90,7 +90,7 @@ class SandboxTable(Table):
 
 
 class ArealTable(Table):
-    """``[areal]``."""
+    """``[areal]``: options of AReaL's task server API."""
 
     name: str = ""
     description: str = ""
@@ -103,7 +103,7 @@ class ArealTable(Table):
 
 
 class OpenEnvTable(Table):
-    """``[openenv]``."""
+    """``[openenv]``: options for OpenEnv clients."""
 
     split: str = Field(default="train", min_length=1)
     reset_s: float = Field(default=50.0, gt=0)
@@ -112,7 +112,7 @@ class OpenEnvTable(Table):
 
 
 class ServerTable(Table):
-    """``[server]``."""
+    """``[server]``: the address of a third-party server."""
 
     port: int = Field(default=0, ge=0, le=65_535)
     url: str = Field(default="", pattern=r"^$|^https?://[^\s/?#]+(/[^\s?#]*)?$")
@@ -120,14 +120,14 @@ class ServerTable(Table):
 
 
 class ActionsTable(Table):
-    """``[actions]``."""
+    """``[actions]``: the tool and field for an action that is plain text."""
 
     default_tool: str = ""
     text_field: str = ""
 
 
 class ResetsTable(Table):
-    """``[resets]``."""
+    """``[resets]``: the reset arguments of an OpenEnv server."""
 
     keys: tuple[str, ...] = ("seed", "episode_id")
     from_task: dict[str, str] = Field(default_factory=dict)
@@ -135,7 +135,7 @@ class ResetsTable(Table):
 
 
 class VolumeTable(Table):
-    """One of ``[[volumes]]``."""
+    """One entry of ``[[volumes]]``."""
 
     source: str = Field(pattern=r"^(/[^:]+|[a-zA-Z0-9][a-zA-Z0-9_.-]*)$")
     target: str = Field(pattern=r"^/[^:]+$")
@@ -143,7 +143,7 @@ class VolumeTable(Table):
 
 
 class TasksTable(Table):
-    """``[tasks]``."""
+    """``[tasks]``: the folder of task files, and the operator's task modules."""
 
     directory: str | None = None
     env_types: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ class TasksTable(Table):
 
 
 class EnvironmentFile(Table):
-    """The whole file."""
+    """The whole ``environment.toml``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
     image: str = ""

@@ -1,11 +1,12 @@
-"""Operators' task modules on disk: what is in each environment's folder, and when that changes.
+"""Watches the operators' task modules: computes a digest of each environment's folder, and detects changes.
 
-A worker imports task modules once, at its start, so an edit reaches trainers by new workers: the digest of the folder's
-content is part of a worker's make (``Environment.digest``), and the control loop drains workers of another make while
-their sessions go on. Nothing of a folder is imported here; names and bytes are read and no more.
+A worker imports task modules once, at its start, so an edit takes effect in new workers. The digest of the folder's
+content is part of a worker's revision (``Environment.digest``). The control loop drains workers of another revision
+while their sessions continue. This module only reads names and bytes, and imports nothing from a folder.
 
-Whoever can write to a folder decides rewards, so a folder that others than its owner can write to is refused, as is one
-that is a link, leads outside by a link, or is too large. A refused folder counts as one that is not there.
+Write access to a folder gives control over rewards. So a folder is refused if users other than its owner can write to
+it. It is also refused if it is a link, if a link in it leads outside, or if it is too large. A refused folder counts as
+missing.
 """
 
 from __future__ import annotations
@@ -27,68 +28,68 @@ from gateway.core.ids import EnvironmentName
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Between two looks. Polled, as inotify does not hear of what another machine edits on a shared file system."""
+"""Seconds between two checks. Polling, because inotify misses edits by another machine on a shared file system."""
 MAX_FILES = 2_000
-"""Files and folders of one environment; each is looked at every ``POLL_S``."""
+"""Maximum number of files and folders of one environment. Each is checked every ``POLL_S`` seconds."""
 MAX_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20
 _ATTEMPTS = 3
-"""How often a folder that is being written to is read before the next look has to do."""
+"""Maximum number of times that one check reads a folder that changes during the read."""
 _SETTLED_S = 2.0
-"""Clocks of file systems tick some milliseconds apart: a file that changed this lately may have changed unseen."""
+"""Seconds after a change in which a further change may stay unnoticed: file systems' clocks tick some ms apart."""
 
 
 class FolderRefused(Exception):
-    """The folder is not served; the message says why, and what to do."""
+    """The folder is not served. The message has the reason and the remedy."""
 
 
 class _Unsettled(Exception):
-    """It changed while it was read."""
+    """A file changed while it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One file, folder or link."""
+    """One file, folder or link in an environment's folder."""
 
     name: str
-    """Its path below the folder, as the system spells it."""
+    """The path below the folder, in the operating system's spelling."""
     status: os.stat_result
 
     def stamp(self) -> tuple[str, int, int, int, int, int]:
-        """What differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""
+        """Return values that differ after a write or a replacement. ``cp -p`` keeps the mtime, so it is not enough."""
         found = self.status
         return (self.name, found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderContent:
-    """What a look at a folder found."""
+    """The result of a check of a folder."""
 
     digest: str = ""
-    """32 hexadecimal digits; empty: there is no such folder, or nothing in it."""
+    """Digest of the content, 32 hexadecimal digits; empty: the folder is missing or empty."""
     files: int = 0
     _stamps: tuple[object, ...] | None = None
-    """Of all entries, if they are old enough to tell the next change."""
+    """Stamps of all entries; None if the last change is too recent to detect the next one by them."""
 
 
 class CustomTaskFolders:
-    """The folders of all environments that name a task module; to be used from one event loop."""
+    """The folders of all environments that name a task module. Use it from one event loop only."""
 
     def __init__(self, root: Path | None, catalog: Catalog) -> None:
-        """Read nothing yet.
+        """Create a watch that has not read anything yet.
 
         Args:
-            root: Where this process sees the environments' folders, ``<root>/<folder>``; it may be missing. With None
-                nothing is looked at.
-            catalog: Is told when the content of a folder is another one: the pool does the rest.
+            root: The path of the environments' folders (``<root>/<folder>``) in this process; it may be missing. None:
+                no folder is checked.
+            catalog: The catalog to update when the content of a folder changes. The pool then replaces the workers.
         """
         self._root = root.absolute() if root is not None else None
         self._catalog = catalog
         self._seen: dict[tuple[EnvironmentName, str], tuple[FolderContent, str]] = {}
-        """By environment and folder: what the last look found, and why the folder is refused, if it is."""
+        """The last content and the refusal's reason (empty: accepted), by environment and folder."""
 
     async def fill(self, environment: Environment) -> Environment:
-        """Return *environment* with what is in its folder now, whether it is on offer yet or not."""
+        """Return *environment*, on offer or not, with the current digest of its folder."""
         tasks = environment.custom_tasks
         if tasks is None or self._root is None:
             return environment
@@ -96,7 +97,7 @@ class CustomTaskFolders:
         return replace(environment, custom_tasks=replace(tasks, content=found.digest))
 
     async def look(self) -> None:
-        """Look at every folder once; to be awaited before the first worker is started."""
+        """Check every folder once, and update the catalog. Await it before the first worker starts."""
         if self._root is None:
             return
         wanted = [(one.name, one.custom_tasks.folder) for one in self._catalog if one.custom_tasks is not None]
@@ -105,12 +106,12 @@ class CustomTaskFolders:
             await self._look_at(name, folder, self._root)
 
     async def run(self) -> None:
-        """Look again and again until cancelled; returns at once where there is no folder of folders."""
+        """Check all folders periodically until cancelled. Return immediately if there is no root folder."""
         while self._root is not None:
             await asyncio.sleep(POLL_S)
             try:
                 await self.look()
-            except Exception:  # what is on a disk must not end the watch over the other folders
+            except Exception:  # an error of the disk must not end the watch over the other folders
                 logger.exception("custom_tasks_not_read root=%s", self._root)
 
     async def _look_at(self, name: EnvironmentName, folder: str, root: Path) -> None:
@@ -122,7 +123,7 @@ class CustomTaskFolders:
         environment = self._catalog.offered.get(name)
         tasks = environment.custom_tasks if environment is not None else None
         if environment is None or tasks is None or tasks.folder != folder or tasks.content == content.digest:
-            return  # no longer on offer so, or unchanged
+            return  # withdrawn, changed to another folder, or unchanged
         self._catalog.replace(replace(environment, custom_tasks=replace(tasks, content=content.digest)))
         logger.info(
             "custom_tasks_changed environment=%s folder=%s files=%d digest=%s",
@@ -134,7 +135,7 @@ class CustomTaskFolders:
 
 
 def _read(root: Path, folder: str, before: FolderContent | None) -> tuple[FolderContent, str]:
-    """Return what is in *folder* of *root*, and why it is refused, if it is; blocks while that takes."""
+    """Return the content of *folder* in *root*, and the reason if it is refused (else empty). The call blocks."""
     path = root / folder
     try:
         _check_writers(root)
@@ -148,15 +149,15 @@ def _read(root: Path, folder: str, before: FolderContent | None) -> tuple[Folder
 
 
 def read_folder(folder: Path, before: FolderContent | None = None) -> FolderContent:
-    """Read a folder, unless nothing of it changed since *before*; blocks while that takes.
+    """Return the content of a folder, or *before* if nothing changed since. The call blocks.
 
-    Names, links and bytes count; owners and dates do not. What Python and editors leave about does not count either:
-    ``__pycache__``, ``*.pyc``, ``*~`` and hidden files.
+    Names, links and bytes count; owners and dates do not. Files that Python and editors leave behind do not count
+    either: ``__pycache__``, ``*.pyc``, ``*~`` and hidden files.
 
     Raises:
-        FolderRefused: it is not to be served.
-        FileNotFoundError: there is no such folder.
-        OSError: it can't be looked at.
+        FolderRefused: The folder must not be served.
+        FileNotFoundError: The folder does not exist.
+        OSError: The folder is not accessible.
     """
     for _ in range(_ATTEMPTS):
         read_at = time.time()
@@ -170,7 +171,7 @@ def read_folder(folder: Path, before: FolderContent | None = None) -> FolderCont
             if tuple(entry.stamp() for entry in _entries(folder)) != stamps:
                 continue
         except (FileNotFoundError, NotADirectoryError, _Unsettled):
-            continue  # something in it was removed or replaced meanwhile
+            continue  # an entry was removed or replaced during the read
         except OSError as error:
             raise FolderRefused(f"{error.filename or folder}: {error.strerror}; chmod -R a+rX {folder}") from error
         newest = max((entry.status.st_ctime for entry in entries), default=0.0)
@@ -200,7 +201,7 @@ def _check_writers(path: Path) -> None:
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """List what is in *folder* and counts, at any depth, by name."""
+    """Return the entries of *folder* that count, at any depth, sorted by name."""
     found: list[_Entry] = []
     pending = [""]
     size = 0
@@ -247,9 +248,9 @@ def _digest(folder: Path, entries: list[_Entry]) -> str:
         return ""
     digest = hashlib.sha256()
     for entry in entries:
-        # Each entry says first what it is and how long: no two folders spell the same bytes.
+        # Each entry starts with its type and lengths, so two different folders never give the same bytes.
         name, mode = os.fsencode(entry.name), entry.status.st_mode
-        size = 0 if stat.S_ISDIR(mode) else entry.status.st_size  # a folder's own is the file system's affair
+        size = 0 if stat.S_ISDIR(mode) else entry.status.st_size  # a folder's size depends on the file system
         digest.update(b"%d %d %d " % (stat.S_IFMT(mode), size, len(name)) + name)
         for part in _parts(folder / entry.name, entry.status):
             digest.update(part)

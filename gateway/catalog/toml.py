@@ -1,7 +1,7 @@
-"""Environment files: one ``environment.toml`` read and checked.
+"""Reads and checks one ``environment.toml``.
 
-A file that is wrong stops the start with file, line and reason: an environment that silently lost a limit is worse
-than none.
+A wrong file stops the gateway's start with file, line and reason. An environment that silently lost a limit would be
+worse than a missing environment.
 """
 
 from __future__ import annotations
@@ -39,44 +39,46 @@ from gateway.core.environment import (
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
 from gateway.core.routes import RESERVED
+from gateway.core.validation import reason_of
 
 MIB = 2**20
 
 SLOTS = 16
-"""Of a worker, where nothing is said and its protocol does not tell."""
+"""Default number of slots per worker."""
 OPENENV_SLOTS = 1
-"""The same for OpenEnv images: their default, and most of them say nothing else."""
+"""Default number of slots per worker of an OpenEnv image: the default of OpenEnv servers, which most images keep."""
 ORS_IDLE_MAX_S = 840.0
-"""The official ORS servers end sessions that were not touched for 900 s, and their clients do not ping in between."""
+"""Maximum idle time, in seconds, of sessions on third-party ORS servers. The official servers end sessions after 900 s
+without a call, and their clients do not ping in between."""
 OWN_IMAGES = "env-gateway/"
-"""How the names of images begin that are built of this project."""
+"""Prefix of the names of images that this project builds."""
 STATIC_IMAGE = "(static)"
-"""Instead of an image's name, where somebody else runs the server."""
+"""Placeholder for the image's name where a third party runs the server."""
 RESET_KEYS = ("task", "split", "index", "seed", "episode_id")
-"""Keys of an OpenEnv reset that mean the same in every environment."""
+"""Keys of an OpenEnv reset that have the same meaning in every environment."""
 SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-"""Of a split with resources of its own: it becomes part of labels and keys, and has no dot."""
+"""Pattern of the name of a split with its own resources. The name becomes part of labels and keys, so it has no dot."""
 
 
 def read_environment(path: Path, *, image_tag: str = "") -> Environment:
-    """Read one ``environment.toml``; see `parse_environment`.
+    """Read and check one ``environment.toml``; see `parse_environment`.
 
     Raises:
-        ConfigError: with file, line and reason.
+        ConfigError: The file is wrong; the message has file, line and reason.
     """
     return parse_environment(read_source(path), path, image_tag=image_tag)
 
 
 def parse_environment(source: str, path: Path, *, image_tag: str = "") -> Environment:
-    """Parse what an ``environment.toml`` at *path* says; paths in it are relative to the folder above the catalog's.
+    """Parse and check the content of an ``environment.toml``. Its paths are relative to the catalog folder's parent.
 
     Args:
         source: The content of the file.
-        path: Where the file is, or will be.
-        image_tag: Of this project's own images (`OWN_IMAGES`), where the file names none; empty: the engine's default.
+        path: The path that the file has or will have.
+        image_tag: Tag for the project's own images (`OWN_IMAGES`) without a tag; empty: the engine's default tag.
 
     Raises:
-        ConfigError: with file, line and reason.
+        ConfigError: The file is wrong; the message has file, line and reason.
     """
     try:
         parsed = EnvironmentFile.model_validate(parse_toml(source, path))
@@ -88,9 +90,9 @@ def parse_environment(source: str, path: Path, *, image_tag: str = "") -> Enviro
 
 
 def variant(environment: Environment, split: str, *, pool: PoolPolicy, limits: Limits) -> Environment:
-    """Make the environment in which sessions of *split* run: *environment* with a pool and limits of its own.
+    """Return the environment for sessions of *split*: *environment* with the split's limits and numbers of workers.
 
-    What a worker holds (slots, uses) and how long it may idle stay the environment's.
+    Slots, uses and idle times of a worker stay those of *environment*.
     """
     return replace(
         environment,
@@ -108,7 +110,7 @@ def _tagged(image: str, tag: str) -> str:
 
 
 def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environment:
-    # What is absolute stays so: Path joins give the right-hand side then.
+    # Absolute paths stay absolute: a Path join then returns its right-hand side.
     root = path.parent.parent.parent
     environment = Environment(
         name=EnvironmentName(parsed.name),
@@ -162,7 +164,7 @@ def _split(environment: Environment, split: str, base: LimitsTable, table: Split
         for key in LimitsTable.model_fields
         if key in SplitTable.model_fields and (value := getattr(table, key)) is not None
     }
-    if "gpus" in given or "gpu_ids" in given:  # either of the two says all that there is to say of GPUs
+    if "gpus" in given or "gpu_ids" in given:  # each of the two keys alone sets all GPUs
         given = {"gpus": 0, "gpu_ids": (), **given}
     pool = replace(
         environment.pool,
@@ -176,7 +178,7 @@ def _split(environment: Environment, split: str, base: LimitsTable, table: Split
 def _command(parsed: EnvironmentFile) -> tuple[str, ...]:
     if parsed.command is not None:
         return parsed.command
-    # How an image of somebody else's would run without its image, nobody can guess.
+    # The start command of a third-party image outside of this image is unknown.
     return () if parsed.server.port or parsed.server.url else ("python3", "server.py")
 
 
@@ -225,7 +227,7 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
 
 
 def _refuse_pool_contradictions(environment: Environment, complain: Callable[..., ConfigError]) -> None:
-    """Refuse numbers of workers and GPUs that cannot be had together, of the environment and of its splits."""
+    """Refuse contradictory numbers of workers and GPUs in the environment and its splits."""
     pool, is_static = environment.pool, bool(environment.server.url)
     if pool.pause_idle_s and is_static:
         raise complain("a server that runs already is not ours to pause", "pool", "pause_idle_s")
@@ -259,7 +261,7 @@ def _refuse_pool_contradictions(environment: Environment, complain: Callable[...
 
 def _refuse_too_warm(pool: PoolPolicy, complain: Callable[..., ConfigError], table: Sequence[str]) -> None:
     if pool.learns_slots:
-        return  # what its workers hold, the first of them tells
+        return  # the first worker reports how many sessions a worker holds
     each = min(pool.slots, pool.max_uses) if pool.max_uses else pool.slots
     if pool.warm > each * pool.max_workers:
         raise complain(
@@ -272,7 +274,7 @@ def _refuse_too_warm(pool: PoolPolicy, complain: Callable[..., ConfigError], tab
 def _refuse_foreign_contradictions(
     environment: Environment, complain: Callable[..., ConfigError], *, tables: set[str]
 ) -> None:
-    """Refuse what does not fit together about servers of other people's."""
+    """Refuse contradictory keys about third-party servers."""
     server, protocol = environment.server, environment.protocol
     if not server.is_foreign:
         if protocol is not ServerProtocol.ORS:
@@ -292,7 +294,9 @@ def _refuse_foreign_contradictions(
     if server.url and environment.volumes:
         raise complain("a server that runs already is given no volumes", "volumes")
     if environment.pool.learns_slots and protocol is not ServerProtocol.OPENENV:
-        raise complain('only OpenEnv servers tell their capacity: "learn" is for them', "pool", "slots")
+        raise complain(
+            '"learn" is for OpenEnv servers, because only they report their capacity; write a number', "pool", "slots"
+        )
     if environment.isolation is Isolation.SANDBOX and server.is_foreign:
         raise complain("sandboxes are made by our own environment server", "isolation")
     if environment.custom_tasks is not None and server.is_foreign:
@@ -309,7 +313,7 @@ def _refuse_foreign_contradictions(
 
 
 def read_source(path: Path) -> str:
-    """Read a file of TOML. Raises ``ConfigError``: it cannot be read, or is not UTF-8."""
+    """Return the content of a TOML file. Raises ``ConfigError`` if the file is not readable or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -319,37 +323,37 @@ def read_source(path: Path) -> str:
 
 
 def parse_toml(source: str, path: Path) -> dict[str, Any]:
-    """Parse the content of the file at *path*. Raises ``ConfigError``: it is no TOML, with the line."""
+    """Parse the content of the file at *path*. Raises ``ConfigError``, with the line, if it is not TOML."""
     try:
         return tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line = int(found[1]) if found else len(source.splitlines())  # else it says "at end of document"
+        line = int(found[1]) if found else len(source.splitlines())  # else the message is "at end of document"
         raise ConfigError(f"{path}:{line}: {error}") from error
 
 
 def _complaints(path: Path, source: str, error: ValidationError) -> Iterator[str]:
-    for entry in error.errors(include_url=False, include_context=False):
+    for entry in error.errors(include_url=False):
         location = tuple(str(part) for part in entry["loc"])
         if (own := _two_forms(location)) is not None:
             if entry["type"] == "literal_error":
-                continue  # the other of its two forms has its own entry
+                continue  # the other form of the key has its own entry
             location = own
-        yield f"{path}:{line_of(source, location)}: {'.'.join(location)}: {entry['msg']}"
+        yield f"{path}:{line_of(source, location)}: {'.'.join(location)}: {reason_of(entry, EnvironmentFile)}"
 
 
 def _two_forms(location: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The key that *location* is in, if that is one of those that take a number or a word."""
+    """Return the key at *location* if it accepts a number or a word, which gives two errors; else return None."""
     if location[:2] in (("pool", "slots"), ("limits", "gpus")):
         return location[:2]
     return location[:3] if location[:1] == ("splits",) and location[2:3] == ("gpus",) else None
 
 
 def line_of(source: str, location: Sequence[int | str]) -> int:
-    """Find the line, counted from 1, on which the key at *location* (tables, places in their lists, then key) stands.
+    """Return the line, counted from 1, of the key at *location* (tables, list indices, then key).
 
-    A missing key gives its table's line, or 1. ``tomllib`` keeps no positions, so this reads the few forms that our
-    files have: ``[a.b]`` and ``[[a.b]]`` headers and ``key = value`` lines.
+    For a missing key, return its table's line, or 1. ``tomllib`` keeps no positions, so the function reads the forms
+    that environment files use: ``[a.b]`` and ``[[a.b]]`` headers and ``key = value`` lines.
     """
     wanted = tuple(str(step) for step in location)
     table: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the commands share that ask a running gateway: its address and key, requests, and tables."""
+"""Shared code of the commands that query a running gateway: address and key, requests, and tables."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ASK_S = 30.0
 EXIT_UNREACHABLE = 1
 EXIT_REFUSED = 2
 WIDE = 10_000
-"""Columns of a table that no terminal shows: nothing of it is cut."""
+"""Columns of a table outside a terminal, so that nothing is cut."""
 
-Url = Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")]
+Url = Annotated[str, typer.Option(help="URL of the gateway.", envvar="GATEWAY_URL")]
 Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")]
 
 
 def ask(
     url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
 ) -> dict[str, Any]:
-    """Return the gateway's answer; a refusal is printed in its own words, with every problem, and ends the command.
+    """Return the gateway's answer; print a refusal with every problem, and end the command.
 
-    *path* is not quoted yet: names in it may have any character.
+    *path* is not quoted yet, because names in it may have any character.
     """
-    import httpx  # `gateway serve`, which has all commands in it, starts 40 ms sooner without it
+    import httpx  # `gateway serve` loads all commands, and starts 40 ms faster without this import
 
     quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     headers = {"X-API-Key": key} if key else {}
@@ -59,7 +59,7 @@ def _said(body: Mapping[str, Any]) -> Sequence[str]:
 
 
 def print_table(table: Table) -> None:
-    """Print *table*: as wide as the terminal, or whole where the output is no terminal."""
+    """Print *table* as wide as the terminal, or uncut if the output is not a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
@@ -67,5 +67,5 @@ def print_table(table: Table) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return *count* with its *noun* in the right number: ``1 task``, ``2 tasks``."""
+    """Return *count* with *noun* in singular or plural: ``1 task``, ``2 tasks``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The commands ``gateway curricula …``: look at a running gateway's curricula, and begin them anew."""
+"""The commands ``gateway curricula …``, which show and reset a running gateway's curricula."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.table import Table
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 
 ROUTE = "/admin/v1/curriculum"
-curricula_app = typer.Typer(no_args_is_help=True, help="Look at a running gateway's curricula, and begin them anew.")
+curricula_app = typer.Typer(no_args_is_help=True, help="List, show and restart a running gateway's curricula.")
 
 Name = Annotated[str, typer.Argument(help="The curriculum's name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, on one line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on one line.")]
 
 
 @curricula_app.command("list")
 def list_curricula(url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False) -> None:
-    """List the curricula, those of files and those that came by the API."""
+    """List the curricula of files and of the API."""
     rows = ask(url, key, "GET", ROUTE)["curricula"]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -35,11 +35,13 @@ def show(
     name: Name,
     url: Url = LOCALHOST,
     key: Key = "",
-    environment: Annotated[str, typer.Option("--environment", "-e", help="What is drawn within this one.")] = "",
-    tasks: Annotated[int, typer.Option("--tasks", "-n", min=0, help="Tasks to list, most drawn first.")] = 20,
+    environment: Annotated[
+        str, typer.Option("--environment", "-e", help="Show only the draws from this environment.")
+    ] = "",
+    tasks: Annotated[int, typer.Option("--tasks", "-n", min=0, help="Number of tasks to list, most drawn first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a curriculum stands, and the tasks that it draws most often."""
+    """Show a curriculum's stage and progress, and the tasks that it draws most often."""
     query = {"tasks": str(tasks)} | ({"environment": environment} if environment else {})
     state = ask(url, key, "GET", f"{ROUTE}/{name}", params=query)
     if as_json:
@@ -61,19 +63,19 @@ def show(
 
 @curricula_app.command("reset")
 def reset(name: Name, url: Url = LOCALHOST, key: Key = "") -> None:
-    """Forget a curriculum's draws, groups and stages; records stay."""
+    """Restart a curriculum: remove its draws, groups and stages, and keep the records."""
     ask(url, key, "POST", f"{ROUTE}/{name}/reset")
     typer.echo(f"{name} begins anew; records stay")
 
 
 @curricula_app.command("clear")
 def clear(
-    environment: Annotated[str, typer.Argument(help="The environment whose tasks' records go.")],
-    task: Annotated[str, typer.Argument(help="Only this one's.")] = "",
+    environment: Annotated[str, typer.Argument(help="Remove the records of this environment's tasks.")],
+    task: Annotated[str, typer.Argument(help="Remove only the record of this task.")] = "",
     url: Url = LOCALHOST,
     key: Key = "",
 ) -> None:
-    """Remove the records of an environment's tasks, or of one; draws and stages stay."""
+    """Remove the records of an environment's tasks, or of one task, and keep draws and stages."""
     query = {"environment": environment} | ({"task": task} if task else {})
     removed = ask(url, key, "DELETE", "/admin/v1/records", params=query)["removed"]
     typer.echo(f"removed {counted(removed, 'record')} of {environment}")

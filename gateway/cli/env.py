@@ -1,4 +1,4 @@
-"""The commands ``gateway env …``: make an environment of somebody else's server, and show those that are there."""
+"""The commands ``gateway env …``, which add environments for third-party servers and show existing environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.settings import OWN_CATALOG, Settings, load
 from gateway.tasks.importing.batch import write_lines
 
-env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")
+env_app = typer.Typer(no_args_is_help=True, help="Add environments, and list them.")
 URL = re.compile(r"https?://")
 MIB = 2**20
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,20 +37,30 @@ CatalogFolder = Annotated[Path | None, typer.Option("--catalog", help="Folder of
 
 @env_app.command()
 def add(
-    what: Annotated[str, typer.Argument(metavar="IMAGE|URL", help="An image of the engine, or a server that runs.")],
-    name: Annotated[str, typer.Option("--name", "-n", help="What trainers call it; else made of IMAGE or URL.")] = "",
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Where IMAGE listens; 0 finds out.")] = 0,
-    environment: Annotated[str, typer.Option("--environment", "-e", help="The one to add of several served.")] = "",
-    variable: Annotated[list[str] | None, typer.Option("--variable", "-v", help="NAME=VALUE, for IMAGE.")] = None,
+    what: Annotated[
+        str, typer.Argument(metavar="IMAGE|URL", help="An image on the Docker engine, or a running server.")
+    ],
+    name: Annotated[
+        str, typer.Option("--name", "-n", help="Name for trainers; by default a part of IMAGE or URL.")
+    ] = "",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port of the server in IMAGE; 0 detects it.")
+    ] = 0,
+    environment: Annotated[
+        str, typer.Option("--environment", "-e", help="Environment to add, if the server has several.")
+    ] = "",
+    variable: Annotated[
+        list[str] | None, typer.Option("--variable", "-v", help="NAME=VALUE for IMAGE; may be repeated.")
+    ] = None,
     catalog: CatalogFolder = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")] = False,
-    dry: Annotated[bool, typer.Option("--print", help="Print the file, and write nothing.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", "-t", min=1, help="Seconds that a start may take.")] = 60.0,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")] = False,
+    dry: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", "-t", min=1, help="Seconds until a start fails.")] = 60.0,
 ) -> None:
-    """Look at a server, and write an environment.toml that says what was found.
+    """Inspect a server, and write the findings into an environment.toml.
 
-    An IMAGE is started as the gateway would start it, without network and hardened, and a little less so if it does
-    not work like that; it is removed again. A URL is a server that somebody else runs: nothing is started.
+    The command starts an IMAGE as the gateway would, without network and hardened. It loosens the hardening only as
+    far as the image needs, and removes the container. A URL is a server that runs already: the command starts nothing.
 
     \b
     Examples:
@@ -60,14 +70,14 @@ def add(
     """
     settings = load()
     folder = catalog or settings.catalog_dir
-    if folder.is_relative_to(BUNDLED):  # an upgrade would lose it
+    if folder.is_relative_to(BUNDLED):  # an upgrade would delete the new file
         folder = OWN_CATALOG
     is_url = URL.match(what) is not None
     variables = _variables(variable or [])
     if is_url and (port or variables):
         raise ConfigError("--port and --variable are for an image; a server that runs has them already")
     named = check_name(name or default_name(what))
-    if not dry:  # before minutes are spent
+    if not dry:  # checked before the inspection, which takes minutes
         check_place(folder, named, force=force)
     wanted = TrialRequest(image=what, port=port, environment=environment, variables=variables, timeout_s=timeout)
     findings, ran = _look(settings, wanted)
@@ -94,10 +104,10 @@ def list_command(catalog: CatalogFolder = None) -> None:
 
 @env_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Of the environment.")],
+    name: Annotated[str, typer.Argument(help="Name of the environment.")],
     catalog: CatalogFolder = None,
 ) -> None:
-    """Show what the gateway makes of an environment's file."""
+    """Show an environment as the gateway reads it from its file."""
     environment = load_catalog(catalog or load().catalog_dir, names=(name,)).default
     table = Table("what", "value", title=f"{environment.directory / 'environment.toml'}")
     for what, value in _rows(environment):
@@ -106,10 +116,10 @@ def show(
 
 
 def default_name(what: str) -> str:
-    """Make a name for an environment of an image's name or a URL: its last part, without tag and digest.
+    """Make an environment's name from an image or URL: its last part, without tag and digest.
 
     Raises:
-        ConfigError: nothing of it can be one.
+        ConfigError: No part of it can be a name.
     """
     if URL.match(what):
         host, _, path = URL.sub("", what).strip("/").partition("/")
@@ -117,7 +127,7 @@ def default_name(what: str) -> str:
     else:
         part = what.partition("@")[0].rpartition("/")[2].partition(":")[0]
     made = re.sub(r"[^a-z0-9_-]+", "-", part.lower()).strip("-_")
-    if made[:1].isdigit():  # an address, mostly
+    if made[:1].isdigit():  # usually an IP address
         made = f"env-{made}"
     if not NAME.fullmatch(made):
         raise ConfigError(f"no name for an environment can be made of {what!r}: choose one with --name")
@@ -142,12 +152,12 @@ def _look(settings: Settings, wanted: TrialRequest) -> tuple[Findings, Ran | Non
 
 
 async def _run_image(settings: Settings, wanted: TrialRequest) -> tuple[Findings, Ran]:
-    # Needed here only: the Docker SDK, and every adapter.
+    # Imported here because other commands need neither the Docker SDK nor the adapters.
     from gateway.adapters import make_backend
     from gateway.catalog.inspect.image import ImageInspector
     from gateway.catalog.inspect.trial import TrialRuns
 
-    # Of an instance of its own: a gateway that runs on this engine would take the container for an orphan of its own.
+    # A separate instance, because a gateway that runs on this engine would remove the container as an orphan.
     own = {"backend": "docker", "instance": f"{settings.instance[:40]}-inspection-{secrets.token_hex(4)}"}
     stand_in = Environment(
         name=EnvironmentName("inspection"),
@@ -174,10 +184,10 @@ def _let_sigterm_clean_up() -> None:
 
 
 def put(path: Path, text: str, *, force: bool) -> Environment:
-    """Write *text* at *path*, whole or not at all, and return what it means.
+    """Write *text* at *path* atomically, and return the environment that it defines.
 
     Raises:
-        ConfigError: it does not load, a file has come to be there meanwhile, or the folder cannot be written.
+        ConfigError: The text is not valid, a file was created there meanwhile, or the folder cannot be written.
     """
     environment = parse_environment(text, path)
     try:
@@ -233,7 +243,7 @@ def _capacity(findings: Findings) -> str:
     return {
         Finding.BY_SERVER: f"{slots}",
         Finding.AT_LEAST: f"at least {slots}",
-        Finding.ASSUMED: f"not told; {slots} assumed",
+        Finding.ASSUMED: f"not reported; {slots} assumed",
     }[findings.capacity.told]
 
 
@@ -247,13 +257,13 @@ def _text_goes_to(findings: Findings) -> str:
     if findings.text_field:
         return ".".join(filter(None, (findings.default_tool, findings.text_field)))
     if findings.default_tool:
-        return f"{findings.default_tool}, to no field that can be told"
-    return "the server as it is" if not (findings.tools or findings.fields) else "cannot be told: see [actions]"
+        return f"{findings.default_tool}, field unknown: see [actions]"
+    return "the server as it is" if not (findings.tools or findings.fields) else "unknown: see [actions]"
 
 
 def _memory(ran: Ran) -> str:
     if ran.memory_bytes is None:
-        return "not told by the engine"
+        return "not reported by the engine"
     return f"{ran.memory_bytes / MIB:.0f} MiB used, {memory_mib(ran.memory_bytes)} MiB allowed"
 
 

@@ -1,4 +1,4 @@
-"""The command ``gateway``: thin; every command is a call on the API or a module."""
+"""The command ``gateway``: every command is thin, a request to the API or a call of a module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gateway.tasks.importing.batch import check_target, gather, print_lines, wri
 from gateway.tasks.importing.rows import Entry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
-import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
+import_app = typer.Typer(no_args_is_help=True, help="Convert a public benchmark's files to tasks.")
 tasks_app.add_typer(import_app, name="import")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
@@ -41,10 +41,10 @@ app.add_typer(curricula_app, name="curricula")
 
 @app.command("certs")
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
-    days: Annotated[int, typer.Option("--days", min=1, help="How long they are good for.")] = 825,
+    directory: Annotated[Path, typer.Argument(help="Folder for the files; created if missing.")],
+    days: Annotated[int, typer.Option("--days", min=1, help="Validity of the certificates in days.")] = 825,
 ) -> None:
-    """Make a CA, and certificates of it for the gateways and for the nodes of a cluster.
+    """Create a CA, and its certificates for the gateways and nodes of a cluster.
 
     \b
     Examples:
@@ -57,17 +57,21 @@ def certs(
         (NODE_FILES, "to each node"),
     ):
         typer.echo(f"{use}: {directory / CA_FILE[0]}, {directory / cert}, {directory / key}")
-    typer.echo(f"to nobody: {directory / CA_FILE[1]} (it makes further certificates: keep it off the machines)")
+    typer.echo(f"to no machine: {directory / CA_FILE[1]} (it signs further certificates: keep it offline)")
 
 
 EXIT_CONFIG = 2
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
-ForEnvironment = Annotated[str | None, typer.Option("--environment", "-e", help="Write to its task folder (--split).")]
-ToSplit = Annotated[str | None, typer.Option("--split", "-s", help="Of the environment; the file is SPLIT.jsonl.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")]
+ForEnvironment = Annotated[
+    str | None, typer.Option("--environment", "-e", help="Write to this environment's task folder; needs --split.")
+]
+ToSplit = Annotated[
+    str | None, typer.Option("--split", "-s", help="Split of the environment; the file is SPLIT.jsonl.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")]
-SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out entries that cannot be used.")]
-Part = Annotated[SplitType | None, typer.Option("--part", help="Only what the benchmark has for this.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out invalid entries.")]
+Part = Annotated[SplitType | None, typer.Option("--part", help="Import only this part of the benchmark.")]
 
 
 @app.command("serve")
@@ -76,10 +80,11 @@ def serve_command(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve a public address without keys.")] = False,
     static: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=URL", help="A server that somebody else runs; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="A running server outside the gateway; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve trainers until SIGTERM. Everything else is set by GATEWAY_ variables.
+    """Serve trainers until SIGTERM. GATEWAY_ variables configure everything else.
 
     \b
     Examples:
@@ -87,24 +92,24 @@ def serve_command(
       gateway serve --static counter=http://127.0.0.1:8000
     """
     settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     uvloop.run(serve_until_ended(settings))
 
 
 @app.command()
 def node() -> None:
     """Serve the engine gate: the only process that needs the Docker socket."""
-    from gateway.node.serve import run_node  # the other commands need no Docker SDK
+    from gateway.node.serve import run_node  # imported here, because the other commands need no Docker SDK
 
     settings = load()
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     catalog, _ = load_files(settings, on_engine=True)
     uvloop.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
 
 
 @app.command()
 def check() -> None:
-    """Read settings, environments, tasks and curricula, and print what they mean; static servers are asked."""
+    """Check settings, environments, tasks and curricula, query static servers, and print the result."""
     settings = load().checked()
     content = asyncio.run(_checked(settings))
     catalog, tasks, curricula = content.catalog, content.tasks, content.curricula
@@ -139,7 +144,7 @@ def check() -> None:
 
 
 async def _checked(settings: Settings) -> Content:
-    """Read what `serve` reads, and make what it makes before it connects to anything. Raises ``ConfigError``."""
+    """Read what `serve` reads, and wire a gateway without connecting to anything. Raises ``ConfigError``."""
     content = await load_content(settings)
     Gateway(settings, content)
     return content
@@ -147,14 +152,14 @@ async def _checked(settings: Settings) -> Content:
 
 def _workers(environment: Environment) -> str:
     shown = describe(environment)
-    return f"{shown['workers']}, {shown['resources']}".replace(", ", "\n")  # a line each: terminals are narrow
+    return f"{shown['workers']}, {shown['resources']}".replace(", ", "\n")  # one value a line: terminals are narrow
 
 
 @app.command()
 def ps(
     url: Url = LOCALHOST,
     key: Key = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with all that is known.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all details as one JSON object.")] = False,
 ) -> None:
     """Show a running gateway's workers and sessions, and its machines if it has several."""
     found = {name: ask(url, key, "GET", f"/admin/v1/{name}")[name] for name in ("nodes", "workers", "sessions")}
@@ -178,11 +183,11 @@ def _print_rows(noun: str, rows: list[dict[str, object]], columns: tuple[str, ..
 
 @app.command()
 def restart(
-    environment: Annotated[str, typer.Argument(help="Whose workers are replaced.")],
+    environment: Annotated[str, typer.Argument(help="Replace this environment's workers.")],
     url: Url = LOCALHOST,
     key: Key = "",
 ) -> None:
-    """Replace an environment's workers: those that run take no more sessions, and end with their last one."""
+    """Replace an environment's workers. Running workers take no more sessions and stop with their last one."""
     draining = ask(url, key, "POST", f"/admin/v1/environments/{environment}/restart")["draining"]
     typer.echo(f"{counted(len(draining), 'worker')} of {environment} will be replaced")
 
@@ -275,7 +280,7 @@ def _import(
 
 
 def _target(out: Path | None, environment: str | None, split: str | None) -> Path | None:
-    """The file to write; None is standard output."""
+    """Return the file to write; None means standard output."""
     if out is not None and (environment or split):
         raise ConfigError("--out is one place to write to, --environment and --split are another")
     if environment is None or split is None:
@@ -297,7 +302,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command; an error that an operator can mend is one line and exit status 2, never a trace."""
+    """Run the command; print an error that an operator can fix as one line, with exit status 2 and no traceback."""
     try:
         app()
     except GatewayError as error:

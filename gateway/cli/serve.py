@@ -1,4 +1,4 @@
-"""Serves a gateway until SIGTERM, and ends what is under way in order."""
+"""Serves a gateway until SIGTERM, and ends running requests in order."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from gateway.settings import Settings
 logger = logging.getLogger(__name__)
 
 GC_THRESHOLD = 20_000
-"""Containers that came and did not go yet, between two collections of the youngest; Python's own is 700, some ten
-calls. With 100,000 a call costs a fourteenth less at a thousand callers, and an idle episode 9 KiB instead of 3."""
+"""New container objects minus freed ones between two collections of the youngest generation. Python's default is 700,
+about ten calls. With 100,000 a call costs a fourteenth less at a thousand callers, but an idle episode takes 9 KiB
+instead of 3."""
 LEAVE_S = 1.0
-"""By so much earlier than calls under way are broken off they are answered."""
+"""Seconds before the cancellation of running calls at which the gateway answers them."""
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends calls under way too.
+    """Serve until SIGTERM or SIGINT; a second signal also ends running calls.
 
     Raises:
-        ConfigError, StoreUnavailable, BackendError: at start.
+        ConfigError, StoreUnavailable, BackendError: The start failed.
     """
     content = await load_content(settings.checked())
     held = hold_containers(settings)
@@ -36,19 +37,19 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        if gateway.lifecycle.is_draining:  # told twice
+        if gateway.lifecycle.is_draining:  # a second signal
             server.force_exit = True
             gateway.leave()
             close()
             return
-        gateway.lifecycle.is_draining = True  # readiness turns first; then no new connection, then the calls end
+        gateway.lifecycle.is_draining = True  # first readiness fails, then the listener closes, then calls end
         logger.info("gateway_draining replica=%s notice_s=%g", gateway.replica, settings.drain_notice_s)
         server.leave()
         loop.call_later(settings.drain_notice_s, close)
 
     def close() -> None:
         server.should_exit = True
-        # In time: what uvicorn breaks off itself is a 500, which SDKs repeat, and a step would run twice.
+        # Before uvicorn cancels calls itself: it answers 500, which SDKs repeat, and a step would run twice.
         loop.call_later(max(settings.drain_s / 2, settings.drain_s - LEAVE_S), gateway.leave)
 
     try:
@@ -58,7 +59,10 @@ async def serve(settings: Settings) -> None:
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             _tame_the_collector()
-            logger.info("gateway_ready url=http://%s:%s replica=%s", shown, port, gateway.replica)
+            names = ",".join(environment.name for environment in gateway.catalog)
+            logger.info(
+                "gateway_ready url=http://%s:%s replica=%s environments=%s", shown, port, gateway.replica, names
+            )
             await server.serve(sockets=[listener])
     finally:
         listener.close()
@@ -67,9 +71,9 @@ async def serve(settings: Settings) -> None:
 
 
 def _tame_the_collector() -> None:
-    """Keep the garbage collector from walking what lives as long as the process, and from running every few calls.
+    """Exclude permanent objects from garbage collection, and run it less often than every few calls.
 
-    A full collection walks every session that is remembered; reference counting frees nearly all of what calls make.
+    A full collection scans every remembered session; reference counting frees nearly all objects of calls.
     """
     gc.collect()
     gc.freeze()

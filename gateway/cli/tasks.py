@@ -1,4 +1,4 @@
-"""The commands ``gateway tasks …`` but for ``import``: write, check and sign tasks; add them to a running gateway."""
+"""The commands ``gateway tasks …`` except ``import``: write, check and sign tasks; manage a running gateway's tasks."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
 
 TRY_S = 180.0
-"""The longest wait for one task to be tried: longer than a gateway takes."""
+"""Maximum seconds for the trial of one task; longer than a gateway takes."""
 ROUTE = "/admin/v1/tasks"
 FORMATS = ("yaml", "json", "python")
 TEMPLATES = Path(__file__).with_name("task_templates")
-"""The tasks to begin with, by environment; an environment without texts of its own gets ``other``."""
-tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
+"""Task templates by environment; an environment without its own template uses ``other``."""
+tasks_app = typer.Typer(no_args_is_help=True, help="Create, check, add, list and sign tasks.")
 
-For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
+For = Annotated[str, typer.Option("--environment", "-e", help="Environment of tasks without env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
 
 
 @tasks_app.command()
 def new(
     environment: Annotated[str, typer.Argument(help="The environment's name.")],
-    id: Annotated[str, typer.Option("--id", help="Of the task.")] = "",
+    id: Annotated[str, typer.Option("--id", help="Id of the task.")] = "",
     out: Out = None,
-    form: Annotated[str, typer.Option("--format", help="yaml, json or python.")] = "yaml",
+    form: Annotated[str, typer.Option("--format", help="Format: yaml, json or python.")] = "yaml",
 ) -> None:
-    """Write a task to begin with.
+    """Write an example task.
 
     \b
     Examples:
@@ -54,10 +54,10 @@ def new(
 
 
 def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
-    """Return a task to begin with; comments say what is to be filled in (JSON has none).
+    """Return a task to start from; comments mark what to fill in (JSON has no comments).
 
     Args:
-        environment: The environment's name; an unknown environment gets what all environments share.
+        environment: The environment's name; an unknown environment gets the fields that all environments share.
         id: The task's id; if empty, ``custom/my-task``.
         form: An element of `FORMATS`.
 
@@ -89,18 +89,20 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
 @tasks_app.command()
 def schema(out: Out = None) -> None:
     """Write the JSON Schema of a task."""
-    _write(out, json_schema(), force=True)  # what is there is an older schema
+    _write(out, json_schema(), force=True)  # an existing file is an older schema
 
 
 @tasks_app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=".json, .jsonl, .yaml; bundles too.")],
-    url: Annotated[str, typer.Option(help="Of a gateway that tries them.", envvar="GATEWAY_URL")] = "",
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files: .json, .jsonl, .yaml or bundles.")],
+    url: Annotated[
+        str, typer.Option(help="URL of a gateway that opens an episode of each task.", envvar="GATEWAY_URL")
+    ] = "",
     key: Key = "",
-    local: Annotated[bool, typer.Option("--local", help="Look at this machine's environments, not at --url.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Use this machine's environments instead of --url.")] = False,
     environment: For = "",
 ) -> None:
-    """Check tasks: by the schema; with --url also by an episode of each, which is opened and ended.
+    """Check tasks by the schema; with --url also open and end an episode of each task.
 
     With --local the environments of GATEWAY_CATALOG_DIR say what they take, and nothing is started.
 
@@ -140,15 +142,17 @@ def validate(
 
 @tasks_app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help=".json, .jsonl, .yaml, or a bundle.")],
+    file: Annotated[Path, typer.Argument(help="File: .json, .jsonl, .yaml or a bundle.")],
     url: Url = LOCALHOST,
     key: Key = "",
     environment: For = "",
     split: Annotated[str, typer.Option("--split", "-s", help="Add them to this split.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Of tasks with these ids.")] = False,
-    validated: Annotated[bool, typer.Option("--validate", help="Only if each can be opened.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace existing tasks with the same ids.")] = False,
+    validated: Annotated[
+        bool, typer.Option("--validate", help="Add them only if an episode of each task opens.")
+    ] = False,
 ) -> None:
-    """Add tasks to a running gateway, all or none: trainers can open them at once."""
+    """Add all tasks of a file to a running gateway, or none. Trainers can open them immediately."""
     documents = _whole(file)
     query = {"environment": environment, "split": split}
     flags = {"replace": replace, "validate": validated}
@@ -166,13 +170,13 @@ def add(
 def list_tasks(
     url: Url = LOCALHOST,
     key: Key = "",
-    environment: Annotated[str, typer.Option("--environment", "-e", help="Of this one only.")] = "",
-    tag: Annotated[str, typer.Option("--tag", "-t", help="With this tag only.")] = "",
-    split: Annotated[str, typer.Option("--split", "-s", help="Of this one only.")] = "",
+    environment: Annotated[str, typer.Option("--environment", "-e", help="List only tasks of this environment.")] = "",
+    tag: Annotated[str, typer.Option("--tag", "-t", help="List only tasks with this tag.")] = "",
+    split: Annotated[str, typer.Option("--split", "-s", help="List only tasks of this split.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Stop after this many.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List a running gateway's tasks, of files and of run time."""
+    """List a running gateway's tasks from files and from the API."""
     parameters = {name: v for name, v in (("environment", environment), ("tag", tag), ("split", split)) if v}
     rows: list[dict[str, Any]] = []
     after: str | None = ""
@@ -200,25 +204,25 @@ def remove(
     url: Url = LOCALHOST,
     key: Key = "",
 ) -> None:
-    """Remove a task that was added at run time; sessions that are open on it go on."""
+    """Remove a task that was added at run time; its open sessions continue."""
     ask(url, key, "DELETE", f"{ROUTE}/{environment}/{id}")
     typer.echo(f"removed {environment} {id}")
 
 
 @tasks_app.command()
-def keygen(file: Annotated[Path, typer.Argument(help="The private key; the public one gets .pub behind it.")]) -> None:
-    """Make a pair of keys to sign tasks with; the public one goes into the folder of GATEWAY_TASK_KEYS."""
+def keygen(file: Annotated[Path, typer.Argument(help="File for the private key; the public key is FILE.pub.")]) -> None:
+    """Create a key pair for signing tasks; copy the public key to the folder GATEWAY_TASK_KEYS."""
     public, id = make_keys(file)
     typer.echo(f"{file}: the private key, keep it; {public}: the public key {id}")
 
 
 @tasks_app.command("sign")
 def sign_command(
-    file: Annotated[Path, typer.Argument(help=".json, .jsonl or .yaml.")],
+    file: Annotated[Path, typer.Argument(help="File: .json, .jsonl or .yaml.")],
     key: Annotated[Path, typer.Option("--key", "-k", help="The private key.")],
     out: Out = None,
 ) -> None:
-    """Sign tasks: writes a bundle that cannot be changed unnoticed."""
+    """Sign tasks: write a bundle with a signature, so that gateways detect any change."""
     documents = _documents(file)
     for where, document in documents:
         try:
@@ -231,10 +235,10 @@ def sign_command(
 
 @tasks_app.command()
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="What `gateway tasks sign` wrote.")],
+    bundle: Annotated[Path, typer.Argument(help="A file that `gateway tasks sign` wrote.")],
     keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],
 ) -> None:
-    """Check who signed a bundle, and that nobody changed it since."""
+    """Check that the signature of a bundle is valid for its content."""
     document = _whole(bundle)
     try:
         tasks, key = read_trusted(keys).verify(document)
@@ -244,7 +248,7 @@ def verify(
 
 
 def _whole(file: Path) -> object:
-    """A file's tasks as one document to send: a bundle as it is."""
+    """Return a file's tasks as one document to send: a bundle unchanged."""
     documents = [document for _, document in read_file(file)]
     if len(documents) == 1 and is_bundle(documents[0]):
         return documents[0]
@@ -252,7 +256,7 @@ def _whole(file: Path) -> object:
 
 
 def _documents(file: Path) -> list[tuple[str, object]]:
-    """A file's tasks, each with where it stands; of a bundle those in it, unverified."""
+    """Return a file's tasks, each with its location; for a bundle return its tasks, unverified."""
     found: list[tuple[str, object]] = []
     for where, document in read_file(file):
         if is_bundle(document) and isinstance(document.get("tasks"), list):
@@ -284,7 +288,7 @@ def _try(url: str, key: str, where: str, document: object, environment: str) -> 
 
 
 def _lines(error: TaskInvalid, where: str = "") -> list[str]:
-    """One line for each problem, with where it is."""
+    """Return one line for each problem, with its location."""
     if not where:
         return [error.detail]
     return [f"{where}: {path}: {message}" if path else f"{where}: {message}" for path, message in error.problems]

@@ -1,1 +1,1 @@
-"""Nouns, errors, seams and pure decisions; imports the standard library only."""
+"""Domain types, errors, interfaces and pure decisions; imports only the standard library."""

@@ -1,7 +1,7 @@
-"""Workers' addresses: where a worker's server is reached.
+"""Parses the addresses of workers' servers.
 
-``unix:PATH``, ``tcp:HOST:PORT``, ``node:NODE/WORKER/SOCKET`` (a Unix socket on another machine, which is named by its
-id and not by its host), or the URL of a server that somebody else runs.
+An address is ``unix:PATH``, ``tcp:HOST:PORT``, ``node:NODE/WORKER/SOCKET``, or the URL of an external server. ``node:``
+means a Unix socket on another machine, which is named by its node id and not by its host.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from urllib.parse import urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 FOREIGN_SOCKET = "server.sock"
-"""The name of a Unix socket behind which is the TCP port of a server of somebody else's."""
+"""File name of a Unix socket that forwards to the TCP port of a third-party server."""
 _ON_NODE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127})/([A-Za-z0-9][A-Za-z0-9_.-]{0,63}/[A-Za-z0-9][A-Za-z0-9_.-]{0,63})"
 )
-"""Three plain names: what is asked of a node goes into one line, and names a folder and a file there."""
+"""Matches three plain names: a request to a node is one line that contains them, and they name a folder and a file
+there."""
 
 
 class Kind(Enum):
-    """How a worker is reached."""
+    """How the gateway connects to a worker."""
 
     UNIX = "unix"
     TCP = "tcp"
@@ -32,40 +33,44 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """An address, taken apart."""
+    """A parsed address."""
 
     kind: Kind
     path: str = ""
-    """Of the Unix socket; on a node ``WORKER/SOCKET``; empty for the others."""
+    """Path of the Unix socket, on a node ``WORKER/SOCKET``; empty for the other kinds."""
     node: str = ""
-    """The id of the machine where the worker is; empty: reached without a node."""
+    """Node id of the worker's machine; empty: the address needs no node."""
     host: str = ""
-    """A name or a number, IPv6 without brackets; empty for a Unix socket."""
+    """Host name or IP address, IPv6 without brackets; empty for a Unix socket."""
     port: int = 0
     prefix: str = ""
-    """What stands before each request's path: ``""``, or ``/a/b`` without a slash at its end."""
+    """Prefix of each request's path: ``""``, or ``/a/b`` without a trailing slash."""
     tls: bool = False
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a Unix socket that this process can open."""
+        """True if it is a Unix socket that this process can open."""
         return self.kind is Kind.UNIX
 
     @property
     def is_on_node(self) -> bool:
-        """Whether it is a Unix socket on another machine."""
+        """True if it is a Unix socket on another machine."""
         return self.kind is Kind.NODE
 
     @property
     def is_own(self) -> bool:
-        """Whether a server of ours is there, which keeps a connection for as long as it rests; others close it."""
+        """True if a server of the gateway's own images is there.
+
+        It keeps idle connections open; third-party servers close them.
+        """
         return self._is_socket and not self.path.endswith(f"/{FOREIGN_SOCKET}")
 
     @property
     def authority(self) -> str:
-        """What requests say as ``Host``, the port only where it is not the usual one.
+        """The ``Host`` header of requests; the port is omitted if it is the default.
 
-        On a Unix socket ``worker``; or ``localhost``, the one name that no server of somebody else's refuses.
+        On a Unix socket it is ``worker`` for the gateway's own images. For third-party servers it is ``localhost``, the
+        only name that they all accept.
         """
         if self._is_socket:
             return "worker" if self.is_own else "localhost"
@@ -78,16 +83,16 @@ class Address:
         return self.is_unix or self.is_on_node
 
     def url(self, target: str, *, scheme: str = "http") -> str:
-        """The URL of *target* (path and query) in *scheme* (``http``, ``ws``), with an s added where TLS is spoken."""
+        """Return the URL of *target* (path and query) in *scheme* (``http``, ``ws``), with an appended s for TLS."""
         return f"{scheme}{'s' if self.tls else ''}://{self.authority}{self.prefix}{target}"
 
 
 @lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address:
-    """Take an address apart.
+    """Parse an address.
 
     Raises:
-        ValueError: it is none; with the reason.
+        ValueError: *text* is not an address; the message gives the reason.
     """
     if text.startswith(("http://", "https://")):
         return _url(text)
@@ -110,7 +115,7 @@ def parse_address(text: str) -> Address:
 
 
 def node_address(node: str, worker: str, socket: str) -> str:
-    """The address of the *socket* of *worker* on the machine *node*."""
+    """Return the address of the *socket* of *worker* on the machine *node*."""
     return f"{Kind.NODE.value}:{node}/{worker}/{socket}"
 
 
@@ -123,7 +128,7 @@ def _url(text: str) -> Address:
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from error
     if not host or port == 0:
-        raise ValueError(f"{text!r} has no host, or a port that is none")
+        raise ValueError(f"{text!r} has no host, or a port outside 1 to 65535")
     if "@" in parts.netloc:
         raise ValueError(f"the URL of {host} has a user in it, which would not be sent")
     if parts.query or parts.fragment or text.endswith(("?", "#")):

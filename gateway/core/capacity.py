@@ -1,4 +1,4 @@
-"""Pure decisions about capacity that is not asked for yet, and about capacity that all environments share."""
+"""Plans capacity for forecast openings, and shares a limit on workers among all environments: pure functions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gateway.core.scaling import Plan
 from gateway.core.worker import EnvironmentLoad, WorkerLoad, WorkerState
 
 LEAST_START_S = 1.0
-"""How long a start is taken to last at least, where slots are kept free for openings that are foreseen."""
+"""Minimum duration of a start, in seconds, for the number of slots kept free for forecast openings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Openings of an environment that are foreseen, as a curriculum draws its tasks."""
+    """Forecast openings of an environment, from the draws of a curriculum."""
 
     rate: float = 0.0
-    """A second."""
+    """Openings per second."""
     at_once: int = 0
-    """That come together: the members of a group."""
+    """Openings that arrive together: the members of a group."""
 
     def __add__(self, other: Expected) -> Expected:
-        """Both together."""
+        """Return the sum of both rates and the larger of both groups."""
         return Expected(self.rate + other.rate, max(self.at_once, other.at_once))
 
     def slots(self, start_s: float) -> int:
-        """Slots to keep free: as many as are opened while a worker starts, and a whole group at least."""
+        """Return the slots to keep free: as many as are opened during a start, and at least a whole group."""
         if self.rate <= 0:
             return 0
         return max(self.at_once, math.floor(self.rate * max(start_s, LEAST_START_S) + 0.5))
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRequest:
-    """What is planned for one environment on its own."""
+    """The plan for one environment, regardless of the other environments."""
 
     plan: Plan
     policy: PoolPolicy
@@ -45,12 +45,12 @@ class CapacityRequest:
 
 
 def shared(wishes: Mapping[EnvironmentName, CapacityRequest], *, most: int) -> dict[EnvironmentName, Plan]:
-    """Fit what environments want into *most* workers of all of them together; 0: there is no such limit.
+    """Fit the plans of all environments into *most* workers in total; 0: no limit.
 
-    Those whose openings wait are served first, then those with the fewest workers, one worker at a time. Where there is
-    no room, as many workers are retired as are wanted: idle ones, of environments that start none and where nobody
-    waits, those beyond ``min_workers`` only, the longest idle first. Their place is taken at a later turn, when they
-    are gone.
+    Environments with waiting openings come first, then the ones with the fewest workers, one worker at a time. If there
+    is no room, as many workers are retired as are missing. Only idle workers above ``min_workers`` are retired, the
+    longest idle first. Their environments start no workers and have no waiting openings. A later turn uses the freed
+    places, once the workers are gone.
     """
     plans = {name: wish.plan for name, wish in wishes.items()}
     alive = sum(len(wish.load.workers) for wish in wishes.values())
@@ -58,7 +58,7 @@ def shared(wishes: Mapping[EnvironmentName, CapacityRequest], *, most: int) -> d
     if not most or alive + asked <= most:
         return plans
     granted = _granted(wishes, max(0, most - alive))
-    # What goes already, or is about to, makes room by itself.
+    # Workers that already drain or retire make room by themselves.
     going = sum(
         entry.worker.state is WorkerState.DRAINING and entry.used == 0
         for wish in wishes.values()
@@ -98,7 +98,7 @@ def _granted(wishes: Mapping[EnvironmentName, CapacityRequest], room: int) -> di
 
 
 def _idle(wishes: Mapping[EnvironmentName, CapacityRequest]) -> Iterable[tuple[EnvironmentName, WorkerLoad]]:
-    """Workers that may go, the longest idle first."""
+    """Return workers that may be retired, the longest idle first."""
     found: list[tuple[EnvironmentName, WorkerLoad]] = []
     for name, wish in wishes.items():
         if wish.plan.start or wish.load.wanted:

@@ -1,4 +1,4 @@
-"""Records of tasks: what is known of each task from the sessions on it."""
+"""Task records: statistics of each task from the sessions on it."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from dataclasses import dataclass, replace
 from gateway.core.ids import EnvironmentName
 
 PREFIX = "train:"
-"""What the split of a curriculum begins with; its name follows."""
+"""Prefix of a split that represents a curriculum; the curriculum's name follows."""
 RECENT = 32
-"""Rewards of one task that are kept, the newest ones: what success rates and learning progress are told from."""
+"""Number of the newest rewards of a task that are kept. Success rates and learning progress are computed from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one session on a task went: it ended with a summary of its worker's, after at least one step."""
+    """The result of a session that ended with its worker's summary after at least one step."""
 
     environment: EnvironmentName
-    """The one that trainers know: of a split with resources of its own, its base."""
+    """The environment as trainers know it: for a split with its own resources, the base environment."""
     task: str
-    """The task's id; ``split/index`` where it has none; ``sha256:…`` of one that was given inline without an id."""
+    """The task's id, or ``split/index`` if it has no id, or ``sha256:…`` for an inline task without an id."""
     reward: float
-    """The sum of its rewards; finite."""
+    """Sum of the session's rewards; finite."""
     finished: bool
     steps: int
     seconds: float
     policy: str = ""
-    """The trainer's tag of the policy that played it; empty: none was given."""
+    """The trainer's tag of the policy that played the session; empty: no tag was given."""
     lease: str = ""
-    """The session's: the same outcome told twice counts once, within what the store remembers."""
+    """The session's lease. A repeated outcome counts once, as long as the store remembers the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """What is known of one task. `after` is all there is to how a record comes about."""
+    """Statistics of one task, which `after` alone computes."""
 
     environment: EnvironmentName
     task: str
     attempts: int = 0
     finished: int = 0
-    """Of the attempts, those that came to an end by themselves."""
+    """Number of attempts that the environment ended."""
     mean: float = 0.0
-    """Of all rewards."""
+    """Mean of all rewards."""
     spread: float = 0.0
-    """Sum of squared differences from the mean (Welford): the variance times `attempts`."""
+    """Sum of squared differences from the mean (Welford's algorithm): the variance times `attempts`."""
     steps: float = 0.0
-    """Mean of an attempt."""
+    """Mean number of steps of an attempt."""
     seconds: float = 0.0
-    """Mean of an attempt."""
+    """Mean duration of an attempt."""
     seen_at: float = 0.0
-    """Unix time, by the store's clock, of the last attempt's end."""
+    """Unix time of the end of the last attempt, by the store's clock."""
     policy: str = ""
-    """Of the last attempt."""
+    """Policy tag of the last attempt."""
     recent: tuple[float, ...] = ()
     """The newest rewards, oldest first, at most `RECENT`."""
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of all rewards (of the population); 0 of one attempt."""
+        """Standard deviation of all rewards (of the population); 0 for a single attempt."""
         return math.sqrt(self.spread / self.attempts) if self.attempts else 0.0
 
     def after(self, outcome: Outcome, at: float) -> TaskRecord:
-        """The record once *outcome* is in it, which came at *at*."""
+        """Return the record with *outcome* added, which arrived at the Unix time *at*."""
         attempts = self.attempts + 1
         delta = outcome.reward - self.mean
         mean = self.mean + delta / attempts

@@ -1,4 +1,7 @@
-"""An environment: what its workers run, what they may use, and how each protocol shows it. Frozen values."""
+"""Environments: the server that workers run, the resources that they get, and their settings for each protocol.
+
+Frozen values.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from typing import Any
 from gateway.core.ids import EnvironmentName
 
 TaskSpec = Mapping[str, Any]
-"""A task as its environment designed it: a JSON object that is opaque to the gateway."""
+"""A task in the format of its environment: a JSON object that is opaque to the gateway."""
 _NO_NAME = EnvironmentName("")
 ALL_GPUS = -1
 
 
 class ServerProtocol(StrEnum):
-    """What a worker speaks."""
+    """The protocol that a worker's server speaks."""
 
     ORS = "ors"
     OPENENV = "openenv"
@@ -28,24 +31,24 @@ class ServerProtocol(StrEnum):
 
 
 class UpstreamKind(StrEnum):
-    """Which of the upstreams speaks to a worker."""
+    """The upstream that the gateway uses towards a worker."""
 
-    OWN = "own"  #: ORS with what our own images add to it
+    OWN = "own"  #: ORS with the extensions of the gateway's own images
     ORS = "ors"  #: a standard ORS server
     OPENENV = "openenv"
     AREAL = "areal"
 
 
 class Isolation(StrEnum):
-    """What one session is inside a worker."""
+    """How concurrent sessions of one environment are separated from each other."""
 
-    SHARED = "shared"  #: an object in a worker that serves many
-    SANDBOX = "sandbox"  #: a sandbox of its own in a worker that serves many
-    EXCLUSIVE = "exclusive"  #: a worker of its own, destroyed after it
+    SHARED = "shared"  #: each session is an object in a worker that serves many sessions
+    SANDBOX = "sandbox"  #: each session has its own sandbox in a worker that serves many sessions
+    EXCLUSIVE = "exclusive"  #: each session has its own worker, which is destroyed after it
 
 
 class SplitType(StrEnum):
-    """What a split is for."""
+    """The purpose of a split."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -62,67 +65,69 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPolicy:
-    """How many workers an environment has, and how many sessions each holds."""
+    """The number of workers of an environment, and of sessions in each worker."""
 
     slots: int = 16
-    """Sessions that one worker holds at once."""
+    """Maximum number of concurrent sessions in one worker."""
     min_workers: int = 0
-    """Workers that are kept although idle."""
+    """Number of workers that the pool keeps even if they are idle."""
     max_workers: int = 4
-    """Workers of the present make that may live at once, those that start, pause or drain included. While a new make
-    rolls out, as many of the old one may live beside them until their sessions have ended."""
+    """Maximum number of live workers of the current revision, including workers that start, pause or drain. During a
+    rollout, as many workers of the old revision may run as well, until their sessions have ended."""
     warm: int = 0
-    """Free slots that are kept ready at least. Beyond them the pool keeps as many as arrive while a worker starts."""
+    """Minimum number of free slots to keep ready. The pool also keeps as many free slots as openings arrive while a
+    worker starts."""
     idle_worker_s: float = 60.0
-    """How long a worker above ``min_workers`` may stay without a session."""
+    """Seconds without a session after which a worker above ``min_workers`` is retired."""
     pause_idle_s: float = 0.0
-    """A worker that was idle for this long is paused: it holds its memory, takes no CPU, and is woken when it is
-    needed. 0: never."""
+    """Seconds without a session after which a worker is paused; 0 means never. A paused worker keeps its memory and
+    takes no CPU. The control loop wakes it when its slots are needed."""
     max_uses: int = 0
-    """Sessions after which a worker is replaced; 0 is never, 1 gives each session a fresh one."""
+    """Sessions after which a worker is replaced: 0 means never, 1 gives each session a fresh worker."""
     learns_slots: bool = False
-    """Whether ``slots`` is only what holds until a worker has told its capacity."""
+    """True if ``slots`` is only an assumption that holds until a worker has reported its capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one worker may use."""
+    """Resource limits of one worker."""
 
     memory_bytes: int = 512 * 2**20
     cpus: float = 1.0
     pids: int = 256
     tmp_bytes: int = 64 * 2**20
-    """Size of the tmpfs at /tmp, the only place besides its socket directory where a hardened worker can write."""
+    """Size of the tmpfs at /tmp. A hardened worker can write only there and in its socket directory."""
     gpus: int = 0
-    """GPUs that it gets, by a Docker device request; ``ALL_GPUS``: all of the machine's."""
+    """Number of GPUs, which a Docker device request assigns. ``ALL_GPUS`` means all GPUs of the machine."""
     gpu_ids: tuple[str, ...] = ()
-    """Certain GPUs instead (their UUIDs or indices), all of which it gets."""
+    """UUIDs or indices of specific GPUs, used instead of ``gpus``. The worker gets all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long things of an environment may take, in seconds."""
+    """Time limits of an environment, in seconds."""
 
     idle_s: float = 300.0
-    """A session ends this long after the end of its last call."""
+    """Seconds after the end of its last call after which a session expires."""
     start_s: float = 60.0
-    """From asking the backend for a worker to its first answer."""
+    """Seconds from the request to the backend for a worker to the worker's first answer."""
     open_s: float = 60.0
-    """How long a create waits for a free slot."""
+    """Seconds that a create waits for a free slot."""
     setup_s: float = 60.0
-    """How long a worker may take to answer that a session is open (not the task's own setup, which runs after it)."""
+    """Seconds that a worker may take to confirm that a session is open. The task's own setup runs later and does not
+    count."""
     call_s: float = 3600.0
-    """The longest call."""
+    """Maximum duration of a call."""
     close_s: float = 30.0
-    """The longest teardown of a session."""
+    """Maximum duration of a session's teardown."""
     together_s: float = 10.0
-    """How long free slots are kept for a group of openings: until there are enough for all of it, and then until the
-    last of it has come. 0: each begins by itself."""
+    """Seconds for which free slots are kept for a group of openings. They are kept until there are enough for the whole
+    group, and then until its last opening has arrived. 0: each opening starts independently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxations:
-    """What an environment needs beyond the hardened default; each is printed by ``gateway check``."""
+    """The exceptions of an environment from the hardened default; ``gateway check`` prints each of them."""
 
     user: str = "10001:10001"
     writable_root: bool = False
@@ -130,7 +135,7 @@ class Relaxations:
     capabilities: tuple[str, ...] = ()
 
     def words(self) -> tuple[str, ...]:
-        """Name what differs from the hardened default."""
+        """Return a description of each exception from the hardened default."""
         default = Relaxations()
         found = []
         if self.user != default.user:
@@ -145,27 +150,27 @@ class Relaxations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one session's sandbox may use; 0 leaves it to the environment's server."""
+    """Resource limits of one session's sandbox; 0 leaves the limit to the environment's server."""
 
     memory_bytes: int = 0
     pids: int = 0
     disk_bytes: int = 0
-    """What may be written; it is memory."""
+    """Bytes that the session may write; they are held in memory."""
     cpu_s: int = 0
     """CPU seconds of one process."""
 
 
 class ObservationType(StrEnum):
-    """What AReaL's clients get to see."""
+    """The format of the observations that AReaL clients receive."""
 
     TEXT = "text"
     MESSAGES = "messages"  #: a conversation as the first observation, text after it
-    JSON = "json"  #: the structured observation where the environment gives one
-    IMAGE = "image"  #: the last image where there is one, else text
+    JSON = "json"  #: the structured observation, if the environment provides it
+    IMAGE = "image"  #: the last image, or text if there is no image
 
 
 class ActionType(StrEnum):
-    """What AReaL's clients are told to send; both are understood."""
+    """The action format that AReaL clients are asked to send; the gateway accepts both."""
 
     TEXT = "text"
     STRUCTURED = "structured"
@@ -173,119 +178,125 @@ class ActionType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Areal:
-    """How an environment is offered over AReaL's task server API, whose requests say so little."""
+    """Settings of an environment in AReaL's task server API, whose requests carry few parameters."""
 
     name: str = ""
-    """What ``task/info`` calls it; empty: the environment's name."""
+    """Name in ``task/info``; empty: the environment's name."""
     description: str = ""
     """One line for humans; empty: the environment's description."""
     split: str = "train"
-    """The split that integers mean, and that is counted in ``num_samples``."""
+    """The split to which integer task ids refer, and whose tasks ``num_samples`` counts."""
     max_turns: int = 20
-    """Steps of an episode; 20 is the turn limit that the client itself has unless it is told another."""
+    """Maximum number of steps in an episode. 20 is also the client's own default."""
     observation_type: ObservationType = ObservationType.TEXT
     action_type: ActionType = ActionType.TEXT
     start_s: float = 50.0
-    """The longest start, the wait for a slot included: below the 60 s after which the client gives up."""
+    """Maximum seconds for a start, including the wait for a slot. It is below the 60 s after which the client gives
+    up."""
     step_s: float = 50.0
-    """The longest step, for the same reason."""
+    """Maximum seconds for a step. It is below the client's timeout of 60 s too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEnv:
-    """How an environment is offered to OpenEnv's clients, who wait 60 s for each reply and send few words."""
+    """Settings of an environment for OpenEnv clients, which wait 60 s for each reply and send few parameters."""
 
     split: str = "train"
-    """Where a reset that names no task takes one from."""
+    """The split from which a reset that names no task takes its task."""
     reset_s: float = 50.0
-    """The longest reset, the wait for a slot included: below the 60 s after which the client gives up."""
+    """Maximum seconds for a reset, including the wait for a slot. It is below the 60 s after which the client gives
+    up."""
     step_s: float = 50.0
-    """The longest step, for the same reason."""
+    """Maximum seconds for a step. It is below the client's timeout of 60 s too."""
     task_keys: Mapping[str, str] = field(default_factory=dict)
-    """Keys of a reset that select a task: key → the place in the task that has its value (``config.task_name``)."""
+    """Keys of a reset that select a task. Each key maps to the path of the value in the task (``config.task_name``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Where the server of an image that somebody else made is found; by default it is one of our own images'."""
+    """How the gateway reaches a server; the default is the Unix socket of the gateway's own images."""
 
     port: int = 0
-    """The TCP port that it listens on; 0: it listens on the Unix socket that it is given, as our own images do."""
+    """TCP port on which the server listens. 0: it listens on the Unix socket that it is given, as the gateway's own
+    images do."""
     url: str = ""
-    """Of a server that somebody else runs, ``http://host:port/prefix``: no worker is started. Empty: workers are."""
+    """URL of an external server, ``http://host:port/prefix``, for which the gateway starts no worker. Empty: the
+    gateway starts workers."""
     ready: str = ""
-    """A path that answers 200 once the server is up, asked before the protocol's own check; empty: only that."""
+    """Path that answers 200 once the server is up. The gateway requests it before the protocol's own check. Empty: only
+    the protocol's own check runs."""
 
     @cached_property
     def is_foreign(self) -> bool:
-        """Whether it is not one of our own images: no token, no session list, no seed beside the standard."""
+        """True for a third-party server, which has no token, no session list and no seed beyond the standard."""
         return bool(self.port or self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Something of the engine's machine that workers see."""
+    """A path or volume on the engine's machine that is mounted into workers."""
 
     source: str
-    """An absolute path there, or the name of a volume."""
+    """Absolute path on the engine's machine, or the name of a volume."""
     target: str
-    """Where workers find it."""
+    """Mount point inside workers."""
     read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionMapping:
-    """What a text, or an object that names no tool, means to a server that knows tool calls only."""
+    """How a text, or an object that names no tool, becomes a tool call for a server that accepts only tool calls."""
 
     default_tool: str = ""
-    """The tool that they are an input of; empty: the only one that there is."""
+    """The tool that receives them as its input; empty: the server's only tool."""
     text_field: str = ""
-    """The field of its input that a text fills; empty: the only one that must be given and is a string."""
+    """The input field that receives a text; empty: the only field that is required and is a string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetMapping:
-    """What the ``reset`` of an OpenEnv image understands: it drops everything else without a word."""
+    """The arguments of an OpenEnv server's ``reset``. The server silently drops all other arguments."""
 
     keys: tuple[str, ...] = ("seed", "episode_id")
-    """The arguments that it looks at."""
+    """Names of the arguments that the server reads."""
     from_task: Mapping[str, str] = field(default_factory=dict)
-    """Argument → place in the task, keys joined by dots: ``{"task_name": "environment_config.page"}``."""
+    """Maps an argument to a path in the task, keys joined by dots: ``{"task_name": "environment_config.page"}``."""
     seeds: int = 1000
-    """How many tasks an image has that has none of its own: they are told apart by their seed."""
+    """Number of tasks of a server that has no tasks of its own. Such tasks differ only in their seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomTasks:
-    """Task modules of an operator's, in a folder that workers see read-only at ``/opt/openenv/custom_tasks``."""
+    """Task modules of an operator, in a folder that workers mount read-only at ``/opt/openenv/custom_tasks``."""
 
     module: str
-    """What workers import at their start: dotted names, comma-separated (``OPENENV_TASK_MODULE``)."""
+    """Modules that workers import at their start: dotted names, comma-separated (``OPENENV_TASK_MODULE``)."""
     folder: str
-    """Its name below the folder of all environments' custom tasks."""
+    """Name of the folder below the folder of all environments' custom tasks."""
     content: str = ""
-    """Digest of what is in it; empty: not read yet, or there is no such folder."""
+    """Digest of the folder's content; empty: not read yet, or there is no such folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A kind of problem world: what is written in its ``environment.toml``."""
+    """The definition of an environment, as its ``environment.toml`` states it."""
 
     name: EnvironmentName
     image: str
-    """Empty: it runs as local processes only."""
+    """Image of its workers; empty: it runs only as local processes."""
     directory: Path
-    """Where its ``environment.toml`` is; local processes run there."""
+    """Folder of its ``environment.toml``; local processes run there."""
     command: tuple[str, ...]
-    """Starts the server as a local process; an image has its own. Empty: it runs in its image only."""
+    """Command that starts the server as a local process. Empty: it runs only in its image, which has its own
+    command."""
     description: str = ""
     protocol: ServerProtocol = ServerProtocol.ORS
     isolation: Isolation = Isolation.SHARED
     upstream_name: str = ""
-    """Its name in the worker's protocol; empty: the same as ours."""
+    """Its name in the worker's protocol; empty: the gateway's name for it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     platform_keys: bool = False
-    """Whether its sessions get the caller's own platform key, which one SDK adds to every session's secrets."""
+    """True if sessions receive the caller's platform key, which one SDK adds to every session's secrets."""
     pool: PoolPolicy = PoolPolicy()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
@@ -297,40 +308,40 @@ class Environment:
     actions: ActionMapping = ActionMapping()
     resets: ResetMapping = ResetMapping()
     volumes: tuple[Volume, ...] = ()
-    """Only containers have them."""
+    """Mounts of its containers; local processes have none."""
     tasks: Path | None = None
-    """The folder of its ``<split>.jsonl`` files."""
+    """Folder of its ``<split>.jsonl`` files."""
     env_types: tuple[str, ...] = ()
-    """Other names of it that tasks may bear as their ``env_type``."""
+    """Alternative names of the environment that tasks may use as their ``env_type``."""
     custom_tasks: CustomTasks | None = None
     image_id: str = ""
-    """What the engine says that the image is now (``sha256:…``); empty: not asked yet, or it has none."""
+    """The engine's current id of the image (``sha256:…``); empty: not queried yet, or there is no image."""
     splits: Mapping[str, Environment] = field(default_factory=dict)
-    """By split, where sessions of that split get other resources: an environment of its own, with a pool of its own,
-    whose name is this one's, a dot and the split's. No trainer addresses it by that name."""
+    """Variants by split, for splits whose sessions get other resources. A variant is an environment with its own pool,
+    named ``<environment>.<split>``. Trainers do not address it by that name."""
     base: EnvironmentName = _NO_NAME
-    """Of such a one: the name of the environment that it belongs to."""
+    """Name of the environment that a variant belongs to; empty: this environment is not a variant."""
 
     @cached_property
     def worker_name(self) -> str:
-        """The name to use towards its workers."""
+        """The environment's name in requests to its workers."""
         return self.upstream_name or self.base or self.name
 
     @property
     def needs_an_engine(self) -> bool:
-        """Whether it runs in its image only: not as a local process, and nobody else runs it."""
+        """True if it runs only in its image: it has no command for a local process and no external server."""
         return not self.command and not self.server.url
 
     @cached_property
     def wire(self) -> UpstreamKind:
-        """The upstream that speaks to its workers."""
+        """The upstream for its workers."""
         return UpstreamKind(self.protocol.value) if self.server.is_foreign else UpstreamKind.OWN
 
     def digest(self) -> str:
-        """Name what a worker was made from: workers of another digest are not given new sessions.
+        """Return the digest of everything that its workers are made from.
 
-        Pool policy (other than slots), timeouts, description, tasks, mappings and what a front shows may change
-        without new workers.
+        Workers of another digest get no new sessions. A change of pool policy (except slots), timeouts, description,
+        tasks, mappings or a frontend's settings needs no new workers.
         """
         parts = [
             self.name,

@@ -1,4 +1,4 @@
-"""What happens inside a session: actions, results and the summary at its end. Frozen values."""
+"""Actions, step results and the final summary of an episode. Frozen values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, Final
 from gateway.core.faults import Fault, FaultKind
 
 EPISODE_FINISHED: Final = "episode_finished"
-"""The reason of a result for which nothing ran, as the episode was over."""
+"""The reason of a result for which nothing ran, because the episode was over."""
 TOOL_FAILED: Final = "tool_failed"
-"""The reason of a result whose tool raised an exception, which is no doing of the agent's."""
+"""The reason of a result whose tool raised an exception, which is not the agent's fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What an agent does, in one of three spellings, of which exactly one is given."""
+    """An agent's action in one of three forms: a tool call, text, or an object. Exactly one form is given."""
 
     name: str | None = None
-    """Of a tool; *arguments* are its input."""
+    """Name of the tool; *arguments* are its input."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
-    """Free text, which the environment understands or refuses."""
+    """Free text, which the environment accepts or refuses."""
     fields: Mapping[str, Any] | None = None
     """A gym-style object, for the environment's default tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """A piece of text that the agent sees; *detail* is free JSON."""
+    """A text that the agent sees; *detail* is free JSON."""
 
     text: str
     detail: Mapping[str, Any] | None = None
@@ -37,7 +37,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class ImageBlock:
-    """An image that the agent sees: *data* in base64."""
+    """An image that the agent sees; *data* is base64."""
 
     data: str
     mime_type: str
@@ -49,49 +49,49 @@ Block = TextBlock | ImageBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of an action. A tool that failed or was refused is a result too: the agent reads *error*."""
+    """The result of an action. A failed or refused tool call also has a result: the agent reads *error*."""
 
     blocks: tuple[Block, ...] = ()
     reward: float | None = None
-    """Finite; None says "no reward here", which is not the same as 0.0."""
+    """Finite; None means that there is no reward, which differs from 0.0."""
     finished: bool = False
     metadata: Mapping[str, Any] | None = None
     data: Any = None
     """A structured observation."""
     error: str | None = None
-    """Why no tool ran, or how it failed."""
+    """The reason why no tool ran, or how the tool failed."""
     reason: str = ""
-    """Of an error, in one word: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
+    """One word for the error: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
     turn: int | None = None
-    """Which of its session's turns this was, from 1 on, as its worker counts them; None: the worker does not count."""
+    """The worker's number of this turn in its session, from 1 on; None: the worker does not count."""
     rewarded: bool | None = None
-    """Of one that ended its episode: whether any turn of it gave a reward; None: the worker does not say."""
+    """For the result that ended the episode: True if any turn gave a reward; None: the worker does not report it."""
     faults: tuple[Fault, ...] = ()
-    """What the worker tells of the author's code besides: for operators, never for agents and trainers."""
+    """Faults of the author's code that the worker reports: for operators, never for agents and trainers."""
 
 
 class FaultReply(bytes):
-    """A worker's answer in its own protocol's words, which tells of faults."""
+    """A worker's reply, in the bytes of its own protocol, that reports faults."""
 
     faults: tuple[Fault, ...] = ()
-    """As of `StepResult`."""
+    """See `StepResult`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How an episode went, as its worker tells when it is closed."""
+    """The result of an episode, as its worker reports it when the session closes."""
 
     reward: float
     finished: bool
     steps: int
     seconds: float
     is_rewarded: bool = True
-    """Whether any of its steps gave a reward, be it 0: *reward* is no more than a sum of none otherwise."""
+    """True if any step gave a reward, even 0. If False, *reward* is only an empty sum."""
     is_judged: bool = False
-    """Whether its environment judges groups of episodes: then one may end without a reward of its own."""
+    """True if the environment judges groups of episodes; an episode may then end without a reward of its own."""
     is_whole: bool = True
-    """False: a part of it is not known here, as another replica saw it; then *reward* is no reward."""
+    """False if another replica saw a part that is not known here; *reward* is then not a reward."""
     fault: FaultKind | None = None
-    """Who is at fault, where it ended with a fault: its setup or its last step failed."""
+    """The party at fault, if the setup or the last step failed; None: no fault."""
     faults: tuple[Fault, ...] = ()
-    """As of `StepResult`: those that were told with no answer before."""
+    """Faults that no earlier answer reported; see `StepResult`."""

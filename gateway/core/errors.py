@@ -1,7 +1,7 @@
-"""The tree of errors; without HTTP, which only the frontends speak.
+"""The tree of errors, without HTTP statuses, which only the frontends know.
 
-A class exists only where somebody handles it differently. ``code`` is stable and documented; ``retryable`` says that
-the same request, unchanged, may succeed later. The one table of statuses is in ``frontends/errors.py``.
+A class exists only if some code handles it differently. ``code`` is stable and documented. ``retryable`` means that the
+same request, unchanged, may succeed later. The only table of statuses is in ``frontends/errors.py``.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from gateway.core.faults import Fault, author_faults
+from gateway.core.validation import did_you_mean
 
 
 class GatewayError(Exception):
-    """Whatever this gateway can say went wrong."""
+    """Base class of all errors that the gateway reports."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
     @property
     def detail(self) -> str:
-        """The sentence that is shown to the trainer; never a secret, never a trace."""
+        """The message for the trainer, without secrets and tracebacks."""
         return str(self) or self.code
 
 
 class ConfigError(GatewayError):
-    """The configuration is wrong; only raised at start and by ``gateway check``."""
+    """The configuration is wrong; raised only at start and by ``gateway check``."""
 
     code = "config"
 
 
 class BackendError(GatewayError):
-    """The engine refused or failed; the pool logs and counts it, no trainer sees it."""
+    """The engine refused or failed. The pool logs and counts it; trainers do not see it."""
 
     code = "backend"
 
 
 class StartFailed(BackendError):
-    """A worker did not start or never became ready; the message ends with the last lines of its log.
+    """A worker did not start or never became ready. The message ends with the last lines of its log.
 
-    ``reason`` says it in one word: ``failed``, ``timeout`` (not ready in time) or ``out_of_memory``.
+    ``reason`` is one word: ``failed``, ``timeout`` (not ready in time) or ``out_of_memory``.
     """
 
     code = "worker_start_failed"
@@ -50,7 +51,7 @@ class StartFailed(BackendError):
 
 
 class InvalidRequest(GatewayError):
-    """The request is malformed; the message says what is wrong and where."""
+    """The request is malformed; the message says which part is wrong and why."""
 
     code = "invalid_request"
 
@@ -62,13 +63,13 @@ class BodyTooLarge(InvalidRequest):
 
 
 class UnknownEnvironment(InvalidRequest):
-    """No environment of that name is on offer."""
+    """The gateway offers no environment of that name."""
 
     code = "unknown_environment"
 
 
 class UnknownTask(InvalidRequest):
-    """No such split, or no such index or id in it."""
+    """There is no such split, or no such index or id in it."""
 
     code = "unknown_task"
 
@@ -80,24 +81,28 @@ class UnknownSplit(UnknownTask):
 
 
 def unknown_split(split: str, known: Iterable[str]) -> UnknownSplit:
-    """The error for a *split* that is not among *known*; it begins with the words of the standard ORS servers."""
-    names = ", ".join(list(known)[:20]) or "none"
-    return UnknownSplit(f"Invalid split: there is no {split[:200]!r}; there are {names}")
+    """Return the error for a *split* that is not among *known*.
+
+    It begins with the words of the standard ORS servers.
+    """
+    names = list(known)
+    shown = ", ".join(names[:20]) or "none"
+    return UnknownSplit(f"Invalid split: there is no {split[:200]!r}; there are {shown}{did_you_mean(split, names)}")
 
 
 def unknown_index(split: str, index: int, count: int) -> UnknownTask:
-    """The error for an *index* beyond the *count* tasks of *split*; it begins as that of the standard ORS servers."""
+    """Return the error for an *index* beyond the *count* tasks of *split*, in the words of the standard ORS servers."""
     return UnknownTask(f"Invalid index: {index}; split {split[:200]!r} has {count} task{'' if count == 1 else 's'}")
 
 
 class WrongEnvironment(UnknownTask):
-    """The task is one of another environment; the message names both."""
+    """The task belongs to another environment; the message names both environments."""
 
     code = "wrong_environment"
 
 
 class TaskInvalid(InvalidRequest):
-    """A task fails its schema; ``problems`` are all that is wrong with it, each with the path where it is."""
+    """A task violates its schema; ``problems`` lists every problem as a pair of path and message."""
 
     code = "task_invalid"
 
@@ -108,43 +113,43 @@ class TaskInvalid(InvalidRequest):
 
 
 class TaskExists(InvalidRequest):
-    """The environment has a task of this id already."""
+    """The environment already has a task of this id."""
 
     code = "task_exists"
 
 
 class CallConflict(InvalidRequest):
-    """The same call id came with another body."""
+    """The same call id arrived with another body."""
 
     code = "call_conflict"
 
 
 class NotAllowed(GatewayError):
-    """The key is missing, unknown, or not one for this door."""
+    """The key is missing, unknown, or not valid for this frontend."""
 
     code = "not_allowed"
 
 
 class SessionError(GatewayError):
-    """Something about one session."""
+    """Base class of errors about one session."""
 
     code = "session"
 
 
 class SessionExists(SessionError):
-    """The id is taken by a live session that was opened with another request."""
+    """A live session that was opened by another request has this id."""
 
     code = "session_exists"
 
 
 class SessionNotFound(SessionError):
-    """Never known, deleted by its trainer, or of another key."""
+    """The session was never known, its trainer deleted it, or it belongs to another key."""
 
     code = "session_not_found"
 
 
 class SessionClosed(SessionError):
-    """Ended by us; ``reason`` says why."""
+    """The gateway ended the session; ``reason`` says why."""
 
     code = "session_closed"
 
@@ -154,9 +159,9 @@ class SessionClosed(SessionError):
 
 
 class PoolExhausted(GatewayError):
-    """No slot became free in time, or the queue for one is full.
+    """No slot became free in time, or the queue for slots is full.
 
-    ``retry_after_s`` is the store's estimate of when one might be had; 0: it has none.
+    ``retry_after_s`` is the store's estimate of the seconds until a slot is free; 0: no estimate.
     """
 
     code = "pool_exhausted"
@@ -168,7 +173,7 @@ class PoolExhausted(GatewayError):
 
 
 class TaskRateLimited(GatewayError):
-    """The task has been begun as often as its rate limit allows; again in ``retry_after_s`` seconds."""
+    """The task was started as often as its rate limit allows; retry after ``retry_after_s`` seconds."""
 
     code = "rate_limited"
     retryable = True
@@ -179,9 +184,9 @@ class TaskRateLimited(GatewayError):
 
 
 class EnvironmentUnavailable(GatewayError):
-    """Workers of this environment do not start; the message names the cause and ends with the last lines of a log.
+    """Workers of this environment do not start. The message names the cause and ends with the last lines of a log.
 
-    ``retry_after_s`` says when a start is tried again; 0: unsaid.
+    ``retry_after_s`` is the number of seconds until the next attempt to start a worker; 0: not known.
     """
 
     code = "start_failed"
@@ -193,24 +198,24 @@ class EnvironmentUnavailable(GatewayError):
 
 
 class StoreUnavailable(GatewayError):
-    """The store does not answer; never to be read as "not found"."""
+    """The store does not answer. Callers must never treat this as "not found"."""
 
     code = "store_unavailable"
     retryable = True
 
 
 class NotLeading(GatewayError):
-    """Another replica leads the control loop by now: what this one still wanted to change was refused."""
+    """Another replica leads the control loop now: the store refused the changes of this replica."""
 
     code = "not_leading"
 
 
 class UpstreamError(GatewayError):
-    """A worker answered what its protocol does not allow, or failed to set a task up."""
+    """A worker's answer violates its protocol, or the worker failed to set a task up."""
 
     code = "upstream"
     faults: tuple[Fault, ...] = ()
-    """What the worker tells of the author's code besides: for operators, never for trainers."""
+    """Faults of the author's code that the worker also reports: for operators, never for trainers."""
 
     def __init__(self, message: str = "", *, faults: tuple[Fault, ...] = ()) -> None:
         super().__init__(message)
@@ -219,7 +224,10 @@ class UpstreamError(GatewayError):
 
 
 class AuthorFault(UpstreamError):
-    """The environment author's code failed: a reset, a judge, a tool at the end of an episode. There is no reward."""
+    """The environment author's code failed: a reset, a judge, or a tool at the end of an episode.
+
+    There is no reward.
+    """
 
     code = "author_fault"
 
@@ -230,13 +238,13 @@ def author_fault(message: str, place: str) -> AuthorFault:
 
 
 class SessionFailed(UpstreamError):
-    """What a session needs in its worker broke, such as its sandbox. It is over, and has no reward."""
+    """A resource of the session in its worker broke, such as its sandbox. The session is over and has no reward."""
 
     code = "session_failed"
 
 
 class WorkerFull(UpstreamError):
-    """A worker refused a session for lack of room, and nothing was opened: it holds ``capacity`` of them; 0: unsaid."""
+    """A worker has no room for the session and opened nothing. It holds ``capacity`` sessions; 0: not reported."""
 
     code = "worker_full"
 
@@ -254,7 +262,7 @@ class UpstreamTimeout(UpstreamError):
 class UpstreamGone(UpstreamError):
     """The connection to a worker broke.
 
-    ``sent`` tells whether a byte of the request had gone out: only if not is it certain that nothing ran.
+    ``sent`` is True if a byte of the request was sent. Only if it is False is it certain that nothing ran.
     """
 
     code = "upstream_gone"
@@ -265,7 +273,10 @@ class UpstreamGone(UpstreamError):
 
 
 class ReplicaLeft(UpstreamGone):
-    """This gateway process ended before the worker answered; the worker goes on, and so may the request."""
+    """This gateway process ended before the worker answered.
+
+    The worker continues, and the request may still run there.
+    """
 
     code = "shutdown"
 

@@ -1,4 +1,4 @@
-"""Exceptions of an environment author's code, as workers tell of them: where, what, and the traceback."""
+"""Exceptions of an environment author's code, as workers report them: place, error and traceback."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 FAULT_HEADERS: Final = b"x-session-fault"
-"""What the names of headers begin with that only the gateway reads."""
+"""Prefix of the names of headers that only the gateway reads."""
 FAULT_HEADER: Final = b"x-session-fault"
-"""Of a refusal: who is at fault that the session takes no more requests; a `FaultKind`."""
+"""Header of a refusal because the session takes no more requests; its value is the `FaultKind` at fault."""
 FAULTS_HEADER: Final = b"x-session-faults"
-"""Of any answer, also as a trailer: faults in JSON. In a request to open a session: such answers are wanted."""
+"""Header or trailer of any answer, with faults as JSON. In a request to open a session it asks for such answers."""
 
 
 class FaultKind(StrEnum):
-    """Who is at fault where an episode ends, or a step fails, by no doing of the agent's."""
+    """The party at fault if an episode ends, or a step fails, and the agent is not at fault."""
 
-    AUTHOR = "author"  #: of the environment: a tool, a reset, a judge or a reference raised, a reward is no number
-    INFRASTRUCTURE = "infrastructure"  #: a sandbox died, no thread could be started
+    AUTHOR = "author"  #: environment author: a tool, reset, judge or reference raised, or a reward is not a number
+    INFRASTRUCTURE = "infrastructure"  #: a sandbox died, or no thread could be started
 
 
 class Fault(NamedTuple):
-    """One of them."""
+    """One failure, with the party at fault."""
 
     kind: FaultKind
     place: str
-    """What raised it: ``reset``, ``tool:NAME``, ``reward``; of servers that do not say, the operation that failed."""
+    """The code that raised it: ``reset``, ``tool:NAME``, ``reward``. If the server does not report it, the operation
+    that failed."""
     error: str
     traceback: str = ""
-    """Empty where the server tells none: then only its own log has it."""
+    """The traceback; empty if the server sends none, and only its own log contains it."""
 
 
 def author_faults(message: str, place: str) -> tuple[Fault, ...]:
-    """Return the fault of a third-party server, whose *message* is all that it says: it sends no traceback."""
+    """Return the fault of a third-party server, which sends only a *message* and no traceback."""
     return (Fault(FaultKind.AUTHOR, place, message),)
 
 
 def read_faults(written: str | bytes) -> tuple[Fault, ...]:
-    """Read the faults that a worker of our own wrote as JSON; those that can't be read are left out."""
+    """Parse the faults that a worker of the gateway's own images wrote as JSON; skip entries that are not valid."""
     try:
         found = json.loads(written)
     except (ValueError, RecursionError):
@@ -48,7 +49,7 @@ def read_faults(written: str | bytes) -> tuple[Fault, ...]:
 
 
 def faults_of(found: object) -> tuple[Fault, ...]:
-    """Read faults from parsed JSON: a list of objects. What is none of these is left out."""
+    """Parse faults from decoded JSON, a list of objects; skip everything else."""
     faults: list[Fault] = []
     for one in found if isinstance(found, list) else ():
         if isinstance(one, Mapping) and one.get("kind") in set(FaultKind):

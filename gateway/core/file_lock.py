@@ -1,4 +1,4 @@
-"""A file that processes lock as long as they live, and in which they say what they have in common."""
+"""A lock file that processes hold as long as they live, with the text that the holders share."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import Final, TextIO
 
 WITHIN_S: Final = 1.0
-"""How long it is tried: the lock of one that starts, or ends, at this moment is free again soon."""
+"""Seconds for which `hold` tries. A process that starts or ends at this moment frees its lock soon."""
 PAUSES_S: Final = (0.005, 0.03)
-"""Of different lengths, so that those that start together do not always meet."""
+"""Bounds of the random pause between two attempts, in seconds, so that processes that start together do not always
+collide."""
 
 
 class Taken(Exception):
-    """Others hold the file, and what they have in common is something else."""
+    """Other processes hold the file, with a different content."""
 
     def __init__(self, content: str) -> None:
         super().__init__(content)
         self.content = content
-        """What they wrote."""
+        """The text that the other processes wrote."""
 
 
 def hold(path: Path, content: str, *, alone: bool, within_s: float = WITHIN_S) -> TextIO:
-    """Hold the file at *path*: until what is returned is closed, or this process ends however it may.
+    """Hold the file at *path* until the returned file is closed, or this process ends in any way.
 
-    Those that say the same *content* hold it beside each other; who holds it *alone* holds it beside nobody.
+    Processes with the same *content* hold the file concurrently. A process that holds it *alone* excludes all others.
 
     Raises:
-        Taken: others hold it.
-        OSError: it can't be written, or its file system has no locks.
+        Taken: Other processes hold the file.
+        OSError: The file can't be written, or its file system has no locks.
     """
     until = time.monotonic() + within_s
     while True:
@@ -49,7 +50,7 @@ def hold(path: Path, content: str, *, alone: bool, within_s: float = WITHIN_S) -
 
 
 def _lock(file: TextIO, content: str, *, alone: bool) -> bool:
-    if _is_locked(file, fcntl.LOCK_EX):  # nobody else has it, so nobody reads what is written
+    if _is_locked(file, fcntl.LOCK_EX):  # no other process reads the file during the write
         file.truncate(0)
         file.write(content)
         file.flush()
@@ -57,7 +58,7 @@ def _lock(file: TextIO, content: str, *, alone: bool) -> bool:
             return True
     elif alone:
         return False
-    # From exclusive to shared there is a moment without a lock: another one may have written meanwhile.
+    # The change from exclusive to shared leaves a moment without a lock, in which another process may have written.
     return _is_locked(file, fcntl.LOCK_SH) and _read(file) == content
 
 

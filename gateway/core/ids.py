@@ -1,4 +1,4 @@
-"""Names and ids; each has a type of its own, so that none is taken for another."""
+"""Names and ids; each has its own type, so that type checks find confused ids."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ EnvironmentName = NewType("EnvironmentName", str)
 WorkerId = NewType("WorkerId", str)
 SessionId = NewType("SessionId", str)
 Owner = NewType("Owner", str)
-"""The name of the key that a session belongs to; ``""`` where no keys are configured."""
+"""The name of the key that a session belongs to; ``""`` if no keys are configured."""

@@ -1,4 +1,4 @@
-"""JSON as the gateway reads and writes it: compact, and without NaN and infinity, which JSON has no word for."""
+"""JSON as the gateway reads and writes it: compact, and without NaN and infinity, which JSON does not have."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Final, NoReturn
 
 
 class NotFinite(ValueError):
-    """NaN or infinity, where JSON has no word for it."""
+    """The text or value has NaN or infinity, which JSON does not have."""
 
 
 def refuse_constant(word: str) -> NoReturn:
-    """Refuse a constant of Python's, as ``parse_constant`` of ``json.loads``."""
+    """Refuse a Python constant, as ``parse_constant`` of ``json.loads``."""
     raise NotFinite(f"{word} is not JSON")
 
 
-# Made once: json.loads and json.dumps with arguments make one for each call.
+# Created once, because json.loads and json.dumps with arguments create a new one for each call.
 _DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
 encode: Final = json.JSONEncoder(separators=(",", ":")).encode
-"""Write a value as compact JSON in ASCII: a trainer's text may hold what UTF-8 can't (a lone surrogate)."""
+"""Write a value as compact JSON in ASCII. A trainer's text may contain a lone surrogate, which UTF-8 cannot encode."""
 _PLAIN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def parse(text: bytes | str) -> Any:
-    """Read JSON in UTF-8.
+    """Parse JSON in UTF-8.
 
     Raises:
-        ValueError: it is none, or nested too deeply; `NotFinite` for NaN and infinity.
+        ValueError: The text is not JSON, or is nested too deeply; `NotFinite` for NaN and infinity.
     """
     try:
         return _DECODER.decode(text.decode() if isinstance(text, bytes) else text)
@@ -37,12 +37,12 @@ def parse(text: bytes | str) -> Any:
 
 
 def compact(value: Any) -> bytes:
-    """Return what `encode` writes as bytes."""
+    """Return the output of `encode` as bytes."""
     return encode(value).encode()
 
 
 def dump(value: object) -> bytes:
-    """Write *value* for clients: text raw, NaN and infinity as null, a lone surrogate as an escape."""
+    """Write *value* for clients: text unescaped, NaN and infinity as null, a lone surrogate as an escape."""
     try:
         return _PLAIN.encode(value).encode()
     except UnicodeEncodeError:

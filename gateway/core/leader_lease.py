@@ -1,4 +1,4 @@
-"""The time for which a replica may act as the leader of the control loop."""
+"""The leader's lease: the time for which a replica may act as the leader of the control loop."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Final, Protocol
 from gateway.core.errors import NotLeading
 
 LEASE_S: Final = 3.0
-"""How long a lead lasts unless it is renewed: a leader that died is replaced after this long."""
+"""Seconds that a lead lasts without renewal. If a leader dies, another replica replaces it after this time."""
 
 
 class Follower(Protocol):
-    """A part of the gateway that has something to do when its replica begins to lead."""
+    """A part of the gateway that acts when its replica becomes the leader."""
 
     def leads(self) -> None:
-        """This replica leads from now on."""
+        """Handle that this replica has become the leader."""
 
 
 class LeaderLease:
-    """Whether this replica leads, and until when. `check` may be called in any thread.
+    """Tracks whether this replica leads, and until when. `check` may be called in any thread.
 
-    The store's fence refuses the writes of a replica that leads no more. A container engine knows no fence, so a leader
-    that was frozen or cut off must not ask it for anything once its lease has ended: its successor has given the place
-    of what it was starting to another worker.
+    The store's fence refuses the writes of a former leader. A container engine has no fence. A leader that was frozen
+    or disconnected must therefore send the engine no request after its lease has ended. By then its successor has given
+    the places of its unfinished starts to other workers.
     """
 
     def __init__(self, lead: Lead | None = None) -> None:
-        """*lead*: one that holds from now on; by default this replica does not lead."""
+        """Hold *lead* from now on, if it is given; by default this replica does not lead."""
         self.lead = Lead(0)
         self._ends_at = 0.0
         self._followers: list[Follower] = []
@@ -41,16 +41,17 @@ class LeaderLease:
         return self.lead.fence
 
     def follow(self, follower: Follower) -> None:
-        """Notify *follower* from now on when this replica begins to lead."""
+        """Notify *follower* each time that this replica becomes the leader."""
         self._followers.append(follower)
 
     def renew(self, lead: Lead, *, asked_at: float) -> bool:
-        """Note the store's answer to a request of *asked_at* (s, monotonic clock) for a lead of `LEASE_S`.
+        """Record the store's answer to a request for a lead of `LEASE_S`, sent at *asked_at* (s, monotonic clock).
 
-        Returns True if this replica begins to lead.
+        Returns:
+            True if this replica has just become the leader.
         """
         before, self.lead = self.lead, lead
-        # From before the request: the store's own period began after it.
+        # Counts from before the request, because the store's own period began after it.
         self._ends_at = asked_at + LEASE_S if lead.fence else 0.0
         is_new = bool(lead.fence) and lead.fence != before.fence
         for follower in self._followers if is_new else ():
@@ -58,18 +59,18 @@ class LeaderLease:
         return is_new
 
     def check(self) -> None:
-        """Raise ``NotLeading`` if the lease has ended, as far as this replica can know without asking the store."""
+        """Raise ``NotLeading`` if the lease has ended, as far as this replica can know without querying the store."""
         if time.monotonic() > self._ends_at:
             raise NotLeading("the lease of this replica on the control loop has ended")
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """What a replica is to the control loop."""
+    """A replica's role in the control loop."""
 
     fence: int
-    """0: another replica leads. Else the number of this lead: each new leader's is higher, and what an old one still
-    wants to change is refused."""
+    """0: another replica leads. Otherwise the number of this lead, which is higher for each new leader. The store
+    refuses writes with an older number."""
     is_whole: bool = True
-    """Whether the store holds everything. False after it lost data: nothing may be decided from what it lacks until
-    the leader has rebuilt it."""
+    """False after the store lost data. No decision may then rely on missing entries until the leader has rebuilt the
+    store."""

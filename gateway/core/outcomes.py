@@ -1,8 +1,9 @@
-"""How episodes end, and whether their rewards count: the one place where that is decided.
+"""Decides how episodes end and whether their rewards count; no other module decides this.
 
-An episode ends because of the agent, which gives a reward; because of the environment's author, whose code raised an
-exception, gave a reward that is no number, or ended the episode without any; or because of infrastructure. Only the
-first gives a reward: to trainers, in logs, metrics, task records and curricula.
+An episode ends because of the agent, the environment's author or the infrastructure. The author is at fault if the code
+raises an exception or gives a reward that is not a number. The author is also at fault if the code ends the episode
+without a reward. Only an end by the agent gives a reward, for trainers as well as in logs, metrics, task records and
+curricula.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from gateway.core.session import CloseReason
 
 
 class EpisodeOutcome(StrEnum):
-    """How an episode ended."""
+    """The outcome of an episode."""
 
     FINISHED = "finished"  #: the environment ended it
-    STOPPED = "stopped"  #: its trainer ended it, after at least one step
-    UNPLAYED = "unplayed"  #: nobody acted in it, or its trainer cancelled it or let it expire
+    STOPPED = "stopped"  #: its trainer ended it after at least one step
+    UNPLAYED = "unplayed"  #: no agent acted in it, or its trainer cancelled it or let it expire
     AUTHOR_FAULT = "author_fault"  #: the environment author's code failed
     INFRASTRUCTURE = "infrastructure"  #: the worker, its sandbox, the engine or the gateway failed
 
 
 EARNED: Final = frozenset((EpisodeOutcome.FINISHED, EpisodeOutcome.STOPPED))
-"""Outcomes whose reward is the agent's own."""
+"""Outcomes whose reward the agent earned."""
 _INFRASTRUCTURE: Final = frozenset(
     (
         CloseReason.WORKER_LOST,
@@ -41,12 +42,12 @@ _INFRASTRUCTURE: Final = frozenset(
 
 
 def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: bool = True) -> EpisodeOutcome:
-    """Decide how an episode ended.
+    """Decide the outcome of an episode.
 
     Args:
-        reason: why its session was ended.
-        summary: what its worker told of it at the end; None: nothing.
-        is_answered: False: the worker did not take the end of the session, so how the episode went is not known.
+        reason: The reason why its session ended.
+        summary: The worker's summary of the episode; None: the worker sent no summary.
+        is_answered: False if the worker did not confirm the end of the session, so that the result is unknown.
     """
     if reason in _INFRASTRUCTURE:
         return EpisodeOutcome.INFRASTRUCTURE
@@ -68,18 +69,20 @@ def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: boo
 
 
 def is_without_reward(summary: Summary) -> bool:
-    """Whether the environment ended the episode and gave no reward in any of its steps, which is its author's mistake.
+    """Return True if the environment ended the episode without a reward in any step, which is its author's mistake.
 
-    Servers of other people's write a reward that is no number as null, too. An environment that judges groups of
-    episodes may leave all rewards to that.
+    Third-party servers also write a reward that is not a number as null. An environment that judges groups of episodes
+    may leave all rewards to the judge.
     """
     return summary.finished and summary.is_whole and not summary.is_rewarded and not summary.is_judged
 
 
 def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
-    """The sum of an episode's rewards, if the agent earned it; None says that there is no reward, which is not 0.
+    """Return the sum of an episode's rewards if the agent earned it.
 
-    One that ended without a word of its reward has none, where a judge of groups is to give it.
+    None means that there is no reward, which differs from 0.
+
+    A finished episode without a reward in any step has none: a judge of groups may give it later.
     """
     if summary is None or outcome not in EARNED or not summary.is_whole:
         return None

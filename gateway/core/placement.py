@@ -1,4 +1,7 @@
-"""Machines of a cluster, as they report themselves; `gateway.backends.swarm.placement` places workers by it."""
+"""Reports of a cluster's machines, and the resources that workers need.
+
+`gateway.backends.swarm.placement` places workers by them.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,45 @@ from typing import NewType
 from gateway.core.ids import EnvironmentName, WorkerId
 
 NodeId = NewType("NodeId", str)
-"""Stable over restarts of the node's own process: workers' addresses name it (``node:<id>/<worker>/<socket>``)."""
+"""Id of a machine, stable over restarts of the node's process. Workers' addresses contain it
+(``node:<id>/<worker>/<socket>``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What one machine says of itself."""
+    """The report of one machine about itself."""
 
     id: NodeId
     name: str
-    """The machine's own, for people."""
+    """The machine's own name, for people."""
     cpus: float
     memory_bytes: int
-    """What it has."""
+    """Total memory."""
     available_bytes: int
-    """Memory that programs could still take, by the kernel's own estimate; 0: not known."""
+    """Memory that programs can still take, by the kernel's estimate; 0: not known."""
     max_containers: int
-    """Containers of this instance that its gate allows at once."""
+    """Maximum number of concurrent containers of this instance that the machine's engine gate allows."""
     containers: int = 0
-    """Those that are there."""
+    """Number of existing containers of this instance."""
     is_draining: bool = False
-    """It takes no more workers; those that it has go on."""
+    """True if the machine takes no more workers; its existing workers continue."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Of the catalog's images those that are there: reference → id (``sha256:…``)."""
+    """Images of the catalog that the machine has: reference → id (``sha256:…``)."""
     built_at: Mapping[str, float] = field(default_factory=dict)
-    """When each of these images was built: reference → Unix time."""
+    """Build time of each of these images: reference → Unix time."""
     workers: Mapping[WorkerId, EnvironmentName] = field(default_factory=dict)
-    """Of this instance, that run."""
+    """Running workers of this instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a worker that is to be placed takes of a machine."""
+    """The resources of a machine that a new worker takes."""
 
     environment: EnvironmentName
     memory_bytes: int
-    """At most: its limit."""
+    """The worker's memory limit."""
     cpus: float
     containers: int = 1
-    """A worker of somebody else's image is two."""
+    """Number of containers; a worker of a third-party image needs two."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """That it needs: reference → id; an id that is empty is satisfied by any image of that name."""
+    """Required images: reference → id. An empty id accepts any image of that name."""

@@ -1,4 +1,4 @@
-"""Patience with a store that does not answer, or is being rebuilt: it is asked again, for a while."""
+"""Retries requests to a store that does not answer or is being rebuilt."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from gateway.core.errors import StoreUnavailable
 T = TypeVar("T")
 
 STORE_PATIENCE_S = 10.0
-"""A Redis that is started again, or failed over, is there and rebuilt within this; a trainer would lose an episode."""
+"""Seconds of retries, enough for a Redis restart or failover and the rebuild. Without retries a trainer would lose an
+episode."""
 STORE_PAUSE_S = 0.25
 
 
 async def patiently(
     ask: Callable[[], Awaitable[T]], *, for_s: float = STORE_PATIENCE_S, missed: Callable[[], None] | None = None
 ) -> T:
-    """Ask the store, again while it does not answer, for *for_s* seconds; *missed* is called each time that it did not.
+    """Call *ask* until the store answers, for at most *for_s* seconds.
 
-    Only what may be asked twice: its first try may have been done, and its answer lost.
+    *missed* is called after each attempt without an answer. Use this only for operations that may run twice: an attempt
+    may have succeeded although its answer was lost.
 
     Raises:
-        StoreUnavailable: it did not answer in all that time.
+        StoreUnavailable: The store did not answer in all that time.
     """
     deadline = time.monotonic() + for_s
     while True:

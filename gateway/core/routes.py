@@ -1,4 +1,4 @@
-"""Which path belongs to which frontend: the only place that knows. No environment may bear one of these names."""
+"""Maps path segments to frontends, and is the only module that does. No environment may have one of these names."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ORS_OPERATIONS: Final = frozenset(
         "score_group",
     )
 )
-"""ORS operations, which follow an environment's name in a path, or stand alone."""
+"""ORS operations, which follow an environment's name in a path, or are the whole path."""
 ADMIN_SEGMENTS: Final = frozenset(("healthz", "readyz", "metrics", "admin"))
 """First path segments of the operators' frontend."""
 AREAL_SEGMENTS: Final = frozenset(("areal", "api"))
 """First path segments of AReaL's frontend."""
 OPENENV_SEGMENT: Final = "openenv"
 REPLICA_SEGMENT: Final = "peers"
-"""Of requests that replicas send each other."""
+"""First path segment of requests between replicas."""
 KEY_SEGMENT: Final = "k"
 """``/k/{key}/…``: the key of a client that cannot send headers."""
 GATEWAY_SEGMENTS: Final = ADMIN_SEGMENTS | AREAL_SEGMENTS | {OPENENV_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
@@ -52,4 +52,4 @@ RESERVED: Final = ORS_ROUTES | ORS_OPERATIONS | GATEWAY_SEGMENTS
 OPERATOR_SEGMENTS: Final = frozenset(("admin", "metrics"))
 """First path segments that need an operator's key."""
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/health"))
-"""Answered without a key: they tell nothing but that the gateway lives."""
+"""Paths that need no key: their answers reveal only that the gateway is alive."""

@@ -1,6 +1,6 @@
-"""Pure decisions of the control loop: how many workers to start, wake, pause and stop, and on which machine.
+"""Decides how many workers to start, wake, pause and stop, and on which machine: pure functions for the control loop.
 
-Tested as tables of numbers.
+Tests check them as tables of numbers.
 """
 
 from __future__ import annotations
@@ -16,56 +16,59 @@ from gateway.core.placement import Need, NodeId, NodeReport
 from gateway.core.worker import EnvironmentLoad, WorkerLoad, WorkerState
 
 WINDOW_S = 30.0
-"""Over about this long arrivals are averaged: longer than most starts take, shorter than a training step."""
+"""Seconds over which arrivals are averaged, approximately. It is longer than most starts and shorter than a training
+step."""
 START_WEIGHT = 0.3
-"""Of the latest start in the mean of all; an image that was cached meanwhile is noticed after a few."""
+"""Weight of the latest start in the mean start time. After a few starts the mean reflects an image that is now
+cached."""
 MEMORY_OVERCOMMIT = 4.0
-"""Sum of workers' limits that a machine takes, in parts of its memory: most hold a tenth of their limit, and what the
-kernel says is available bounds them besides."""
+"""Maximum sum of workers' memory limits on a machine, as a multiple of its memory. Most workers hold a tenth of their
+limit. The kernel's estimate of available memory bounds them as well."""
 REST_S = 5e-5
-"""Pause of the control loop for each worker: some eight times what the leader, or Redis, does for it on a turn (5 and
-7 µs, ``docs/scaling.md``), so that turns take a ninth of either at most. For 20 workers it is a millisecond."""
+"""Pause of the control loop for each worker, in seconds. It is about eight times the time that the leader or Redis
+spends on a worker in a turn (5 and 7 µs, ``docs/scaling.md``). Turns therefore take at most a ninth of the time of
+either. For 20 workers the pause is a millisecond."""
 REST_MOST_S = 0.5
-"""As a loop that nothing wakes."""
+"""Maximum pause in seconds: the interval of a loop that nothing wakes."""
 _GIB = 2**30
 _SETTLED = (WorkerState.READY, WorkerState.PAUSED, WorkerState.SUSPECT)
-"""States of a worker that takes sessions, or may again."""
+"""States of a worker that takes sessions, or may take them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is expected of an environment: how fast openings arrive, and how long a worker takes to start.
+    """The expected demand for an environment: the rate of openings and the duration of a start.
 
-    Openings that arrive while a worker starts find no slot unless one was free before: so as many are kept free as
-    arrive in that time (Little's law, with the start as the delay).
+    An opening that arrives while a worker starts finds a slot only if one was free before. The pool therefore keeps as
+    many slots free as openings arrive during a start. This is Little's law, with the start as the delay.
     """
 
     rate: float = 0.0
     """Openings per second."""
     start_s: float = 0.0
-    """From asking for a worker to its readiness; 0: none was seen yet."""
+    """Seconds from the request for a worker to its readiness; 0: no start was observed yet."""
     seen: int | None = None
-    """``EnvironmentLoad.arrivals`` at the last look."""
+    """``EnvironmentLoad.arrivals`` at the last observation."""
 
     @property
     def ahead(self) -> int:
-        """Slots to keep free; an opening that is less likely than not to come counts for none."""
+        """Number of slots to keep free, rounded: an opening with a probability below one half does not count."""
         return math.floor(self.rate * self.start_s + 0.5)
 
     def looked(self, load: EnvironmentLoad, since_s: float) -> Demand:
-        """What is expected after another look, *since_s* seconds after the last one."""
-        new = 0 if self.seen is None else max(0, load.arrivals - self.seen)  # a store that lost its data counts anew
+        """Return the demand after another observation, *since_s* seconds after the last one."""
+        new = 0 if self.seen is None else max(0, load.arrivals - self.seen)  # restarts if the store lost its data
         kept = math.exp(-since_s / WINDOW_S)
         return Demand(rate=self.rate * kept + new / WINDOW_S, start_s=self.start_s, seen=load.arrivals)
 
     def started(self, seconds: float) -> Demand:
-        """What is expected after a start that took so long."""
+        """Return the demand after a start that took *seconds*."""
         mean = seconds if not self.start_s else self.start_s + START_WEIGHT * (seconds - self.start_s)
         return Demand(rate=self.rate, start_s=mean, seen=self.seen)
 
 
 class Demands:
-    """The demand for each environment, as far as this replica has seen it."""
+    """The demand for each environment, as this replica has observed it."""
 
     def __init__(self) -> None:
         self._known: dict[EnvironmentName, Demand] = {}
@@ -75,31 +78,31 @@ class Demands:
         return self._known.get(name, Demand())
 
     def looked(self, name: EnvironmentName, load: EnvironmentLoad, since_s: float) -> Demand:
-        """Note a look at the environment's *load*, *since_s* seconds after the last one; return the new demand."""
+        """Update and return the demand after *load*, observed *since_s* seconds after the last observation."""
         demand = self._known[name] = self.of(name).looked(load, since_s)
         return demand
 
     def started(self, name: EnvironmentName, seconds: float) -> None:
-        """Note a start that took *seconds*."""
+        """Update the demand with a start that took *seconds*."""
         self._known[name] = self.of(name).started(seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done for one environment."""
+    """The actions for one environment."""
 
     wake: tuple[WorkerId, ...] = ()
     """Paused workers to wake."""
     start: int = 0
-    """How many workers to start."""
+    """Number of workers to start."""
     pause: tuple[WorkerId, ...] = ()
-    """Ready workers to pause, if they are idle still."""
+    """Ready workers to pause, if they are still idle."""
     retire: tuple[WorkerId, ...] = ()
-    """Ready or paused workers to drain, if they are idle still."""
+    """Ready or paused workers to drain, if they are still idle."""
     drain: tuple[WorkerId, ...] = ()
-    """Workers of an old make: they take no more sessions."""
+    """Workers of an old revision, which get no more sessions."""
     stop: tuple[WorkerId, ...] = ()
-    """Draining workers that hold nothing any more."""
+    """Draining workers without sessions."""
 
 
 def plan(
@@ -111,12 +114,12 @@ def plan(
     expected: int = 0,
     is_trial: bool = False,
 ) -> Plan:
-    """Decide what to do with the workers of one environment.
+    """Decide which workers of one environment to wake, start, pause, retire, drain and stop.
 
-    *digest* is the make that is wanted. Workers of another are drained and are no capacity; as long as they live, they
-    may be as many again as ``max_workers``. Suspect ones are no capacity either, and keep their place. *expected*: free
-    slots that are wanted for openings that are foreseen otherwise. *is_trial*: the last start failed, so one at a time
-    is tried.
+    Workers of another revision than *digest* are drained and do not count as capacity. As long as they live, there may
+    be twice ``max_workers`` in all. Suspect workers do not count as capacity either, but keep their place. *expected*
+    is the number of free slots to keep for forecast openings. *is_trial*: the last start failed, so only one worker
+    starts at a time.
     """
     current = [entry for entry in load.workers if entry.worker.digest == digest]
     ready = _of(current, WorkerState.READY)
@@ -156,12 +159,12 @@ def _ids(entries: list[WorkerLoad]) -> tuple[WorkerId, ...]:
 
 
 def _free(ready: list[WorkerLoad]) -> int:
-    # A worker may hold more than it has slots: it was limited while it did. That is no want of others.
+    # A limited worker may hold more sessions than slots. Its surplus does not reduce other workers' free slots.
     return sum(max(0, entry.worker.slots - entry.used) for entry in ready)
 
 
 def _slots_to_come(policy: PoolPolicy, ready: list[WorkerLoad]) -> int:
-    """Guess how many sessions a worker will hold that has not told yet, or is not started."""
+    """Estimate the capacity of a worker that has not started, or has not reported its capacity yet."""
     slots = policy.slots
     if policy.learns_slots:
         slots = max((entry.worker.slots for entry in ready), default=slots)
@@ -169,7 +172,7 @@ def _slots_to_come(policy: PoolPolicy, ready: list[WorkerLoad]) -> int:
 
 
 def _to_wake(policy: PoolPolicy, ready: list[WorkerLoad], paused: list[WorkerLoad], missing: int) -> list[WorkerLoad]:
-    """Choose paused workers for *missing* slots, and for the least number of ready ones; the last used come first."""
+    """Choose paused workers to cover *missing* slots and ``min_workers``, the most recently used first."""
     wake: list[WorkerLoad] = []
     for entry in sorted(paused, key=lambda entry: entry.idle_s):
         if missing <= 0 and len(ready) + len(wake) >= policy.min_workers:
@@ -182,7 +185,7 @@ def _to_wake(policy: PoolPolicy, ready: list[WorkerLoad], paused: list[WorkerLoa
 def _surplus(
     policy: PoolPolicy, ready: list[WorkerLoad], paused: list[WorkerLoad], *, starting: int, target: int
 ) -> list[WorkerLoad]:
-    """Choose workers that were idle for too long and that neither the least number nor the free slots need."""
+    """Choose workers that were idle for too long and that neither ``min_workers`` nor the free slots need."""
     spare = len(ready) + len(paused) + starting - policy.min_workers
     free = _free(ready)
     surplus: list[WorkerLoad] = []
@@ -197,7 +200,7 @@ def _surplus(
 
 
 def _to_pause(policy: PoolPolicy, ready: list[WorkerLoad], *, target: int) -> list[WorkerLoad]:
-    """Choose ready workers that were idle for long; ``min_workers`` and the free slots that are wanted stay ready."""
+    """Choose ready workers that were idle for long; ``min_workers`` and *target* free slots stay ready."""
     if not policy.pause_idle_s:
         return []
     spare = len(ready) - policy.min_workers
@@ -213,16 +216,16 @@ def _to_pause(policy: PoolPolicy, ready: list[WorkerLoad], *, target: int) -> li
 
 
 def rest_s(workers: int) -> float:
-    """How long the control loop pauses after a turn that looked at so many workers, however much wakes it meanwhile.
+    """Return the control loop's pause in seconds after a turn that read *workers* workers, whatever wakes it meanwhile.
 
-    A turn reads them all, so where workers end many times a second, and each end wakes it, it would do nothing else.
-    Slots that become free are handed out by the store, and wait for no turn.
+    A turn reads all workers. Where workers end many times a second, each end wakes the loop, and it would do nothing
+    else. The store assigns slots that become free, so they wait for no turn.
     """
     return min(REST_MOST_S, workers * REST_S)
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before the next start after *failures* failed ones in a row: 0, 0.5, 1, 2 … 30 s."""
+    """Return the seconds to wait before the next start after *failures* consecutive failures: 0, 0.5, 1, 2 … 30 s."""
     return 0.0 if failures == 0 else min(30.0, 0.5 * 2.0 ** min(failures - 1, 6))
 
 
@@ -234,17 +237,18 @@ def place(
     takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
     overcommit: float = MEMORY_OVERCOMMIT,
 ) -> NodeId | None:
-    """Choose the machine that gets the next worker; None if none has room (`why_not` says why).
+    """Choose the machine for the next worker; return None if no machine has room (`why_not` gives the reason).
 
-    Of those with room: one that has the images, then the one with the fewest workers of that environment (a machine
-    that is lost takes few of each), then the one with the largest part of memory and CPUs left.
+    Among machines with room, a machine that has the images is preferred. Next comes the machine with the fewest workers
+    of that environment, so that a lost machine takes few of each. Last counts the largest unreserved share of memory
+    and CPUs.
 
     Args:
-        reports: Of the machines that answer.
-        need: What the worker takes.
-        starting: Workers that are begun on a machine and are not in its report yet.
-        takes: What a worker of each environment takes; one that is not in it counts for nothing.
-        overcommit: Sum of workers' limits that a machine takes, in parts of its memory.
+        reports: Reports of the machines that answer.
+        need: The resources that the worker needs.
+        starting: Workers that are starting on a machine and are not in its report yet.
+        takes: Resources that a worker of each environment takes; an environment that is missing counts as zero.
+        overcommit: Maximum sum of workers' memory limits on a machine, as a multiple of its memory.
     """
     rooms = [_Room.of(report, starting.get(report.id, ()), takes, overcommit) for report in reports]
     fitting = [room for room in rooms if not any(room.lacks(need))]
@@ -261,7 +265,10 @@ def why_not(
     takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
     overcommit: float = MEMORY_OVERCOMMIT,
 ) -> str:
-    """Say why no machine takes the worker, and of each what it lacks; empty if one does. Arguments as for `place`."""
+    """Return the reason why no machine takes the worker, with each machine's shortage; return "" if one takes it.
+
+    The arguments are the same as for `place`.
+    """
     if not reports:
         return f"no node takes a worker of {need.environment}: none answers"
     reasons = []
@@ -275,12 +282,12 @@ def why_not(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """A machine, and what is promised of it."""
+    """A machine with the resources that are reserved on it."""
 
     report: NodeReport
     starting: Sequence[Need]
     reserved_bytes: int
-    """Limits of the workers that are there, and of those that start."""
+    """Sum of the memory limits of the workers that run or start there."""
     reserved_cpus: float
     most_bytes: float
 
@@ -302,7 +309,7 @@ class _Room:
         )
 
     def lacks(self, need: Need) -> Iterator[str]:
-        """Say what is missing for *need*; nothing if there is room."""
+        """Yield what *need* lacks on this machine; yield nothing if there is room."""
         report = self.report
         if report.is_draining:
             yield "it drains"
@@ -324,7 +331,7 @@ class _Room:
             yield f"{report.cpus:g} CPUs, and {need.cpus:g} are needed"
 
     def rank(self, need: Need) -> tuple[bool, int, float, NodeId]:
-        """Order machines with room, the best first."""
+        """Return the sort key of a machine with room; the best machine has the lowest key."""
         has_images = all(
             self.report.images.get(reference) == id if id else reference in self.report.images
             for reference, id in need.images.items()
@@ -334,7 +341,7 @@ class _Room:
         return not has_images, of_it, -self._left(), self.report.id
 
     def _left(self) -> float:
-        """The part of the scarcer of memory and CPUs that is promised to nobody; negative where more is than there."""
+        """Return the unreserved share of the scarcer of memory and CPUs; negative if more is reserved than exists."""
         memory = 1 - self.reserved_bytes / self.report.memory_bytes if self.report.memory_bytes else 0.0
         cpus = 1 - self.reserved_cpus / self.report.cpus if self.report.cpus else 0.0
         return min(memory, cpus)

@@ -1,4 +1,4 @@
-"""Sessions: what opens one, its states, why it ends, and its group. Frozen values."""
+"""Sessions: the request that opens a session, its states, its end and its group. Frozen values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 
 
 class SessionState(StrEnum):
-    """Where a session is in its life; it holds a slot in the first three."""
+    """State of a session's life cycle; a session holds a slot in the first three states."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -21,54 +21,58 @@ class SessionState(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Why a session ended."""
+    """The reason why a session ended."""
 
-    DELETED = "deleted"  #: by its trainer; from then on it is "not found"
-    CANCELLED = "cancelled"  #: thrown away by its trainer: what was done in it counts for nothing; "not found" too
+    DELETED = "deleted"  #: its trainer ended it; afterwards it is "not found"
+    CANCELLED = "cancelled"  #: its trainer discarded it, so its steps do not count; afterwards it is "not found"
     EXPIRED = "expired"  #: idle for longer than its environment allows
     WORKER_LOST = "worker_lost"  #: its container or process died
-    OUT_OF_MEMORY = "out_of_memory"  #: its container or process died for want of memory
-    TIMEOUT = "timeout"  #: a call in it took longer than its environment allows: nobody knows what it did
+    OUT_OF_MEMORY = "out_of_memory"  #: its container or process ran out of memory and died
+    TIMEOUT = "timeout"  #: a call in it took longer than its environment allows; its effect is unknown
     AUTHOR_FAULT = "author_fault"  #: the environment author's code failed: a reset, a judge, a tool at the end
-    SESSION_FAILED = "session_failed"  #: what it needs in its worker broke: its sandbox, its browser
-    OPEN_FAILED = "open_failed"  #: the worker could not set it up, or the trainer hung up before it was open
-    SHUTDOWN = "shutdown"  #: the gateway went away together with its local workers
-    OPERATOR = "operator"  #: ended by an operator
+    SESSION_FAILED = "session_failed"  #: a resource of it in the worker broke: its sandbox, its browser
+    OPEN_FAILED = "open_failed"  #: the worker could not set it up, or the trainer disconnected before it was open
+    SHUTDOWN = "shutdown"  #: the gateway stopped together with its local workers
+    OPERATOR = "operator"  #: an operator ended it
 
 
 BY_TRAINER: Final = frozenset((CloseReason.DELETED, CloseReason.CANCELLED))
-"""Reasons for which a session is "not found" from then on, as its trainer ended it."""
+"""Reasons after which a session is "not found", because its trainer ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRequest:
-    """The wish for a session, as handed to the store."""
+    """A request for a session, as the store receives it."""
 
     id: SessionId
     name: str
-    """The id as the trainer knows it."""
+    """The session's id as the trainer knows it."""
     owner: Owner
     environment: EnvironmentName
     lease: str
-    """Unique to this wish: a late release of an earlier holder of the same id cannot touch this one's slot."""
+    """Unique id of this request. It prevents a late release by an earlier session of the same id from freeing this
+    session's slot."""
     fingerprint: str
-    """Of the request: the same again is an identical retry."""
+    """Fingerprint of the request; a request with the same fingerprint is a retry."""
     idle_s: float
     setup_s: float
     task: str = ""
-    """``split/index`` or a task's id, for people; never the task itself."""
+    """``split/index`` or the task's id, for people; never the task itself."""
     episode: str = ""
-    """The trainer's own name for the episode, where its protocol has one that the session's name is not."""
+    """The trainer's name for the episode, if its protocol has a name apart from the session's."""
     policy: str = ""
-    """The trainer's tag of the policy that plays it; empty: none was given."""
+    """The trainer's tag of the policy that acts in the session; empty: no tag was given."""
     group: str = ""
-    """Of openings that begin together; all of one group have the same owner and environment. Empty: it is by itself."""
+    """Name of the group of openings that begin together; empty: no group. All openings of a group have the same owner
+    and environment."""
     group_size: int = 1
-    """How many of it there will be, as far as the environment can hold them at once."""
+    """Number of openings in the group, limited to the number that the environment can hold concurrently."""
     together_s: float = 0.0
-    """How long slots are kept for its group: until there are enough, and then until all have come."""
+    """Seconds for which slots are kept for the group: first until there are enough, then until all openings have
+    arrived."""
     is_use: bool = True
-    """Whether it counts against ``max_uses``; False: the gateway asks the worker a question, and opens no session."""
+    """True if the session counts against ``max_uses``. False: the gateway only queries the worker and opens no
+    session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +94,12 @@ class Session:
     policy: str = ""
     reason: CloseReason | None = None
     handle: str = ""
-    """What its upstream needs to find the episode again, from any replica; the upstream's own text."""
+    """Text of the upstream by which any replica finds the episode again; opaque to the rest of the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a replica saw of one session since its last note."""
+    """A replica's observation of one session since its last note."""
 
     id: SessionId
     quiet_s: float
@@ -104,7 +108,10 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A session is no longer to be served from a cache; one of its id under another lease is not meant."""
+    """Notice that caches must no longer serve this session.
+
+    Sessions of the same id under another lease are not affected.
+    """
 
     id: SessionId
     lease: str
@@ -112,7 +119,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class CapacityWanted:
-    """An opening waits for a slot of this environment, or a worker of it is to be stopped."""
+    """Notice that an opening waits for a slot of this environment, or that one of its workers must stop."""
 
     environment: EnvironmentName
 
@@ -122,12 +129,12 @@ Notice = SessionEnded | CapacityWanted
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Openings that should begin together, as the episodes of one GRPO group do."""
+    """Openings that should begin together, such as the episodes of a GRPO group."""
 
     name: str
     """Unique among the groups of one owner in one environment."""
     size: int
-    """How many openings there will be."""
+    """Number of openings in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,36 +145,36 @@ class GroupMembership:
     handle: int
     member: str
     number: int = -1
-    """Of the group's draw; -1: it is not known."""
+    """Number of the group's draw; -1: not known."""
     group_size: int = 1
 
     @property
     def group(self) -> Group | None:
-        """Those that opened the handle for the same draw."""
+        """The group of openings that share this draw of the handle; None if the draw is not known."""
         return None if self.number < 0 else Group(f"{self.curriculum}/{self.handle}/{self.number}", self.group_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """What a worker needs to set a session up; secrets are neither stored nor shown."""
+    """The data that a worker needs to set a session up; secrets are neither stored nor shown."""
 
     spec: TaskSpec
     seed: int | None = None
     config: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     split: str = ""
-    """Where the task stands, if it was asked for by its place; empty: it was not."""
+    """Split by which the request names the task; empty: the request does not name it by split and index."""
     index: int | None = None
-    """Its place in *split*."""
+    """The task's index in *split*."""
     episode: str = ""
-    """The trainer's own name for the episode, where its protocol has one."""
+    """The trainer's name for the episode, if its protocol has one."""
     toolset: str = ""
-    """Further tools of an ORS server's own that the trainer asks for by their name; empty: none."""
+    """Name of additional tools of an ORS server that the trainer requests; empty: no additional tools."""
     of_split: str = ""
-    """The split that the task is of, whoever has it; it decides what resources the session gets. Empty: not known."""
+    """The task's split, wherever the task is stored; it decides which resources the session gets. Empty: not known."""
     policy: str = ""
-    """The trainer's tag of the policy that plays the episode; empty: none was given."""
+    """The trainer's tag of the policy that plays the episode; empty: no tag was given."""
     group: Group | None = None
-    """That the trainer said; a curriculum's own is its ticket's."""
+    """The group that the trainer named. A curriculum's group is in `ticket`."""
     ticket: GroupMembership | None = None
-    """Of a task that was drawn from a curriculum: the place in its group, to be given back if nothing is opened."""
+    """Place in the group, if the task was drawn from a curriculum; the gateway releases it if no session is opened."""

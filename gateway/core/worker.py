@@ -1,4 +1,4 @@
-"""Workers: their states, what the store and the backend know of them, and how they die. Frozen values."""
+"""Workers: their states, their records in the store and the backend, and their deaths. Frozen values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gateway.core.session import CloseReason, Session
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """State of a worker's life cycle."""
 
-    STARTING = "starting"  #: asked of the backend, not ready yet; holds no session
+    STARTING = "starting"  #: requested from the backend, not ready yet; holds no session
     READY = "ready"  #: takes sessions
-    PAUSED = "paused"  #: idle and frozen: holds no session, and takes none until it is woken
-    SUSPECT = "suspect"  #: it does not answer: keeps the sessions it has, and takes no more until it does
-    DRAINING = "draining"  #: serves the sessions it has and takes no more
+    PAUSED = "paused"  #: idle and frozen: holds no session, and takes no session until it is woken
+    SUSPECT = "suspect"  #: does not answer: keeps its sessions, and takes no more until it answers
+    DRAINING = "draining"  #: serves its sessions and takes no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,54 +31,56 @@ class Worker:
     slots: int
     max_uses: int = 0
     address: str = ""
-    """``unix:PATH``, ``tcp:HOST:PORT``, or a static server's URL (``http://…``); empty while it starts."""
+    """``unix:PATH``, ``tcp:HOST:PORT``, ``node:NODE/WORKER/SOCKET``, or a static server's URL (``http://…``); empty
+    while the worker starts."""
     state: WorkerState = WorkerState.STARTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """A worker as the store sees it."""
+    """A worker and its use, as the store records them."""
 
     worker: Worker
     used: int
-    """Slots that are held."""
+    """Number of slots that sessions hold."""
     idle_s: float
-    """Since when none was held; 0 while one is."""
+    """Seconds since the worker last held a session; 0 while it holds one."""
     age_s: float
-    """Since it was added."""
+    """Seconds since the worker was added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLoad:
-    """What the control loop decides from, for one environment."""
+    """The control loop's input for one environment."""
 
     workers: tuple[WorkerLoad, ...] = ()
     waiting: int = 0
     """Openings that wait for a slot."""
     to_come: int = 0
-    """Openings of groups that have not come yet: slots are kept for them, or waited for."""
+    """Openings of groups that have not arrived yet: slots are kept for them, or waited for."""
     arrivals: int = 0
-    """Openings that ever asked for a slot; counts from 0 again where the store lost its data."""
+    """Total number of openings that requested a slot; it restarts at 0 if the store lost its data."""
     hits: int = 0
-    """Those of them that got one at once."""
+    """Number of these openings that got a slot immediately."""
     broken_s: float = 0.0
-    """How much longer its breaker is open: until then openings that find no free slot fail at once."""
+    """Seconds until the environment's circuit breaker closes. Until then, openings that find no free slot fail
+    immediately."""
 
     @property
     def wanted(self) -> int:
-        """Slots for openings that wait or are to come."""
+        """Number of slots for openings that wait or are still to arrive."""
         return self.waiting + self.to_come
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker that ended, whoever ended it."""
+    """The end of a worker, whatever caused it."""
 
     id: WorkerId
     reason: CloseReason
-    """``WORKER_LOST``, or ``OUT_OF_MEMORY`` where the kernel took it for its memory limit."""
+    """``WORKER_LOST``, or ``OUT_OF_MEMORY`` if the kernel killed it for its memory limit."""
     detail: str = ""
-    """For logs: the exit status, the signal."""
+    """Exit status or signal, for logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +92,24 @@ class WorkerSession:
     steps: int
     idle_s: float
     session: Session | None = None
-    """The session as the store knew it when it was opened, which the worker kept for us; None: it did not."""
+    """The store's record of the session when it was opened, which the worker kept; None: the worker kept no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTasks:
-    """The tasks that an environment's workers know by themselves: built in, or from an operator's modules."""
+    """The tasks that an environment's workers provide themselves: built in, or from an operator's modules."""
 
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By id; of each what people are shown (``name``, ``description``, ``tags`` …), never the task itself."""
+    """By id, the task's public description (``name``, ``description``, ``tags`` …), never the task itself."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Modules that did not import, and why."""
+    """Modules that failed to import, each with the reason."""
     config_keys: tuple[str, ...] | None = None
-    """Keys that the environment reads of an episode's configuration; None: the worker does not say."""
+    """Keys that the environment reads from an episode's configuration; None: the worker does not report them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendWorker:
-    """A worker that the backend knows of."""
+    """A worker that the backend lists."""
 
     id: WorkerId
     environment: EnvironmentName

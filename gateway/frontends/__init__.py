@@ -1,1 +1,1 @@
-"""What trainers and operators talk to: one frontend for each protocol."""
+"""Protocols towards trainers and operators: one frontend for each protocol."""

@@ -1,4 +1,4 @@
-"""What all frontends need of ASGI: bounded bodies, JSON answers, and an end when the trainer hangs up."""
+"""ASGI helpers of all frontends: bounded bodies, JSON responses, and cancellation when the trainer disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.core.session import Group
 
 DROP_BYTES = 256 * 2**20
 DROP_S = 10.0
-"""How much of a body that is too large is read, and for how long, before its sender is told."""
+"""Limits for draining an oversized body before the 413 response: `DROP_BYTES` bytes and `DROP_S` seconds."""
 JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
 GROUP_MAX_CHARS = 200
@@ -28,7 +28,7 @@ class HungUp(Exception):
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The value of a request header, decoded as HTTP does; None if absent."""
+    """Return the value of a request header, decoded as Latin-1. None: the header is absent."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value).decode("latin-1")
@@ -36,15 +36,15 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def headers(scope: Scope, name: bytes) -> list[str]:
-    """All values of a request header that may stand more than once."""
+    """Return all values of a request header that may occur more than once."""
     return [bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def policy_tag(scope: Scope) -> str:
-    """The trainer's tag of the policy that is to play, ``X-Policy-Tag``; empty where none is sent.
+    """Return the trainer's tag of the policy that plays the episode (``X-Policy-Tag``). Empty: no tag was sent.
 
     Raises:
-        InvalidRequest: it is too long, or has control characters.
+        InvalidRequest: The tag is too long or contains unprintable characters.
     """
     tag = (header(scope, b"x-policy-tag") or "").strip()
     if len(tag) > POLICY_MAX_CHARS or not tag.isprintable():
@@ -53,10 +53,10 @@ def policy_tag(scope: Scope) -> str:
 
 
 def group_of(scope: Scope) -> Group | None:
-    """The group of openings that an opening is one of, ``X-Group-ID`` and ``X-Group-Size``; None where none is told.
+    """Return the group that an opening belongs to (``X-Group-ID`` and ``X-Group-Size``). None: neither header is set.
 
     Raises:
-        InvalidRequest: one of the two is missing, or is none.
+        InvalidRequest: One of the two headers is missing or invalid.
     """
     name, size = (header(scope, b"x-group-id") or "").strip(), (header(scope, b"x-group-size") or "").strip()
     if not name and not size:
@@ -74,8 +74,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read the request's body.
 
     Raises:
-        BodyTooLarge: It exceeds, or announces more than, *limit_bytes*. The rest of it was read and dropped.
-        HungUp: The trainer left.
+        BodyTooLarge: The body, or its announced length, exceeds *limit_bytes*. The rest was read and dropped.
+        HungUp: The trainer closed the connection.
     """
     announced = header(scope, b"content-length")
     is_too_large = announced is not None and announced.isdigit() and int(announced) > limit_bytes
@@ -97,7 +97,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def _drop_body(receive: Receive) -> None:
-    """Read on, within bounds: a client whose connection is closed while it sends never gets to read the answer."""
+    """Drain the body, within limits: a client whose connection closes while it sends never reads the response."""
     dropped, more = 0, True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROP_S):
@@ -108,14 +108,14 @@ async def _drop_body(receive: Receive) -> None:
 
 
 async def respond(send: Send, status: int, body: bytes, extra: Sequence[tuple[bytes, bytes]] = (JSON_TYPE,)) -> None:
-    """Send a complete answer; *extra* are its headers besides the length."""
+    """Send a complete response. *extra* holds its headers except ``content-length``."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length, *extra]})
     await send({"type": "http.response.body", "body": body})
 
 
 def denial(send: Send) -> Send:
-    """Turn an HTTP answer into the refusal of a WebSocket's upgrade, which the server must know to send as one."""
+    """Return a *send* that turns an HTTP response into the denial of a WebSocket upgrade."""
 
     async def deny(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
@@ -124,27 +124,27 @@ def denial(send: Send) -> Send:
 
 
 async def respond_json(send: Send, status: int, value: object, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Send *value* as compact JSON."""
+    """Send *value* as a compact JSON response."""
     await respond(send, status, dump(value), (JSON_TYPE, *extra))
 
 
 class Connection(Protocol):
-    """A client's connection, as the server shows it in ``scope["gateway.upstreams.http1"]``."""
+    """A client's connection, which the server passes in ``scope["gateway.upstreams.http1"]``."""
 
     is_lost: bool
     on_lost: Callable[[], None] | None
-    """Set by whoever works for the client now; called once when it goes."""
+    """Callback of the request that is currently served. The server calls it once when the client disconnects."""
 
 
 class Attended:
-    """Ends the work inside when the trainer hangs up.
+    """A context manager that cancels the work inside when the trainer disconnects.
 
-    ``left`` then is True, and the cancellation stays inside. Look at ``left`` after acquiring something: a client
-    library may have swallowed the cancellation.
+    ``left`` is then True, and the cancellation does not leave the block. Check ``left`` after acquiring a resource:
+    a client library may have swallowed the cancellation.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        """Watch the connection of *scope*; where the server does not show it, by *receive* in a task."""
+        """Watch the connection in *scope*. If the server passes none, a task watches *receive* instead."""
         self._connection: Connection | None = scope.get("gateway.upstreams.http1")
         self._receive = receive
         self._watcher: asyncio.Future[Any] | None = None
@@ -171,7 +171,7 @@ class Attended:
         if self._watcher is not None:
             self._watcher.remove_done_callback(self._on_watched)
             self._watcher.cancel()
-        task, self._task = self._task, None  # a callback that is on its way already must not cancel what comes next
+        task, self._task = self._task, None  # a callback already scheduled must not cancel later work
         if self.left and task.uncancel() <= 0:
             return kind is not None and issubclass(kind, asyncio.CancelledError)
         return False

@@ -1,7 +1,7 @@
-"""Keys at the door: who may come in, and for what.
+"""Authenticates trainers and operators by their keys.
 
-A key comes as ``Authorization: Bearer``, as ``X-API-Key``, or in the path as ``/k/{key}/…`` for clients that cannot
-send headers. It is taken off here: nothing behind the door, no log and no worker, ever sees one.
+A client sends its key as ``Authorization: Bearer``, as ``X-API-Key``, or in the path as ``/k/{key}/…`` if it cannot
+send headers. This module removes the key from the request: no frontend, log or worker ever sees a key.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
 
 
 class Authenticator:
-    """Lets requests with the right key through to *inside*, with ``scope["gateway.owner"]`` set."""
+    """ASGI middleware that passes requests with a valid key to *inside* and sets ``scope["gateway.owner"]``."""
 
     def __init__(self, inside: ASGIApp, *, trainers: Mapping[str, str], operators: Mapping[str, str]) -> None:
-        """*trainers* and *operators* map names to keys; without any key at all every door is open."""
+        """Keep only digests. *trainers* and *operators* map names to keys. If both are empty, access is open."""
         self._inside = inside
         self._trainers = _digests(trainers)
         self._operators = _digests(operators)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the key and pass the request on without it, or answer 401 or 403."""
+        """Check the key and pass the request on without it, or respond with 401."""
         if scope["type"] not in ("http", "websocket"):
             await self._inside(scope, receive, send)
             return
@@ -53,7 +53,7 @@ def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
 
 
 def _take_key(scope: Scope) -> tuple[str, Scope]:
-    """Return the key, ``""`` if there is none, and the scope without it."""
+    """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
     keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value]
     inner = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]}
     key = keys[0].decode("latin-1") if keys else ""
@@ -70,7 +70,7 @@ def _take_key(scope: Scope) -> tuple[str, Scope]:
 
 
 def _match(keys: list[tuple[Owner, bytes]], key: str) -> Owner | None:
-    # Every key is compared, and digests of one length: neither which key nor how much of it is told by the time.
+    # Every key is compared, as digests of equal length. So the duration reveals neither the key nor a matching prefix.
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
     found = None
     for owner, known in keys:
@@ -84,7 +84,7 @@ async def _refuse(scope: Scope, send: Send, key: str) -> None:
     challenge = (b"www-authenticate", b"Bearer")
     body = {"detail": detail}
     if segment_of(scope["path"]) in AREAL_SEGMENTS:
-        body = {"error": "unauthorized", **body}  # that protocol's own form
+        body = {"error": "unauthorized", **body}  # AReaL's format of errors
     if scope["type"] == "websocket":
         send = denial(send)
     await respond_json(send, 401, body, [challenge])

@@ -1,10 +1,10 @@
-"""What all frontends say of errors: their statuses, their reasons, and when to come again.
+"""Maps errors to HTTP statuses, reasons and retry hints for all frontends.
 
-The one table of HTTP statuses is looked up along the class's ancestry. Each front writes its protocol's own body; what
-the ORS front says otherwise stands in `ORS_STATUS`.
+The status of an error is that of its nearest ancestor class in `STATUS`. Each frontend writes the body in its own
+protocol's format. `ORS_STATUS` and `AREAL_STATUS` override statuses for their protocols.
 
-A *reason* is one word that says which part failed, the same in every protocol: a program that counts lost episodes
-needs no sentence. What failed for its own sake (a bad request, a tool after which the episode goes on) has none.
+A *reason* is one word that names the part that failed, the same in every protocol. Programs that count lost episodes
+use it instead of the sentence. A bad request, or a tool after whose failure the episode continues, has no reason.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ORS_STATUS: dict[type[errors.GatewayError], int] = {
     errors.UnknownSplit: 400,
     errors.PoolExhausted: 429,
     errors.WorkerFull: 429,
-    errors.UpstreamError: 500,  # one SDK repeats 502 to 504, and a failed setup fails again
+    errors.UpstreamError: 500,  # one SDK retries 502 to 504, but a failed setup would fail again
     errors.SessionFailed: 500,
 }
 
@@ -62,9 +62,9 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.GatewayError: 500,
     errors.CallConflict: 400,
     errors.SessionExists: 500,
-    errors.SessionClosed: 404,  # the protocol has no 410; the reason stands in ``detail``
+    errors.SessionClosed: 404,  # AReaL has no 410; ``detail`` states the reason
     errors.TaskRateLimited: 503,
-    errors.EnvironmentUnavailable: 500,  # 503 says "no capacity" there
+    errors.EnvironmentUnavailable: 500,  # in AReaL 503 means "no capacity"
     errors.StoreUnavailable: 500,
     errors.UpstreamError: 500,
     errors.SessionFailed: 500,
@@ -72,15 +72,15 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.UpstreamGone: 500,
     errors.ReplicaLeft: 500,
 }
-"""AReaL's clients know 200, 400, 404, 500, and 503 where nothing was begun for lack of room."""
+"""Overrides for AReaL, whose clients know 200, 400, 404, 500, and 503 (nothing was started for lack of capacity)."""
 
 RETRY_AFTER_S: Final = (1, 5)
-"""Where nothing is known. Integers, because the SDKs read nothing else; jittered, so that those refused together do not
-return together."""
+"""Range in seconds of the random retry delay if there is no estimate. SDKs read integers only. The jitter spreads out
+the retries of clients that were refused together."""
 RETRY_AFTER_JITTER: Final = 0.25
-"""An estimate is made longer by up to this share of it; never shorter: who comes too early waits in line again."""
+"""Largest share by which jitter lengthens an estimate. It never shortens one: an early client would queue again."""
 RETRY_AFTER_MAX_S: Final = 600
-"""An estimate of more is worth nothing."""
+"""Upper limit in seconds of a retry delay. Longer estimates are not reliable."""
 
 REASONS: Final[dict[type[errors.GatewayError], str]] = {
     errors.EnvironmentUnavailable: errors.EnvironmentUnavailable.code,
@@ -90,13 +90,13 @@ REASONS: Final[dict[type[errors.GatewayError], str]] = {
     errors.AuthorFault: CloseReason.AUTHOR_FAULT.value,
     errors.SessionFailed: CloseReason.SESSION_FAILED.value,
 }
-"""Of errors that do not bring their own, as ``SessionClosed`` does."""
+"""Reasons of error classes without a ``reason`` attribute of their own, such as ``SessionClosed`` has."""
 LOSSES: Final = frozenset((CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value))
-"""Reasons for which a worker ended."""
+"""Reasons that mean that the worker ended."""
 
 
 class WorkerDied(errors.UpstreamGone):
-    """The worker ended while a request ran in it; ``reason``, one of `LOSSES`, is what the store says of it."""
+    """The worker ended while a request ran in it. ``reason`` is the cause that the store recorded, one of `LOSSES`."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message, sent=True)
@@ -104,7 +104,7 @@ class WorkerDied(errors.UpstreamGone):
 
 
 def status_of(error: errors.GatewayError, *tables: dict[type[errors.GatewayError], int]) -> int:
-    """Find the status of *error*: in each table the nearest ancestor; the general table comes last."""
+    """Return the status of *error*'s nearest ancestor class. For one class, *tables* take precedence over `STATUS`."""
     for kind in type(error).__mro__:
         for table in (*tables, STATUS):
             if kind in table:
@@ -113,40 +113,40 @@ def status_of(error: errors.GatewayError, *tables: dict[type[errors.GatewayError
 
 
 def reason_of(error: errors.GatewayError) -> str:
-    """Which part failed, in one word; empty where none of ours did."""
+    """Return the word that names the part that failed. Empty: no part of the gateway or the worker failed."""
     if isinstance(error, (errors.SessionClosed, WorkerDied)):
         return error.reason
     return next((REASONS[kind] for kind in type(error).__mro__ if kind in REASONS), "")
 
 
 def why_ended(error: errors.UpstreamError) -> CloseReason:
-    """Why an episode ends in which a request ended with *error*; nobody knows any more what was done in it."""
+    """Return why the episode ends after a request failed with *error*. The effect of that request is unknown."""
     reason = reason_of(error)
     return CloseReason(reason) if reason else CloseReason.WORKER_LOST
 
 
 def why_not_opened(error: BaseException) -> CloseReason:
-    """Why an episode ends whose opening failed with *error*."""
+    """Return why the episode ends after its opening failed with *error*."""
     return CloseReason.AUTHOR_FAULT if isinstance(error, errors.AuthorFault) else CloseReason.OPEN_FAILED
 
 
 def told(error: errors.GatewayError) -> str:
-    """The sentence for the trainer, headed by its reason if there is one: for protocols that show one text."""
+    """Return the trainer's message, prefixed with the reason if there is one. For protocols with a single text."""
     reason = reason_of(error)
     if isinstance(error, errors.SessionClosed):
-        return f"{reason}: the session was closed"  # its own sentence ends with the reason
+        return f"{reason}: the session was closed"  # the detail already ends with the reason
     return f"{reason}: {error.detail}" if reason else error.detail
 
 
 def marks(error: errors.GatewayError) -> dict[str, str]:
-    """What stands in a JSON body for programs beside the sentence: ``code``, and ``reason`` if there is one."""
+    """Return the machine-readable fields of a JSON body: ``code``, and ``reason`` if there is one."""
     reason = reason_of(error)
     return {"code": error.code, **({"reason": reason} if reason else {})}
 
 
 def retry_after_s(error: errors.GatewayError) -> int | None:
-    """In how many seconds a trainer should come again; None where that does not help."""
-    if isinstance(error, errors.TaskRateLimited):  # known, and no estimate
+    """Return the seconds after which the trainer should retry. None: a retry does not help."""
+    if isinstance(error, errors.TaskRateLimited):  # an exact delay, not an estimate
         return math.ceil(error.retry_after_s) + random.randint(0, 1)
     estimate_s = error.retry_after_s if isinstance(error, (errors.PoolExhausted, errors.EnvironmentUnavailable)) else 0
     if estimate_s > 0:
@@ -156,8 +156,8 @@ def retry_after_s(error: errors.GatewayError) -> int | None:
 
 
 def headers_of(error: errors.GatewayError) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an error's answer: when to come again, where that helps, and the connection's end."""
+    """Return the headers of an error response: ``retry-after`` if a retry helps, or ``connection: close``."""
     if isinstance(error, errors.BodyTooLarge):
-        return [(b"connection", b"close")]  # the rest of the body may still be on its way
+        return [(b"connection", b"close")]  # the client may still be sending the rest of the body
     seconds = retry_after_s(error)
     return [] if seconds is None else [(b"retry-after", str(seconds).encode())]

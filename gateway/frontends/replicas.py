@@ -1,8 +1,8 @@
-"""Serves requests of other replicas: ``POST /peers/v1/{operation}``; they send them by `ReplicaClient`.
+"""Serves requests of other replicas, ``POST /peers/v1/{operation}``, which `ReplicaClient` sends.
 
-The signature is the key: `auth` lets these paths through, and a request that no replica of this gateway has signed is
-answered as any unknown route. A request is served to its end although the asking replica left: a step that began is not
-stopped halfway. The deadline in the request bounds it.
+The signature authenticates a request: `auth` requires no key for these paths. A request without a valid signature of
+this gateway gets the same 404 as an unknown route. A request runs to its end even if the requesting replica
+disconnects, so that no step stops halfway. The deadline in the request limits it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _JSON = (b"content-type", b"application/json")
 
 
 Serve = Callable[[str, str, str, bytes, float], Awaitable[bytes]]
-"""Does an operation for a session that this replica holds: operation, session id, lease, message, seconds.
+"""Runs an operation for a session that this replica holds.
 
-Raises ``SessionNotFound`` if this replica does not hold it, else what failed; the asking replica raises the same.
+The arguments are operation, session id, lease, message and timeout in seconds. Raises ``SessionNotFound`` if this
+replica does not hold the session. The requesting replica raises the same error as this function.
 """
 
 
 class ReplicaFrontend:
-    """The ASGI app behind ``/peers/v1/``."""
+    """ASGI application that serves ``/peers/v1/``."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class ReplicaFrontend:
         max_body_bytes: int = BODY_MAX_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """*secret* is the gateway's, which all replicas share; *clock* tells seconds since 1970."""
+        """Take the *secret* that all replicas of the gateway share. *clock* returns seconds since 1970."""
         self._signer = Signer(secret)
         self._serve = serve
         self._max_body_bytes = max_body_bytes
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request of another replica."""
+        """Respond to one request of another replica."""
         ask = self._asked(scope)
         if ask is None:
             await _unknown(send)
@@ -93,21 +94,21 @@ class ReplicaFrontend:
         return ask
 
     async def _served(self, ask: SignedRequest, message: bytes) -> bytes:
-        """Do what is asked, within its time.
+        """Run the requested operation within its timeout.
 
         Raises:
-            GatewayError: it failed, whatever happened.
+            GatewayError: The operation failed. Errors of any other class are converted.
         """
         try:
             async with asyncio.timeout(ask.within_s) as limit:
                 answer = await self._serve(ask.operation, ask.session, ask.lease, message, ask.within_s)
         except GatewayError:
             raise
-        except Exception as error:  # the asker must get an answer, and no trace
+        except Exception as error:  # the requesting replica needs a response, without a stack trace
             if isinstance(error, TimeoutError) and limit.expired():
                 raise UpstreamTimeout(f"the replica that holds the session had {ask.within_s:g} s") from error
             logger.exception("peer_failed operation=%s session=%s", ask.operation, ask.session)
-            raise UpstreamError("the replica that holds the session failed; its log tells why") from error
+            raise UpstreamError("the replica that holds the session failed; its log says why (peer_failed)") from error
         if len(answer) > self._max_body_bytes:
             raise UpstreamError(f"the answer exceeds {self._max_body_bytes} bytes")
         return answer

@@ -1,4 +1,4 @@
-"""Sends each request to the frontend that its path belongs to. `core.routes` has the names."""
+"""Routes each request to a frontend by the first segment of its path. `core.routes` lists the segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.core.routes import ADMIN_SEGMENTS, AREAL_SEGMENTS, OPEN_PATHS, OPEN
 
 
 class Router:
-    """The frontends as one ASGI application; what belongs to no other frontend is ORS'."""
+    """All frontends as one ASGI application. A path that belongs to no other frontend goes to ORS."""
 
     def __init__(self, *, ors: ASGIApp, admin: ASGIApp, areal: ASGIApp, openenv: ASGIApp, replicas: ASGIApp) -> None:
         self._ors = ors
@@ -17,23 +17,23 @@ class Router:
         self._by_segment |= {OPENENV_SEGMENT: openenv, REPLICA_SEGMENT: replicas}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. A WebSocket is refused with 403 where no frontend takes any."""
+        """Pass the request to its frontend. Refuse a WebSocket outside the OpenEnv frontend with 403."""
         frontend = self._by_segment.get(segment_of(scope["path"]), self._ors)
         if scope["type"] == "websocket" and frontend is not self._openenv:
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            await send({"type": "websocket.close", "code": 1008})  # a close before the accept becomes a 403
             return
         await frontend(scope, receive, send)
 
 
 def segment_of(path: str) -> str:
-    """Return the first segment of *path*, which decides whose it is."""
+    """Return the first segment of *path*, which selects the frontend."""
     return path.lstrip("/").partition("/")[0]
 
 
 def is_open(path: str) -> bool:
     """Return True if *path* needs no key.
 
-    Replicas sign their requests. OpenEnv's clients ask for an environment's health without headers.
+    Replicas sign their requests. OpenEnv clients request an environment's health without headers.
     """
     if path in OPEN_PATHS or path.startswith(f"/{REPLICA_SEGMENT}/v1/"):
         return True

@@ -1,9 +1,9 @@
-"""The engine gate: the only process of ours that holds a Docker socket (``gateway node``).
+"""The engine gate (``gateway node``): the only process of the gateway that holds a Docker socket.
 
-Whoever can talk to an engine owns its machine. The gateway faces trainers, so it talks to this gate instead, which
-speaks the Engine API and passes on a closed list of requests: bodies of new containers are checked against the catalog
-(`policy`) and written anew, and of all that is on the engine only what carries our label exists.
+A process that can talk to an engine controls its machine. The gateway faces trainers, so it talks to this gate instead.
+The gate speaks the Engine API and forwards a closed list of requests. It checks the bodies of new containers against
+the catalog and rewrites them (`policy`), and shows only containers with the instance's label.
 
-On the machines of a cluster it serves gateways elsewhere too, over TLS with certificates on both sides: the gate with
-what a machine says of itself and its images (`cluster`), and the way to workers' sockets (`tunnel`).
+On the machines of a cluster it also serves gateways on other machines, over TLS with certificates on both sides. They
+reach the gate, reports about the machine and its images (`cluster`), and workers' sockets (`tunnel`).
 """

@@ -1,6 +1,6 @@
-"""What a node serves to the gateways of its cluster besides the engine gate: its report, whether it drains, images.
+"""Serves the node's report, draining flag and images to the gateways of its cluster, in addition to the engine gate.
 
-These are no routes of Docker's: they stand in front of the `Gate`, below ``/env-gateway/``, and only where TLS is.
+These routes are not Docker's. They are below ``/env-gateway/``, in front of the `Gate`, and exist only with TLS.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _CREDENTIALS_MAX_BYTES: Final = 8192
 
 
 class Cluster:
-    """An ASGI application; what is not below `PREFIX` goes to the gate."""
+    """An ASGI application that serves paths below `PREFIX` and passes other requests to the gate."""
 
     def __init__(self, gate: Gate, *, engine: str, state: Path, image_max_bytes: int) -> None:
-        """Make no connection yet.
+        """Set up the application without connecting.
 
         Args:
-            gate: Serves all other requests; its rules hold here too.
+            gate: Serves all other requests. Its rules apply here too.
             engine: The engine's socket, ``unix:///…``.
-            state: A folder of this process alone that outlives it. It keeps that the machine drains, and images while
-                they are checked.
-            image_max_bytes: The largest tar that this node accepts.
+            state: A persistent folder that only this process uses. It holds the draining flag, and images while they
+                are checked.
+            image_max_bytes: Maximum bytes of an image's tar.
         """
         self._gate = gate
         self._engine = engine_client(engine)
@@ -63,7 +63,7 @@ class Cluster:
             found = await self._answered(scope, path, receive)
         except GateRefusal as refused:
             logger.warning("node_refused method=%s path=%.200r reason=%s", scope["method"], path, refused)
-            # What is left of a body would be read to no end.
+            # Otherwise the server would read the rest of the body for nothing.
             found = answer(refused.status, {"message": str(refused)}, closes=scope["method"] != "GET")
         except BackendError as error:
             found = answer(HTTPStatus.BAD_GATEWAY, {"message": str(error)})
@@ -73,12 +73,12 @@ class Cluster:
         await found(receive, send)
 
     def check(self) -> None:
-        """Raise ``BackendError`` if what must be kept can't be."""
+        """Raise ``BackendError`` if the draining flag or images can't be stored."""
         self._draining.check()
         self._transfers.check()
 
     async def aclose(self) -> None:
-        """Let go of the connections to the engine; the gate is the caller's."""
+        """Close the connections to the engine. The caller closes the gate."""
         await self._engine.aclose()
 
     async def _answered(self, scope: Scope, path: str, receive: Receive) -> Answer:
@@ -139,7 +139,7 @@ def _headers(scope: Scope) -> Mapping[str, str]:
 
 
 def _digest(scope: Scope, name: str) -> str:
-    """The one parameter of the query, *name*, which is ``sha256:…``."""
+    """Return the query's only parameter, *name*, which must be ``sha256:…``."""
     found, _, value = unquote(scope["query_string"].decode("latin-1")).partition("=")
     if found != name or _DIGEST.fullmatch(value) is None:
         raise GateRefusal(f"the query must be {name}=sha256:… and nothing else", status=HTTPStatus.BAD_REQUEST)

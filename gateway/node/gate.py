@@ -1,10 +1,10 @@
-"""The gate as an ASGI application.
+"""The gate as an ASGI application, which forwards allowed requests to the engine.
 
-Containers of others do not exist here: they are not listed, their events are not heard, and asking for one by id is
-answered as the engine answers for one that was never there. What is passed on names the container by the full id that
-was looked at, so that a name that changes hands in between leads nowhere.
+Containers of other instances stay hidden: the gate omits them from lists and events, and answers a request for one with
+the engine's 404. Forwarded requests name a container by the full id that the gate has inspected. So a name that moves
+to another container in between has no effect.
 
-Bodies in, answers out: whole ones, and streams that end when either side hangs up.
+Responses are complete bodies, or streams that end when either side disconnects.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from gateway.node.routes import (
 
 logger = logging.getLogger(__name__)
 BODY_MAX_BYTES = 2**20
-"""A create body of ours has 2 KiB; a seccomp profile in it some 20."""
+"""Maximum bytes of a create body. The gateway's have 2 KiB, or about 20 KiB more with a seccomp profile."""
 SILENCE_S = 120.0
-"""The longest wait for the head of an answer: at six starts a second, the last of a burst of 250 waits for 40 s."""
+"""Maximum seconds until a response's head. At 6 starts per second, the last of a burst of 250 waits 40 s."""
 CONNECTIONS = 256
 Answer = Callable[[Receive, Send], Awaitable[None]]
-"""Sends itself."""
+"""A response that sends itself when called."""
 Treatment = Callable[[Operation], Awaitable[Answer]]
 
 
 def engine_client(engine: str) -> httpx.AsyncClient:
-    """A client for the engine at *engine* (``unix:///…``).
+    """Return a client for the engine at *engine* (``unix:///…``).
 
     Raises:
-        ConfigError: it is not an engine on this machine.
+        ConfigError: The engine is not on this machine.
     """
     if not engine.startswith("unix://"):
         raise ConfigError(f"the engine gate talks to an engine on its own machine, unix://…, not {engine}")
@@ -68,7 +68,7 @@ def engine_client(engine: str) -> httpx.AsyncClient:
 
 
 class Gate:
-    """Passes on what the rules allow, to the engine and no further."""
+    """Forwards the requests that the rules allow to the engine."""
 
     def __init__(
         self,
@@ -80,20 +80,20 @@ class Gate:
         custom_tasks_volume: str | None = None,
         custom_tasks_view: Path | None = None,
     ) -> None:
-        """Make no connection yet.
+        """Set up the gate without connecting.
 
         Args:
             engine: The engine's socket, ``unix:///…``.
-            rules: What may be created.
-            socket_volume: The volume whose Mountpoint may be asked for.
-            socket_view: Where this process sees ``rules.socket_root``. Given, the gate makes and removes the workers'
-                folders in it, and the gateway must not be able to write there: a gateway that can may put a symbolic
-                link in a folder's place, which the engine follows, and so mount anything of the machine into a
-                container. Without it the gateway is trusted not to.
-            custom_tasks_volume: Another volume whose Mountpoint may be asked for.
-            custom_tasks_view: Where this process sees ``rules.custom_tasks_root``. Given, what is mounted from there
-                must be a folder, and no link, that nobody but its owner can write to; which holds only where the
-                gateway cannot write there, as above.
+            rules: The rules for new containers.
+            socket_volume: The volume of the workers' sockets, whose Mountpoint clients may request.
+            socket_view: This process's path of ``rules.socket_root``. If given, the gate creates and removes the
+                workers' folders there, and the gateway must not be able to write to it. Otherwise the gateway could
+                replace a folder with a symbolic link. The engine follows the link, and so could mount any path of the
+                machine into a container. Without *socket_view* the gateway is trusted not to do this.
+            custom_tasks_volume: The volume of custom tasks, whose Mountpoint clients may request.
+            custom_tasks_view: This process's path of ``rules.custom_tasks_root``. If given, each mount from there must
+                be a folder, not a link, that only its owner can write to. This is effective only if the gateway cannot
+                write there, as above.
         """
         self._own_volumes = frozenset(filter(None, (socket_volume, custom_tasks_volume)))
         self.take(rules)
@@ -122,7 +122,7 @@ class Gate:
             if operation.kind is RouteKind.CREATE:
                 found = await self._create(operation, await read_body(receive, BODY_MAX_BYTES))
             else:
-                await refuse_body(receive)  # engines took a complete HostConfig with "start" once
+                await refuse_body(receive)  # older engines accept a complete HostConfig in the body of "start"
                 found = await self._treatments[operation.kind](operation)
         except GateRefusal as refused:
             logger.warning("gate_refused method=%s path=%.200r reason=%s", scope["method"], scope["path"], refused)
@@ -133,12 +133,16 @@ class Gate:
         await found(receive, send)
 
     def take(self, rules: Rules) -> None:
-        """Use *rules* from now on."""
+        """Replace the rules with *rules*."""
         self.rules = rules
         self._volumes = rules.volumes | self._own_volumes
 
     async def check(self) -> None:
-        """Raise ``BackendError`` with what to do if the engine does not answer, or the folders are not safe."""
+        """Check the engine and the folders.
+
+        Raises:
+            BackendError: The engine does not answer, or the folders are not safe. The message says how to fix it.
+        """
         if self._folders is not None:
             await asyncio.to_thread(self._folders.check, 1)
         try:
@@ -149,10 +153,10 @@ class Gate:
             raise BackendError(f"the engine answers its ping with {response.status_code}")
 
     async def aclose(self) -> None:
-        """Let go of the connections to the engine."""
+        """Close the connections to the engine."""
         await self._engine.aclose()
 
-    # -- one treatment a kind
+    # -- one treatment per kind of request
 
     async def _plain(self, operation: Operation) -> Answer:
         return await self._pass(operation, operation.path, operation.query)
@@ -176,8 +180,8 @@ class Gate:
     async def _remove(self, operation: Operation) -> Answer:
         container = await self._own(operation)
         labels = container["Config"]["Labels"]
-        if labels.get(LABEL_ROLE) != Role.SERVER:  # that one has no part in the folder
-            # First: a container that an engine does not remove now is found again, a folder without one is not.
+        if labels.get(LABEL_ROLE) != Role.SERVER:  # a server's container does not use the folder
+            # The folder first: a container that the engine fails to remove is found again, a lone folder is not.
             await self._remove_folder(labels.get(LABEL_WORKER, ""))
         response = await self._engine.delete(
             operation.target(f"/containers/{container['Id']}"), params=dict(operation.query)
@@ -192,8 +196,8 @@ class Gate:
     async def _volume_of_ours(self, operation: Operation) -> Answer:
         if operation.reference not in self._volumes:
             raise GateRefusal(
-                f"volume {operation.reference} holds neither the workers' sockets nor custom tasks, and is none of the "
-                "catalog's"
+                f"volume {operation.reference} belongs neither to the gateway (workers' sockets, custom tasks) nor to "
+                "the catalog"
             )
         return await self._pass(operation, operation.path, {})
 
@@ -210,7 +214,7 @@ class Gate:
         name = operation.query.get("name", "")
         if not name.startswith(f"{self.rules.instance}-"):
             raise GateRefusal(f"the container's name must begin with {self.rules.instance}-")
-        # Counted before the first wait: of many creates at once none slips past the limit.
+        # Counted before the first await, so that concurrent creates cannot exceed the limit.
         self._creating += 1
         try:
             await self._refuse_too_many(operation)
@@ -218,7 +222,7 @@ class Gate:
         finally:
             self._creating -= 1
 
-    # -- what they share
+    # -- shared helpers
 
     def _refuse_strange_tasks(self, body: Mapping[str, Any]) -> None:
         tasks = self.rules.environments[body["Labels"][LABEL_ENVIRONMENT]].custom_tasks
@@ -233,7 +237,7 @@ class Gate:
             raise GateRefusal(f"custom tasks: {folder} is not a folder that only its owner can write to: {mode:o}")
 
     async def _refuse_strange_network(self, operation: Operation, body: Mapping[str, Any]) -> None:
-        """Let a forwarder share the network of its own worker's server, and of nothing else."""
+        """Refuse a forwarder that shares the network of any container but its own worker's server."""
         beside = shared_with(body)
         if not beside:
             return
@@ -267,7 +271,7 @@ class Gate:
         return answer(response.status_code, response.content)
 
     async def _own(self, operation: Operation) -> dict[str, Any]:
-        """Inspect the container that *operation* is about; there is none that is not of our instance."""
+        """Inspect the container that *operation* names. Raises ``GateRefusal`` (404) for one of another instance."""
         path = operation.target(f"/containers/{operation.reference}/json")
         response = await self._engine.get(path)
         container = response.json() if response.status_code == HTTPStatus.OK else {}
@@ -300,7 +304,7 @@ class Gate:
         return response.json()
 
     async def _pass(self, operation: Operation, path: str, query: Mapping[str, str]) -> Answer:
-        # The body may be silent for long: events, logs that are followed, and waits are while nothing happens.
+        # The body may pause for long: events, followed logs and waits send nothing while nothing happens.
         request = self._engine.build_request(
             operation.method,
             operation.target(path),
@@ -316,7 +320,7 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     """Read the request's body.
 
     Raises:
-        GateRefusal: it has more than *limit_bytes*, or its sender hung up.
+        GateRefusal: The body has more than *limit_bytes*, or the client disconnected.
     """
     body = bytearray()
     while True:
@@ -331,17 +335,17 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def refuse_body(receive: Receive) -> None:
-    """Read the body of a request that has none; some clients send an empty object.
+    """Check that a request has no body. An empty object is accepted, because some clients send it.
 
     Raises:
-        GateRefusal: it has one.
+        GateRefusal: The request has a body.
     """
     if (await read_body(receive, 64)).strip() not in (b"", b"{}", b"null"):
         raise GateRefusal("this request takes no body")
 
 
 def answer(status: int, content: object, *, closes: bool = False) -> Answer:
-    """Answer with JSON: *content*, or bytes that are JSON already (or nothing at all); *closes* the connection."""
+    """Return a JSON response. *content*: an object, or encoded JSON, possibly empty. *closes* ends the connection."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     async def send_it(receive: Receive, send: Send) -> None:
@@ -349,7 +353,7 @@ def answer(status: int, content: object, *, closes: bool = False) -> Answer:
         if body:
             headers.append((b"content-type", b"application/json"))
         if closes or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            headers.append((b"connection", b"close"))  # else the rest would be read, to no end
+            headers.append((b"connection", b"close"))  # otherwise the server reads the rest of the body for nothing
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -357,7 +361,7 @@ def answer(status: int, content: object, *, closes: bool = False) -> Answer:
 
 
 def passed_on(response: httpx.Response) -> Answer:
-    """Pass the engine's answer on as it comes; ends the engine's side when the client hangs up, and closes it."""
+    """Forward the engine's response as it arrives, and close it at its end or when the client disconnects."""
 
     async def send_it(receive: Receive, send: Send) -> None:
         pumping = asyncio.create_task(_pump(response, send))

@@ -1,9 +1,9 @@
-"""The tar of an image that a gateway brings: looked at before the engine sees it, and written anew.
+"""Checks the tar of an image that a gateway sends, and writes a new tar for the engine.
 
-Whoever has taken a gateway over must not be able to put anything else in the place of an image of this machine. So the
-tar must hold one image, under the one name, whose configuration has the hash that was announced: that hash covers its
-layers, and the engine compares them with it. And what the engine gets is not the tar that came but one of our own
-making, from the files that the manifest names: there is nothing in it that the engine could read differently.
+A compromised gateway must not be able to replace an image of this machine. So the tar must hold a single image with the
+single expected name, and its configuration must have the announced hash. That hash covers the image's layers, and the
+engine compares the layers with it. The engine gets a new tar with only the files that the manifest names. It contains
+nothing that the engine could read differently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MEMBERS_MAX: Final = 5000
-"""An image of 127 layers, the most that engines make, has some 400."""
+"""Maximum number of members. An image with 127 layers, the engines' maximum, has about 400."""
 HEADER_MAX_BYTES: Final = 64 * 1024
 MANIFEST_MAX_BYTES: Final = 2**20
 CONFIG_MAX_BYTES: Final = 16 * 2**20
@@ -32,12 +32,12 @@ _END: Final = bytes(2 * tarfile.BLOCKSIZE)
 
 
 class BadArchive(Exception):
-    """It is not loaded; with the reason."""
+    """The archive is refused. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Where in the file a member's content is."""
+    """The position of a member's content in the file."""
 
     offset: int
     size_bytes: int
@@ -45,7 +45,7 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An image's tar that was found good."""
+    """A checked tar of an image."""
 
     path: Path
     tag: str
@@ -54,12 +54,12 @@ class Archive:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tar for the engine."""
+        """Size of the new tar for the engine in bytes."""
         parts = (len(self._manifest()), self.config.size_bytes, *(layer.size_bytes for layer in self.layers))
         return sum(tarfile.BLOCKSIZE + size + len(_padding(size)) for size in parts) + len(_END)
 
     def rewritten(self) -> Iterator[bytes]:
-        """The tar for the engine, in pieces; reads *path* meanwhile."""
+        """Yield the new tar for the engine in pieces. Raises ``BadArchive`` if the file at `path` became shorter."""
         text = self._manifest()
         yield _header("manifest.json", len(text)) + text + _padding(len(text))
         parts = {"config.json": self.config} | dict(zip(self._layer_names(), self.layers, strict=True))
@@ -85,22 +85,22 @@ class Archive:
 
 
 def tagged(reference: str) -> str:
-    """How an engine writes *reference* in an image's list of names: with a tag, and without its own registry's name."""
+    """Return *reference* as an engine lists an image's names: with a tag, and without Docker Hub's name."""
     for prefix in ("docker.io/library/", "docker.io/"):
         reference = reference.removeprefix(prefix)
     return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"
 
 
 def checked(path: Path, *, reference: str, id: str) -> Archive:
-    """Look at the tar at *path*; blocks while it is read.
+    """Check the tar at *path*. Blocks while it reads the file.
 
     Args:
-        path: A file that nobody changes meanwhile.
-        reference: The image's one name.
-        id: Of the image: ``sha256:`` and the hash of its configuration.
+        path: The file, which must not change meanwhile.
+        reference: The image's only name.
+        id: The image's id: ``sha256:`` and the hash of its configuration.
 
     Raises:
-        BadArchive: it holds anything else, or is made so that it could be read in two ways.
+        BadArchive: The tar is unreadable or ambiguous, or does not hold exactly this image.
     """
     try:
         with path.open("rb") as file, _Headers(path) as headers:
@@ -123,7 +123,7 @@ def checked(path: Path, *, reference: str, id: str) -> Archive:
 
 
 class _Headers(io.FileIO):
-    """Refuses long reads: only headers are read by way of it, and one may say that it has gigabytes."""
+    """A file for headers that refuses long reads, because a header may claim a size of gigabytes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
@@ -135,7 +135,7 @@ class _Headers(io.FileIO):
 
 
 def _members(headers: _Headers, total_bytes: int) -> tuple[dict[str, _Slice], dict[str, str]]:
-    """The files of the archive, and its links, each with the file that it leads to."""
+    """Return the archive's files, and its links with the file that each points to."""
     found: dict[str, _Slice] = {}
     links: dict[str, str] = {}
     folders: set[str] = set()
@@ -144,7 +144,7 @@ def _members(headers: _Headers, total_bytes: int) -> tuple[dict[str, _Slice], di
             member = archive.next()
             if member is None:
                 break
-            archive.members = []  # type: ignore[attr-defined]  # else each is kept, with all that its header says
+            archive.members = []  # type: ignore[attr-defined]  # otherwise tarfile keeps each member with its header
             if archive.pax_headers:
                 raise BadArchive("it has headers for all of its files")
             name = _plain(member)
@@ -163,7 +163,7 @@ def _members(headers: _Headers, total_bytes: int) -> tuple[dict[str, _Slice], di
                 raise BadArchive(f"{_shown(name)} is neither a file nor a folder nor a link")
         else:
             raise BadArchive(f"it has more than {MEMBERS_MAX} files")
-    # Engines link layers that are there twice. A link to a link, or to a folder, could lead out by way of another one.
+    # Engines store a duplicate layer as a link. A link to a link, or to a folder, could lead out of the archive.
     for name, target in links.items():
         if target not in found:
             raise BadArchive(f"{_shown(name)} is a link to {_shown(target)}, which is no file of the archive")
@@ -208,7 +208,7 @@ def _content(file: io.BufferedReader, found: dict[str, _Slice], name: str, limit
 def _header(name: str, size_bytes: int) -> bytes:
     member = tarfile.TarInfo(name)
     member.size, member.mode = size_bytes, 0o644
-    return member.tobuf(tarfile.GNU_FORMAT)  # one block, also for sizes above 8 GiB
+    return member.tobuf(tarfile.GNU_FORMAT)  # one block, even for sizes above 8 GiB
 
 
 def _padding(size_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Images that come to this machine and go from it: as a tar by way of a gateway, or from a registry by their digest."""
+"""Transfers images to and from this machine: as a tar through a gateway, or from a registry by digest."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from gateway.node.routes import GateRefusal
 logger = logging.getLogger(__name__)
 
 TURN_S: Final = 900.0
-"""How long one waits while another one is loaded."""
+"""Maximum seconds that an image waits while another image is loaded or pulled."""
 WAITING_MAX: Final = 16
 SILENCE_S: Final = 120.0
-"""The longest pause in what a gateway sends: on its other side is a node that saves the image."""
+"""Maximum seconds of silence in an upload from a gateway, which may wait for the node that saves the image."""
 LOAD_S: Final = 3600.0
-"""Of the engine, for one image, whether from a tar or from a registry."""
+"""Maximum seconds in which the engine loads or pulls one image. Also the maximum pause while it saves one."""
 WRITE_BYTES: Final = 4 * 2**20
 _TALK_MAX_BYTES: Final = 4 * 2**20
-"""What an engine says while it loads or pulls."""
+"""Maximum bytes that are kept of an engine's messages during a load or pull."""
 
 
 class Transfers:
-    """Brings and takes images of the catalog; one is brought at a time."""
+    """Loads, pulls and saves images of the catalog. Loads and pulls run one at a time."""
 
     def __init__(self, engine: httpx.AsyncClient, *, reporter: Reporter, spool: Path, max_bytes: int) -> None:
-        """*spool* is a folder on a disk, this process' own, where a tar is kept while it is checked."""
+        """*spool*: a folder on disk that only this process uses, for a tar while it is checked."""
         self._engine = engine
         self._reporter = reporter
         self._spool = spool
@@ -50,7 +50,7 @@ class Transfers:
         self._waiting = 0
 
     def check(self) -> None:
-        """Make the folder, and try it. Raises ``BackendError``."""
+        """Create the spool folder and test it. Raises ``BackendError``."""
         try:
             self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self._spool).close()
@@ -58,29 +58,29 @@ class Transfers:
             raise BackendError(f"cannot keep images in {self._spool}: {error.strerror}: set state_dir") from error
 
     async def save(self, reference: str) -> Answer:
-        """Answer with the image as the engine saves it. Raises ``GateRefusal``, ``httpx.TransportError``."""
+        """Return a response with the image's tar from the engine. Raises ``GateRefusal``, ``httpx.TransportError``."""
         if "@" in reference:
             raise GateRefusal(f"{reference} has no tag: an engine that lacks it pulls it")
         if await self._reporter.image(reference) is None:
             raise GateRefusal(f"no such image: {reference}", status=HTTPStatus.NOT_FOUND)
-        # With its tag: by a name alone engines save all of its tags.
+        # With its tag: for a name without one, engines save all tags.
         path = f"/images/{quote(tagged(reference), safe='/:')}/get"
         request = self._engine.build_request("GET", path, timeout=httpx.Timeout(LOAD_S, connect=10.0))
         return passed_on(await self._engine.send(request, stream=True))
 
     async def load(self, reference: str, id: str, receive: Receive, *, announced_bytes: int) -> str:
-        """Read a tar, check it, and load it into the engine; the id of *reference*, which is *id*.
+        """Receive a tar, check it, and load it into the engine. Return the id of *reference*, which is *id*.
 
         Raises:
-            GateRefusal: it is too large, or anything else than that one image; or the engine did not take it.
-            httpx.TransportError: the engine does not answer.
+            GateRefusal: The tar is too large or not exactly that image, or the engine refused it.
+            httpx.TransportError: The engine does not answer.
         """
         if "@" in reference:
             raise GateRefusal(f"{reference} has no tag to load it under: pull it")
         if announced_bytes > self._max_bytes:
             raise self._too_large()
         async with self._my_turn():
-            # It has no name: a process that is killed leaves nothing, and one that starts beside it removes nothing.
+            # A file without a name: a killed process leaves nothing, and a second process can't remove it.
             with tempfile.TemporaryFile(dir=self._spool) as file:
                 await self._receive(receive, file)
                 path = Path(f"/proc/self/fd/{file.fileno()}")
@@ -92,7 +92,7 @@ class Transfers:
             return await self._expect(reference, id)
 
     async def pull(self, reference: str, digest: str, *, credentials: str = "") -> str:
-        """Let the engine pull what *reference* (from a registry) is at *digest*; the image's id. Raises as `load`."""
+        """Let the engine pull *reference* from its registry at *digest*. Return the image's id. Raises as `load`."""
         if not is_from_registry(reference):
             raise GateRefusal(f"{reference} names no registry")
         name, at, own = reference.partition("@")
@@ -177,7 +177,7 @@ class Transfers:
         headers: Mapping[str, str],
         content: AsyncIterator[bytes] | None = None,
     ) -> None:
-        """Have the engine do what it answers with a stream of words, in which errors are."""
+        """Send the engine a request whose response is a stream of messages, which may include an error."""
         request = self._engine.build_request(
             "POST", path, params=dict(query), headers=dict(headers), content=content, timeout=httpx.Timeout(LOAD_S)
         )
@@ -188,7 +188,7 @@ class Transfers:
                 async for piece in response.aiter_raw():
                     said += piece
                     if len(said) > _TALK_MAX_BYTES:
-                        del said[: -_TALK_MAX_BYTES // 2]  # the error, if there is one, is at the end
+                        del said[: -_TALK_MAX_BYTES // 2]  # an error would be at the end
             finally:
                 await response.aclose()
         error = _error(bytes(said))
@@ -208,7 +208,7 @@ class Transfers:
 
 
 def _error(said: bytes) -> str:
-    """The error in an engine's stream of words, one JSON object a line; empty if there is none."""
+    """Return the error in an engine's messages (a JSON object per line), or an empty string."""
     for line in said.splitlines():
         try:
             word = json.loads(line)

@@ -1,10 +1,10 @@
-"""Which containers may be created: a pure decision about the body of a create request.
+"""Decides from the body of a create request whether its container is allowed, with pure functions.
 
-A closed list: what is not known here is refused by name. What is passed on is not the body that came but one that is
-written anew from the checked keys (`rewritten`): the engine reads keys without regard to case and takes the last of
-two, so a body that is only *looked at* can mean something else to it.
+The list of keys is closed: an unknown key is refused by name. The gate forwards a new body with only the checked keys
+(`rewritten`), not the client's body. The engine ignores the case of keys and takes the last of two duplicates, so it
+could read a body differently that was only *checked*.
 
-Which mounts a container may have: its worker's socket folder, task modules, and the volumes of the catalog.
+A container may mount its worker's socket folder, task modules, and the catalog's volumes.
 """
 
 from __future__ import annotations
@@ -56,46 +56,47 @@ _NO_NEW_PRIVILEGES = frozenset(["no-new-privileges", "no-new-privileges:true"])
 TOLERABLE_CAPABILITIES = frozenset(
     ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID"]
 )
-"""What an ``environment.toml`` may ask for: Docker's own default set (moby ``oci/caps/defaults.go``) without those that
-reach past the container's files and processes: AUDIT_WRITE, MKNOD, NET_RAW and SYS_CHROOT."""
+"""Capabilities that an ``environment.toml`` may request: Docker's default set (moby ``oci/caps/defaults.go``) without
+AUDIT_WRITE, MKNOD, NET_RAW and SYS_CHROOT, which reach beyond the container's files and processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the gate allows: made from the catalog, and replaced when the catalog changes."""
+    """The rules of the gate, made from the catalog and replaced when the catalog changes."""
 
     instance: str
-    """The label without which nothing exists."""
+    """The instance's label. The gate hides containers without it."""
     environments: Mapping[str, Environment]
-    """By name. A container is of one of them: its image, its user, at most its limits, and only what it loosens."""
+    """Environments by name. A container has its environment's image and user, at most its limits, and no other
+    relaxations."""
     socket_root: str
-    """The folder of the workers' socket folders, as the engine sees it (the volume's Mountpoint, or a directory)."""
+    """The engine's path of the folder of the workers' socket folders (the volume's Mountpoint, or a directory)."""
     custom_tasks_root: str = ""
-    """The folder of operators' task modules, as the engine sees it; empty: none may be mounted."""
+    """The engine's path of the operators' task modules. If empty, no container may mount task modules."""
     max_containers: int = 500
-    """Containers of the instance at once; a worker of a third-party image is two."""
+    """Maximum number of the instance's containers. A worker of a third-party image has two."""
     forwarder_image: str = FORWARDER_IMAGE
-    """The image of the containers beside third-party images."""
+    """The image of the forwarder containers next to third-party images."""
 
     def custom_tasks_source(self, environment: Environment) -> str | None:
-        """Return the only folder of task modules that containers of *environment* may see, as the engine sees it."""
+        """Return the engine's path of the task modules that containers of *environment* may mount, or None."""
         tasks = environment.custom_tasks
         return f"{self.custom_tasks_root}/{tasks.folder}" if tasks is not None and self.custom_tasks_root else None
 
     def with_environments(self, environments: Iterable[Environment]) -> Rules:
-        """Return these rules for a catalog that has changed."""
+        """Return these rules for a changed catalog."""
         return replace(self, environments=_by_name(environments))
 
     @property
     def images(self) -> frozenset[str]:
-        """The images that may be looked at."""
+        """The images that the gateway may inspect and transfer."""
         own = {environment.image for environment in self.environments.values() if not environment.server.url}
         has_foreign = any(environment.server.port for environment in self.environments.values())
         return frozenset(own | ({self.forwarder_image} if has_foreign else set()))
 
     @property
     def volumes(self) -> frozenset[str]:
-        """The volumes that the catalog's environments are given."""
+        """The named volumes of the catalog's environments."""
         listed = [volume.source for environment in self.environments.values() for volume in environment.volumes]
         return frozenset(source for source in listed if not source.startswith("/"))
 
@@ -110,7 +111,7 @@ class Rules:
         max_containers: int = 500,
         forwarder_image: str = FORWARDER_IMAGE,
     ) -> Rules:
-        """Make the rules for a catalog; a split with resources of its own is an environment like the others."""
+        """Make the rules for a catalog. A split with its own resources counts as an environment."""
         return cls(
             instance=instance,
             environments=_by_name(environments),
@@ -129,7 +130,7 @@ Check = Callable[[Any, Environment, Rules], bool]
 
 
 def refusal(body: Mapping[str, Any], rules: Rules) -> str | None:
-    """Say why a container must not be created from *body*, an object from `parse`; None if it may be."""
+    """Return the reason to refuse *body*, an object from `gateway.node.routes.parse`, or None if it is allowed."""
     labels = body.get("Labels")
     if not isinstance(labels, dict) or labels.get(LABEL_INSTANCE) != rules.instance:
         return f"Labels must have {LABEL_INSTANCE}={rules.instance}"
@@ -156,7 +157,7 @@ def refusal(body: Mapping[str, Any], rules: Rules) -> str | None:
 
 
 def rewritten(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the body that is passed on: the known keys of one that `refusal` let through."""
+    """Return the body for the engine: the known keys of a *body* that `refusal` allows."""
     is_forwarder = body["Labels"].get(LABEL_ROLE) == Role.FORWARDER
     kept = {key: body[key] for key in (FORWARDER if is_forwarder else BODY) if body.get(key) is not None}
     host = body["HostConfig"]
@@ -164,16 +165,16 @@ def rewritten(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_with(body: Mapping[str, Any]) -> str:
-    """The id of the container whose network *body*, which `refusal` let through, is to share; empty: of none.
+    """Return the id of the container whose network *body* shares, or an empty string. `refusal` must allow *body*.
 
-    Whether that one may be shared is not to be seen in the body: it must be the server of the same worker.
+    The body does not show whether sharing is allowed: that container must be the server of the same worker.
     """
     match = _SHARED.fullmatch(body["HostConfig"]["NetworkMode"])
     return match[1] if match is not None else ""
 
 
 def _roles(environment: Environment) -> tuple[str | None, ...]:
-    """What containers of *environment* may be; of a server that somebody else runs there are none."""
+    """Return the allowed roles of the environment's containers. An external server has no containers, so no roles."""
     if not environment.server.is_foreign:
         return (None,)
     return (Role.SERVER, Role.FORWARDER) if environment.server.port else ()
@@ -186,7 +187,7 @@ def _environment(labels: Mapping[str, Any], rules: Rules) -> Environment | None:
 
 def _unknown(found: Mapping[str, Any], known: Mapping[str, Check], where: str) -> str | None:
     for key, value in found.items():
-        if key not in known and value:  # clients send many keys that are empty
+        if key not in known and value:  # clients send many empty keys
             return f"{where}{key} is not allowed"
     return None
 
@@ -216,7 +217,7 @@ def _variables(value: Any, environment: Environment, rules: Rules) -> bool:
 
 
 def _network(value: Any, environment: Environment, rules: Rules) -> bool:
-    # Host and other containers' networks are never given, whatever an environment.toml says.
+    # No environment.toml can allow the host's network or another container's network.
     return value == environment.loosened.network and value != "host" and ":" not in value
 
 
@@ -277,7 +278,7 @@ def _are_tmpfs_options(text: str, most_bytes: int, environment: Environment) -> 
 
 
 def _unmasked(value: Any, environment: Environment, rules: Rules) -> bool:
-    # Missing is the engine's own list, and any other list can only be shorter.
+    # A missing key means the engine's own list, and any other list could be shorter.
     return value is None or (value == [] and is_sandboxed(environment))
 
 
@@ -337,9 +338,9 @@ BODY: Mapping[str, Check] = {
     "Env": _variables,
     "Labels": _labels,
     "Healthcheck": lambda value, environment, rules: _absent(value) or value == {"Test": ["NONE"]},
-    "HostConfig": lambda value, environment, rules: True,  # key by key below
+    "HostConfig": lambda value, environment, rules: True,  # HOST_CONFIG checks its keys
 }
-"""The keys of a create body, each with its check; the check is asked also when the key is missing (None)."""
+"""The keys of a create body with their checks. A check also runs for a missing key, with None."""
 HOST_CONFIG: Mapping[str, Check] = {
     "NetworkMode": _network,
     "IpcMode": lambda value, environment, rules: value in ("private", "none"),
@@ -362,8 +363,8 @@ HOST_CONFIG: Mapping[str, Check] = {
     "RestartPolicy": _restart,
     "Mounts": _is_list_of_objects,
 }
-"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Binds, Privileged, Devices, PidMode,
-UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
+"""`BODY` for ``HostConfig``. All other keys are refused unless empty: Binds, Privileged, Devices, PidMode, UTSMode,
+UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all keys of future engines."""
 FORWARDER: Mapping[str, Check] = {
     **BODY,
     "Entrypoint": lambda value, environment, rules: value == FORWARDER_ENTRYPOINT,
@@ -371,21 +372,21 @@ FORWARDER: Mapping[str, Check] = {
     "Env": lambda value, environment, rules: _absent(value),
     "Healthcheck": lambda value, environment, rules: _absent(value),
 }
-"""As `BODY`, for the forwarder beside somebody else's image."""
+"""`BODY` for the forwarder next to a third-party image."""
 FORWARDER_HOST_CONFIG: Mapping[str, Check] = {**HOST_CONFIG, "NetworkMode": _shared_network}
 _INWARD = frozenset(["", "rprivate", "private", "rslave", "slave"])
-"""Propagations with which nothing that is mounted in the container shows up outside."""
+"""Mount propagations that keep mounts inside the container invisible outside."""
 _KEYS = frozenset(["Type", "Source", "Target", "ReadOnly", "BindOptions"])
 
 
 def mount_refusal(
     value: Any, labels: Mapping[str, Any], environment: Environment, rules: Rules, *, has_sockets: bool = True
 ) -> str | None:
-    """Say why not all of the mounts *value* may be; None if they may.
+    """Return the reason to refuse the mounts *value*, or None if all are allowed.
 
-    The worker's own socket folder, if it *has_sockets*; its environment's task modules, to be read; its environment's
-    volumes, as the catalog has them. Of the first two the gate, where it can, makes sure that it is a folder and not a
-    link.
+    A container may mount its worker's own socket folder (if *has_sockets*), its environment's task modules (read-only)
+    and the environment's volumes in the catalog. Where the gate sees the first two, it ensures that each is a folder,
+    not a link.
     """
     own, tasks = f"{rules.socket_root}/{labels[LABEL_WORKER]}", rules.custom_tasks_source(environment)
     for mount in value or []:
@@ -401,7 +402,7 @@ def mount_refusal(
 
 
 def mounts_custom_tasks(body: Mapping[str, Any]) -> bool:
-    """Whether *body*, which `refusal` let through, mounts its environment's task modules."""
+    """Return True if *body*, which `refusal` must allow, mounts its environment's task modules."""
     return any(mount.get("Target") == CUSTOM_TASKS_TARGET for mount in body["HostConfig"].get("Mounts") or [])
 
 

@@ -1,7 +1,7 @@
-"""What this machine says of itself: `core.nodes.NodeReport`, from the engine's words and the kernel's.
+"""Reports this machine's state as a `gateway.core.placement.NodeReport`, with data of the engine and the kernel.
 
-Each replica of the gateway asks once a second, so a report costs one list of containers; what changes slowly (the
-machine, its images) is looked up now and then.
+Each replica of the gateway requests a report once a second, so a report lists the containers only. Slowly changing data
+(the machine, its images) is cached.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from gateway.node.routes import own_containers
 logger = logging.getLogger(__name__)
 
 IMAGES_S: Final = 5.0
-"""How old what is known of the images may be."""
+"""Seconds for which data about the images is cached."""
 MACHINE_S: Final = 60.0
 LOOKS_MAX: Final = 8
-"""Images that are looked at at once."""
+"""Maximum number of concurrent image inspections."""
 _UP = frozenset(("running", "paused"))
 _BOTH = frozenset((Role.SERVER.value, Role.FORWARDER.value))
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
 
 
 class Draining:
-    """Whether this machine takes no more workers, kept in a file."""
+    """The persistent flag that this machine drains: it takes no more workers."""
 
     def __init__(self, path: Path) -> None:
-        """*path* is there if it drains, and not if it doesn't; nobody else can write to its folder."""
+        """*path*: the file that exists while the machine drains. Only this process may write to its folder."""
         self._path = path
 
     def check(self) -> None:
-        """Raise ``BackendError`` if it could not be kept."""
+        """Create the file's folder. Raises ``BackendError`` if it is not writable."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -59,11 +59,11 @@ class Draining:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it drains."""
+        """True while the machine drains."""
         return self._path.exists()
 
     def set(self, is_draining: bool) -> None:
-        """Keep it. Raises ``OSError``."""
+        """Store the flag. Raises ``OSError``."""
         if is_draining:
             self._path.touch(mode=0o600)
         else:
@@ -71,10 +71,10 @@ class Draining:
 
 
 class Reporter:
-    """Asks the engine, and puts the report together."""
+    """Creates reports from the engine's answers."""
 
     def __init__(self, engine: httpx.AsyncClient, *, gate: Gate, draining: Draining) -> None:
-        """Report by the rules of *gate*; the caller closes *engine*."""
+        """Set up reports by the rules of *gate*. The caller closes *engine*."""
         self._engine = engine
         self._gate = gate
         self._draining = draining
@@ -83,15 +83,15 @@ class Reporter:
         self._looking = asyncio.Lock()
 
     def forget_images(self) -> None:
-        """Inspect the images again before the next report, because one was loaded."""
+        """Inspect the images again for the next report, because a new image arrived."""
         self._images = None
 
     async def report(self) -> NodeReport:
-        """What there is now.
+        """Return the machine's current state.
 
         Raises:
-            BackendError: the engine answered with an error.
-            httpx.TransportError: it does not answer.
+            BackendError: The engine answered with an error.
+            httpx.TransportError: The engine does not answer.
         """
         machine, images = await self._slow()
         filters = json.dumps(own_containers("", self._gate.rules.instance))
@@ -111,7 +111,7 @@ class Reporter:
         )
 
     async def image(self, reference: str) -> dict[str, Any] | None:
-        """What the engine says of the image *reference*; None if it has none. Raises as `report`."""
+        """Return the engine's data of image *reference*, or None if it is missing. Raises the errors of `report`."""
         response = await self._engine.get(f"/images/{quote(reference, safe='/:@')}/json")
         if response.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -119,12 +119,12 @@ class Reporter:
         return found
 
     async def ask(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """The engine's JSON answer. Raises as `report`."""
+        """Return the engine's JSON response to a GET of *path*. Raises the errors of `report`."""
         return _content(await self._engine.get(path, params=dict(query or {})))
 
     async def _slow(self) -> tuple[Mapping[str, Any], Mapping[str, dict[str, Any]]]:
         now = asyncio.get_running_loop().time()
-        async with self._looking:  # of many that ask at once, one looks
+        async with self._looking:  # concurrent reports share one query
             if self._machine is None or now - self._machine[0] > MACHINE_S:
                 self._machine = now, await self.ask("/info")
             rules = self._gate.rules
@@ -144,7 +144,7 @@ class Reporter:
 
 
 def running_workers(containers: Iterable[Mapping[str, Any]]) -> dict[WorkerId, EnvironmentName]:
-    """The workers whose containers are up; of one that has two, both must be. *containers* as the engine lists them."""
+    """Return the running workers in *containers*, the engine's list. A worker with two containers needs both."""
     up: dict[tuple[str, str], set[str]] = {}
     for container in containers:
         labels = container.get("Labels") or {}
@@ -159,7 +159,7 @@ def running_workers(containers: Iterable[Mapping[str, Any]]) -> dict[WorkerId, E
 
 
 def built_at(created: object) -> float:
-    """An image's time as Unix time; 0 where it has none (engines write the year 1 then, or nothing)."""
+    """Return an image's build time as Unix time, or 0 without one (engines then give the year 1, or nothing)."""
     try:
         return max(0.0, datetime.fromisoformat(str(created)).timestamp())
     except (ValueError, OverflowError):
@@ -167,7 +167,7 @@ def built_at(created: object) -> float:
 
 
 def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
-    """Memory that programs could still take; 0: not known."""
+    """Return the bytes of memory that are available to programs, or 0 if unknown."""
     try:
         match = _AVAILABLE.search(path.read_text())
     except OSError:

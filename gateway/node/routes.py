@@ -1,15 +1,14 @@
-"""Which requests the gate knows: a closed table of method and path, with the query parameters of each.
+"""Defines the gate's requests: a closed table of methods and paths, each with its query parameters.
 
-Paths are compared as they came, before any decoding: there is no escape, no dot segment and no double slash in the
-table, so there are none that could mean one thing here and another to the engine.
+The gate compares paths as received, without decoding. The table has no escape, no dot segment and no double slash, so
+the engine cannot read an accepted path differently.
 
-The ``filters`` of list and events, read strictly and written anew with our label in them.
+The gate parses the ``filters`` of lists and events strictly and writes them again with the instance's label. The engine
+combines several values of one key with "or", but labels with "and", so an added label narrows the result.
 
-Filters of one key that say several things mean "or" to the engine, but labels mean "and": so adding one narrows.
+Of the engine's ``/info`` the gate shows nothing about other containers, images, networks or registries.
 
-What of the engine's ``/info`` is shown: nothing about containers, images, networks or registries of others.
-
-JSON that has one meaning only, to us and to the engine, which reads it in another language.
+The gate accepts only JSON with a single meaning, because the engine parses it with another implementation.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gateway.backends.docker.calls import GPU_DEVICE, GPU_RUNTIME
 from gateway.backends.docker.container import LABEL_INSTANCE
 
 MIN_MINOR = 41
-"""Of API 1.41 (engine 20.10): with an older one the engine gives containers the host's cgroup namespace."""
+"""Minimum minor API version, 1.41 (engine 20.10). In older versions containers get the host's cgroup namespace."""
 _QUERY_MAX_BYTES = 8192
 _REFERENCE = r"(?P<reference>[A-Za-z0-9][A-Za-z0-9_.-]{0,254})"
 _IMAGE = (
@@ -37,7 +36,7 @@ _IMAGE = (
 
 
 class GateRefusal(Exception):
-    """A request that is not passed on; ``status`` and message are what its sender gets."""
+    """A request that the gate refuses. Its client receives ``status`` and the message."""
 
     def __init__(self, message: str, *, status: int = HTTPStatus.FORBIDDEN) -> None:
         super().__init__(message)
@@ -45,18 +44,18 @@ class GateRefusal(Exception):
 
 
 class RouteKind(Enum):
-    """How a request is treated."""
+    """The gate's treatment of a request."""
 
-    PLAIN = auto()  #: passed on as it is
-    INFO = auto()  #: passed on, and the answer cut down
-    LIST = auto()  #: passed on with our label as a filter
-    EVENTS = auto()  #: the same, for containers only
-    CREATE = auto()  #: its body is checked
-    INSPECT = auto()  #: of a container of ours
-    CONTAINER = auto()  #: something else that is done with a container of ours
-    REMOVE = auto()  #: a container of ours, and its socket folder
-    IMAGE = auto()  #: of the catalog
-    VOLUME = auto()  #: the one with the sockets
+    PLAIN = auto()  #: forwarded unchanged
+    INFO = auto()  #: forwarded, with a reduced response
+    LIST = auto()  #: forwarded with the instance's label as a filter
+    EVENTS = auto()  #: like LIST, for container events only
+    CREATE = auto()  #: forwarded with a checked and rewritten body
+    INSPECT = auto()  #: inspects a container of the instance
+    CONTAINER = auto()  #: runs another operation on a container of the instance
+    REMOVE = auto()  #: removes a container of the instance and its socket folder
+    IMAGE = auto()  #: inspects an image of the catalog
+    VOLUME = auto()  #: inspects a volume of the workers' sockets, custom tasks or the catalog
 
 
 _FLAG = r"[01]|true|false|True|False"
@@ -64,7 +63,7 @@ _TIME = r"[0-9]{1,12}(\.[0-9]{1,9})?"
 _PARAMETERS: Mapping[str, str] = {
     "all": _FLAG,
     "condition": r"not-running|next-exit|removed",
-    "filters": r".*",  # parsed and written anew
+    "filters": r".*",  # parsed and rewritten
     "follow": _FLAG,
     "force": _FLAG,
     "link": r"0|false|False",
@@ -73,7 +72,7 @@ _PARAMETERS: Mapping[str, str] = {
     "one-shot": _FLAG,
     "signal": r"[A-Z0-9+-]{1,12}",
     "since": _TIME,
-    "size": r"0|false|False",  # anything else makes the engine walk every container's files
+    "size": r"0|false|False",  # any other value makes the engine read every container's files
     "stderr": _FLAG,
     "stdout": _FLAG,
     "stream": _FLAG,
@@ -128,28 +127,28 @@ _VERSIONED = re.compile(r"/v1\.([0-9]{1,3})(/.*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A request that is in the table."""
+    """A request that matches the table."""
 
     kind: RouteKind
     method: str
     path: str
-    """Without version and query."""
+    """The path without version and query."""
     version: str
-    """``/v1.41``, or empty: then the engine's own."""
+    """The path's version prefix, such as ``/v1.41``. If empty, the engine uses its own version."""
     reference: str
-    """The container, image or volume that the path names; empty for the others."""
+    """The container, image or volume in the path, or an empty string."""
     query: Mapping[str, str]
 
     def target(self, path: str | None = None) -> str:
-        """The path to ask the engine for: this one's, or *path* in the same version."""
+        """Return the engine's path with version: of this request, or of *path*."""
         return self.version + (self.path if path is None else path)
 
 
 def find(method: str, raw_path: bytes, query: bytes) -> Operation:
-    """Look a request up in the table.
+    """Look up a request in the table.
 
     Raises:
-        GateRefusal: it is not there, or has a parameter that is not.
+        GateRefusal: The table does not have the request, or does not allow one of its parameters.
     """
     path = raw_path.decode("latin-1")
     version, path = _split_version(path)
@@ -192,7 +191,7 @@ def _parameters(query: bytes, route: Route) -> dict[str, str]:
 
 
 _LIST_KEYS = frozenset(["label", "name", "id", "status", "health", "exited"])
-"""Not "before", "since", "ancestor", "network" and "volume": they tell about objects of others."""
+"""Allowed filters. "before", "since", "ancestor", "network" and "volume" would reveal objects of other instances."""
 _EVENT_KEYS = frozenset(["label", "event", "container", "type"])
 Filters = dict[str, list[str]]
 
@@ -201,16 +200,16 @@ def own_containers(given: str, instance: str) -> Filters:
     """Narrow the filters *given* (JSON, or empty) to containers of *instance*.
 
     Raises:
-        GateRefusal: they are malformed or of a kind that is not allowed.
+        GateRefusal: The filters are malformed or not allowed.
     """
     return _with_label(_read(given, _LIST_KEYS), instance)
 
 
 def own_events(given: str, instance: str) -> Filters:
-    """Narrow the filters *given* to events of containers of *instance*: images carry labels too.
+    """Narrow the filters *given* to container events of *instance*. The label alone would also match images.
 
     Raises:
-        GateRefusal: they are malformed or of a kind that is not allowed.
+        GateRefusal: The filters are malformed or not allowed.
     """
     filters = _read(given, _EVENT_KEYS)
     if filters.get("type", ["container"]) != ["container"]:
@@ -231,7 +230,7 @@ def _read(given: str, allowed: frozenset[str]) -> Filters:
         raise GateRefusal(f"filters: {error}", status=HTTPStatus.BAD_REQUEST) from error
     filters: Filters = {}
     for key, values in found.items():
-        # Two spellings: a list, and (older clients) an object whose keys are the values.
+        # Clients send a list, or (older clients) an object whose keys are the values.
         texts = [text for text in values if isinstance(text, str)] if isinstance(values, list | dict) else []
         if key not in allowed or not isinstance(values, list | dict) or len(texts) != len(values):
             raise GateRefusal(f"the filter {key[:64]!r} is not allowed here, or not a list of texts")
@@ -254,7 +253,7 @@ FIELDS: Final = (
 
 
 def shown_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Cut *info* down to `FIELDS`, and to whether there are GPUs: no path, and no other runtime or device."""
+    """Reduce *info* to `FIELDS` and the presence of GPUs, without paths, other runtimes and other devices."""
     shown = {name: info[name] for name in FIELDS if name in info}
     runtimes = info.get("Runtimes") or {}
     devices = info.get("DiscoveredDevices") or []
@@ -265,14 +264,15 @@ def shown_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Malformed(Exception):
-    """A body that cannot be told to mean one thing only."""
+    """A JSON body that is invalid or may have more than one meaning."""
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Read a JSON object that has one meaning only.
+    """Parse a JSON object that has a single meaning.
 
     Raises:
-        Malformed: not UTF-8, not one JSON object, a key twice, a number that is none, text with control characters.
+        Malformed: The body is not UTF-8 or not one JSON object, or has a duplicate key, NaN, an infinity, a control
+            character or a lone surrogate.
     """
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
@@ -286,12 +286,12 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _is_plain(text: str) -> bool:
-    # The engine replaces what is not valid Unicode, and C programs behind it end a string at NUL.
+    # The engine replaces invalid Unicode, and C programs behind it end a string at NUL.
     return all(character >= " " and not "\ud800" <= character <= "\udfff" for character in text)
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every key and string in *value*; without recursion, as its depth is the sender's choice."""
+    """Yield every key and string in *value*. Without recursion, because the client chooses the depth."""
     pending = [value]
     while pending:
         found = pending.pop()

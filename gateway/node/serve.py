@@ -1,6 +1,6 @@
-"""Serving the gate on a Unix socket, and to a cluster: over TLS, with the relay to the workers on the next port.
+"""Runs ``gateway node``: the gate, built from settings and catalog, on a Unix socket.
 
-``gateway node``: the gate, put together from settings and catalog.
+For a cluster it also serves over TLS, with the relay to the workers on the next port.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 STOP_S = 2
-"""How long streams may go on after the end was asked for; uvicorn would wait for ever."""
+"""Maximum seconds for which streams continue after a shutdown request. By default uvicorn waits without limit."""
 BACKLOG = 256
 MODE = 0o660
-"""Of the gate's socket. A process that can write to it can make containers that the catalog allows, and no others."""
+"""Mode of the gate's socket. A process with write access can create only containers that the catalog allows."""
 
 
 @asynccontextmanager
@@ -59,11 +59,11 @@ async def serving_gate(gate: Gate, socket_path: Path) -> AsyncIterator[None]:
     """Serve *gate* on *socket_path* while the context is open.
 
     Args:
-        gate: Closed at the end.
-        socket_path: Replaced if it is a socket on which nobody listens any more.
+        gate: The gate, which is closed at the end.
+        socket_path: The socket's path. A stale socket there, on which no process listens, is replaced.
 
     Raises:
-        ConfigError: the socket can't be made there, or somebody listens on it.
+        ConfigError: The socket can't be created, or a process listens on it.
     """
     listener = await asyncio.to_thread(_listen, socket_path)
     server = HttpServer(_configured(gate))
@@ -83,11 +83,11 @@ async def serving_cluster(
 ) -> AsyncIterator[None]:
     """Serve *app* at *host* and *port*, and *relay* on the next port, while the context is open.
 
-    In the end both listeners close at once; connections of *app* that are kept are served until requests through the
-    relay have ended, for *drain_s* seconds at most.
+    At the end both listeners close immediately. Open connections of *app* are served until requests through the relay
+    have ended, for at most *drain_s* seconds.
 
     Raises:
-        ConfigError: one of the addresses can't be used.
+        ConfigError: One of the addresses can't be used.
     """
     with closing(listen(host, port)) as for_app, closing(listen(host, port + 1)) as for_relay:
         config = _configured(app)
@@ -115,7 +115,7 @@ def _configured(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=75,  # above what clients keep: the SDK's have no limit and look before they use one
+        timeout_keep_alive=75,  # longer than clients keep connections; the SDK has no limit, but checks them before use
         timeout_graceful_shutdown=STOP_S,
     )
 
@@ -134,7 +134,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _remove_stale(path)
-        # Bound with no rights for anybody, so that there is no moment with more than `MODE`.
+        # Bound without any permissions, so that the socket never has more than `MODE`.
         before = os.umask(0o777)
         try:
             listener.bind(str(path))
@@ -163,17 +163,17 @@ def _remove_stale(path: Path) -> None:
 
 
 async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool = False) -> None:
-    """Serve the engine gate until SIGTERM, and where ``node_listen`` is set a cluster's gateways too.
+    """Serve the engine gate until SIGTERM and, if ``node_listen`` is set, the gateways of a cluster.
 
     Args:
-        settings: The gateway's own: both must agree on instance, folders and volumes.
-        catalog: What may be created.
-        makes_folders: ``socket_dir`` is here and belongs to the gate, which makes the workers' folders in it; the
-            gateway must be another user than root and cannot write there (see `Gate`).
+        settings: The gateway's settings. Gate and gateway must agree on instance, folders and volumes.
+        catalog: The environments whose containers may be created.
+        makes_folders: The gate owns ``socket_dir`` and creates the workers' folders in it. The gateway must not run as
+            root and must not be able to write there (see `Gate`).
 
     Raises:
-        BackendError: the engine does not answer, has no such volume, or the folder is not safe.
-        ConfigError: the gate's own socket can't be made; or what a cluster needs is not there, or not as it should be.
+        BackendError: The engine does not answer or lacks a volume, or the folder is not safe.
+        ConfigError: The gate's socket can't be created, or settings or files for the cluster are missing or invalid.
     """
     address = listen_address(settings.node_listen) if settings.node_listen else None
     tls = _tls(settings, makes_folders=makes_folders) if address is not None else None
@@ -187,7 +187,7 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
         custom_tasks_view=settings.custom_tasks_dir,
     )
     await gate.check()
-    # Read from the files and not taken from the gateway: a gateway that an attacker controls must not widen the rules.
+    # The rules come from the files, not from the gateway: a compromised gateway must not be able to widen them.
     reload = CatalogReload(
         catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
     )
@@ -208,7 +208,7 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
 
 
 async def _give_notice(is_ending: asyncio.Event, notice_s: float) -> None:
-    """Serve on for *notice_s* seconds, in which gateways find the node's successor; a second signal ends that."""
+    """Serve for *notice_s* more seconds, in which gateways find the node's successor. A second signal ends this."""
     logger.info("node_leaving notice_s=%g", notice_s)
     is_ending.clear()
     with suppress(TimeoutError):
@@ -256,7 +256,11 @@ async def _serving_gateways(
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT``, an IPv6 address in brackets; raises ``ConfigError`` if it is none, or has no next port."""
+    """Parse ``HOST:PORT``, with an IPv6 address in brackets.
+
+    Raises:
+        ConfigError: *text* has another form, or its port is not from 1 to 65534.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_535:
@@ -277,7 +281,7 @@ def _tls(settings: Settings, *, makes_folders: bool) -> ssl.SSLContext:
 
 
 def _raise_file_limit() -> None:
-    """Each connection through the relay is two files."""
+    """Raise the process's limit of open files: each connection through the relay needs two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -289,10 +293,10 @@ async def _stopped(task: asyncio.Task[None]) -> None:
 
 
 async def mountpoint(engine: str, volume: str) -> str:
-    """Where the engine has *volume* on its machine.
+    """Return the path of *volume* on the engine's machine.
 
     Raises:
-        BackendError: it does not answer, or has no such volume.
+        BackendError: The engine does not answer, or has no such volume.
     """
     async with engine_client(engine) as client:
         try:

@@ -1,9 +1,9 @@
-"""TLS between the gateways and the nodes of a cluster: the contexts of both sides, and their certificates.
+"""Makes TLS contexts and certificates for the connections between the gateways and the nodes of a cluster.
 
 Both sides show a certificate of one CA. Each side checks the other certificate's signature, dates, usage and name. A
 node's certificate is for servers, and a gateway's is for clients. The names are the same on all machines, because
-machines come and go and are found by address. So a certificate proves a role in the cluster. A holder of a gateway's
-key can have every node make containers that the catalog allows.
+machines come and go, and gateways find them by address. So a certificate proves a role in the cluster. A holder of a
+gateway's key can make every node create containers that the catalog allows.
 
 A gateway gives `NODE_NAME` as the server's name. Python checks names for clients only, so each connection compares the
 other name itself after the handshake.
@@ -30,15 +30,15 @@ from gateway.core.errors import ConfigError
 NODE_NAME: Final = "node.env-gateway"
 """The name in a node's certificate. Clients give it as the server's name at every address."""
 GATEWAY_NAME: Final = "gateway.env-gateway"
-"""What a gateway's certificate is for."""
+"""The name in a gateway's certificate."""
 CA_FILE, GATEWAY_FILES, NODE_FILES = (
     ("ca.pem", "ca-key.pem"),
     ("gateway.pem", "gateway-key.pem"),
     ("node.pem", "node-key.pem"),
 )
-"""Of `make_certificates`: certificate and key."""
+"""Names of the certificate and key files that `make_certificates` writes."""
 CLOCKS_DIFFER: Final = datetime.timedelta(hours=1)
-"""Certificates are good from so long before they were made: machines' clocks differ."""
+"""Time before its creation from which a certificate is valid, because machines' clocks differ."""
 _CA_NAME: Final = "env-gateway cluster CA"
 _FILE_MAX_BYTES: Final = 2**20
 _USAGES = {
@@ -46,7 +46,7 @@ _USAGES = {
     GATEWAY_NAME: (ExtendedKeyUsageOID.CLIENT_AUTH, "clientAuth"),
 }
 _Extensions = Sequence[tuple[x509.ExtensionType, bool]]
-"""Each with whether it is critical."""
+"""Certificate extensions, each with its critical flag."""
 
 
 # -- contexts
@@ -56,7 +56,7 @@ def server_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
     """Make a node's context, which serves only clients with a gateway's certificate.
 
     Raises:
-        ConfigError: a file is missing, not what it should be, out of date, or does not go with the others.
+        ConfigError: A file is missing, invalid, expired, not valid yet, or does not match the other files.
     """
     return _context(ssl.PROTOCOL_TLS_SERVER, NODE_NAME, ca, cert, key)
 
@@ -65,7 +65,7 @@ def client_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
     """Make a gateway's context, which connects only to servers with a node's certificate, as `NODE_NAME`.
 
     Raises:
-        ConfigError: as `server_context`.
+        ConfigError: See `server_context`.
     """
     return _context(ssl.PROTOCOL_TLS_CLIENT, GATEWAY_NAME, ca, cert, key)
 
@@ -76,13 +76,13 @@ def _context(protocol: int, name: str, ca: Path, cert: Path, key: Path) -> ssl.S
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody resumes: each connection shows its certificate
+        context.num_tickets = 0  # no session resumption: each connection shows its certificate
     try:
         context.load_verify_locations(cafile=ca)
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{ca}, {cert}, {key}: {error.strerror or error}") from error
-    context.sslobject_class = _Connection  # which event loops use; nothing here wraps a plain socket
+    context.sslobject_class = _Connection  # the class that event loops use; no code here wraps a plain socket
     return context
 
 
@@ -90,7 +90,7 @@ class _Connection(ssl.SSLObject):
     """A connection of either side, over an event loop."""
 
     def do_handshake(self) -> None:
-        """Check the other side's name too, also if a library has switched off Python's own check."""
+        """Also check the peer's name, even if a library has switched off Python's own check."""
         super().do_handshake()
         _require(self.getpeercert(), GATEWAY_NAME if self.server_side else NODE_NAME)
 
@@ -103,18 +103,18 @@ def _require(certificate: Any, name: str) -> None:
         raise ssl.SSLCertVerificationError(f"the other side's certificate is for {shown:.200}, and not for {name}")
 
 
-# -- what the files are
+# -- checks of the files
 
 
 def _check_files(name: str, ca: Path, cert: Path, key: Path) -> None:
-    """Say what is wrong with the files in words; OpenSSL's own are hard to read."""
+    """Check the files and raise ``ConfigError`` with a clear reason, because OpenSSL's messages are hard to read."""
     authorities, chain = _certificates(ca), _certificates(cert)
     own = chain[0]
     if own.public_key() != _private_key(key).public_key():
         raise ConfigError(f"{key} is not the key of the certificate {cert}")
     _check_dates(cert, own)
     _check_part(cert, own, name)
-    # While a CA is replaced by another one its file holds both, and the old one may have expired.
+    # During the replacement of a CA its file holds both CAs, and the old CA may have expired.
     issuers = [issuer for issuer in (*authorities, *chain[1:]) if _issued(issuer, own)]
     if not issuers:
         raise ConfigError(f"{cert} was not signed by the CA in {ca}")
@@ -173,17 +173,18 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-# -- making them
+# -- making certificates
 
 
 def make_certificates(directory: Path, *, days: int) -> None:
-    """Write a new CA, and a certificate with its key for gateways and one for nodes, into *directory* (made if needed).
+    """Write a new CA, and certificates with keys for gateways and for nodes, into *directory* (created if needed).
 
-    ``ca.pem``, ``gateway.pem``, ``node.pem`` and, mode 0600, ``ca-key.pem``, ``gateway-key.pem``, ``node-key.pem``. All
-    are good for *days* days. The CA's key is needed for further certificates only, and belongs on no machine.
+    The files are ``ca.pem``, ``gateway.pem``, ``node.pem`` and, with mode 0600, ``ca-key.pem``, ``gateway-key.pem``,
+    ``node-key.pem``. All certificates are valid for *days* days. Only further certificates need the CA's key, so it
+    belongs on no machine.
 
     Raises:
-        ConfigError: one of the files is there already, or can't be written; then none is left behind.
+        ConfigError: A file exists already, or can't be written. Then no new file is left behind.
     """
     files = _new_files(days)
     written: list[Path] = []

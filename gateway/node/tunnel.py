@@ -1,10 +1,10 @@
-"""The relay: gateways on other machines, over TLS, to the Unix sockets of this machine's workers.
+"""Relays connections of gateways on other machines, over TLS, to the Unix sockets of this machine's workers.
 
-A connection begins with one line, ``EG1 WORKER/SOCKET``, and is answered with ``+``, or with ``-REASON`` and its end.
-From then on bytes pass, both ways, until either side closes. TLS has no half-close here: when one side has said all
-that it had to say, both are closed, with what is buffered written first.
+A connection starts with one line, ``EG1 WORKER/SOCKET``. The node answers ``+``, or ``-REASON`` and closes the
+connection. After ``+`` bytes pass both ways until either side closes. There is no TLS half-close: when one side
+finishes, the relay writes the buffered bytes and closes both sides.
 
-A worker is hostile, and its folder is its own: see `sockets`.
+A worker may be hostile and controls the content of its folder: see `gateway.node.worker_sockets`.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ logger = logging.getLogger(__name__)
 GREETING: Final = b"EG1 "
 LINE_MAX_BYTES: Final = 200
 LINE_S: Final = 5.0
-"""From the end of the handshake to the end of the first line."""
+"""Maximum seconds from the end of the handshake to the end of the first line."""
 HANDSHAKE_S: Final = 10.0
 LINGER_S: Final = 30.0
-"""How long the last bytes may take to a side that reads slowly, after the other one has closed."""
+"""Maximum seconds to write the last bytes to a slow reader after the other side has closed."""
 QUIET_S: Final = 1.0
-"""A connection that was silent for so long rests. On one that was used just now the next request may be on its way:
-that one is closed right behind the next answer, when its gateway cannot have sent another one."""
+"""Seconds of silence after which a connection counts as idle. On a recently used connection the next request may be
+under way. `Tunnel.drain` closes it directly after that request's answer, before its gateway can send another."""
 CONNECTIONS_MAX: Final = 8192
 HIGH_WATER_BYTES: Final = 256 * 1024
-"""What is kept for a side that does not read; then the other one is not read any more."""
+"""Bytes buffered for a side that does not read. Beyond them the relay stops reading from the other side."""
 READ_MAX_BYTES: Final = 256 * 1024
-"""At most so much is read at once, by either event loop."""
+"""Maximum bytes of one read, with any event loop."""
 _SOCKETS = frozenset((SOCKET_NAME, FOREIGN_SOCKET))
 
 
 class Tunnel:
-    """Serves one listening socket."""
+    """Relays the connections of one listening socket."""
 
     def __init__(self, *, sockets: Path, tls: ssl.SSLContext, max_connections: int = CONNECTIONS_MAX) -> None:
-        """Take no connection yet.
+        """Set up the relay without accepting connections.
 
         Args:
             sockets: The folder of the workers' folders.
-            tls: With this node's certificate; it lets gateways in and nobody else.
-            max_connections: At once; further ones are refused.
+            tls: The context with this node's certificate, which accepts only gateways.
+            max_connections: Maximum number of concurrent connections; further connections are refused.
         """
         self.sockets = sockets
         self.max_connections = max_connections
@@ -62,11 +62,11 @@ class Tunnel:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Number of open connections."""
         return len(self._channels)
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve *listener*, which is closed at the end, until `drain`."""
+        """Serve *listener* until `drain`, which closes it."""
         _keep_alive(listener)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Near(_Channel(self)),
@@ -77,7 +77,7 @@ class Tunnel:
         )
 
     async def drain(self, within_s: float) -> None:
-        """Take no more connections, close those that rest, and let requests under way end, for *within_s* seconds."""
+        """Refuse new connections, close idle ones, and wait at most *within_s* seconds for running requests to end."""
         self.is_leaving = True
         if self._server is not None:
             self._server.close()
@@ -99,19 +99,19 @@ class Tunnel:
                 await self._is_empty.wait()
 
     def admit(self, channel: _Channel) -> bool:
-        """Count *channel*; whether there is room for it."""
+        """Count *channel*. Return True if it is within the limit."""
         self._channels.add(channel)
         return len(self._channels) <= self.max_connections
 
     def forget(self, channel: _Channel) -> None:
-        """Both ends of *channel* are gone."""
+        """Drop *channel*, both sides of which are closed."""
         self._channels.discard(channel)
         if not self._channels:
             self._is_empty.set()
 
 
 class _Channel:
-    """A gateway's connection, and the worker's that it is joined to."""
+    """A gateway's connection, joined to a connection to a worker."""
 
     def __init__(self, relay: Tunnel) -> None:
         self.relay = relay
@@ -121,12 +121,12 @@ class _Channel:
         self._is_ending = False
         self._answered_at = 0.0
         self._early = bytearray()
-        """For the worker, and here before it is."""
+        """Bytes for the worker that arrived before its connection."""
         self._joining: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, near: asyncio.Transport) -> None:
-        """A gateway is there."""
+        """Accept or refuse a gateway's new connection."""
         self.near = near
         near.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         has_room = self.relay.admit(self)
@@ -138,7 +138,7 @@ class _Channel:
             self._timer = asyncio.get_running_loop().call_later(LINE_S, self.refuse, "the first line took too long")
 
     def join(self, line: bytes, rest: bytes) -> None:
-        """Connect to the worker that *line* names; *rest* is for it."""
+        """Connect to the worker that *line* names. *rest* holds the first bytes for it."""
         self._stop_clock()
         text = line.decode("ascii", "replace")
         worker, slash, name = text.removeprefix(GREETING.decode()).partition("/")
@@ -160,14 +160,14 @@ class _Channel:
             connection.close()
             return
         try:
-            # Not to be cancelled: uvloop would never tell of the connection's end.
+            # Never cancelled: uvloop would then not report the connection's end.
             await loop.create_unix_connection(lambda: _Far(self), sock=connection)
         except OSError as error:
             connection.close()
             self.refuse(f"worker {worker} hung up: {error.strerror}")
 
     def joined(self, far: asyncio.Transport) -> None:
-        """The worker is there."""
+        """Confirm the connection to the worker, and start passing bytes."""
         self.far = far
         if self._is_ending or self.near is None:
             far.abort()
@@ -181,7 +181,7 @@ class _Channel:
             self.to_worker(early)
 
     def to_worker(self, data: bytes) -> None:
-        """Pass on what the gateway says."""
+        """Pass bytes from the gateway to the worker."""
         if self.far is None:
             self._early += data
             if len(self._early) > HIGH_WATER_BYTES + READ_MAX_BYTES:
@@ -191,7 +191,7 @@ class _Channel:
             self.far.write(data)
 
     def to_gateway(self, data: bytes) -> None:
-        """Pass on what the worker says."""
+        """Pass bytes from the worker to the gateway."""
         if self.near is None or self.near.is_closing():
             return
         self._under_way.answered(data)
@@ -201,14 +201,14 @@ class _Channel:
             self.end()
 
     def refuse(self, reason: str) -> None:
-        """Tell the gateway why there is no way to the worker, and hang up."""
+        """Send the gateway the reason of a refusal, and close the connection."""
         if self.near is not None and not self.near.is_closing():
-            logger.debug("relay_refused reason=%s", reason)  # who waits for a start asks again and again
+            logger.debug("relay_refused reason=%s", reason)  # debug: a gateway retries often while a worker starts
             self.near.write(f"-{reason}\n".encode("ascii", "replace"))
         self.end()
 
     def leave(self) -> None:
-        """End as soon as no request is under way, and none can be expected on its way."""
+        """Close the connection if no request is under way, now or after `QUIET_S` of silence."""
         if self._is_ending or self._under_way.is_under_way:
             return
         loop = asyncio.get_running_loop()
@@ -220,7 +220,7 @@ class _Channel:
             self._timer = loop.call_at(rests_at, self.leave)
 
     def end(self) -> None:
-        """Close both sides, what is buffered first; a side that does not take it is cut off in the end."""
+        """Write the buffered bytes and close both sides. Abort a side that does not read them within `LINGER_S`."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -232,14 +232,14 @@ class _Channel:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
 
     def abort(self) -> None:
-        """Cut both sides off."""
+        """Close both sides without writing buffered bytes."""
         self._is_ending = True
         for transport in (self.near, self.far):
             if transport is not None:
                 transport.abort()
 
     def lost(self, *, near: bool, broken: bool) -> None:
-        """One side is gone; *broken*: not by a close of its own or ours."""
+        """Handle the loss of one side. *broken*: an error ended its connection, not a close."""
         if near:
             self.near = None
         else:
@@ -260,7 +260,7 @@ class _Channel:
 
 
 class _Near(asyncio.Protocol):
-    """The gateway's side."""
+    """The protocol of the gateway's side."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
@@ -268,7 +268,7 @@ class _Near(asyncio.Protocol):
         self._has_line = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._channel.begin(cast(asyncio.Transport, transport))  # uvloop's are no subclass
+        self._channel.begin(cast(asyncio.Transport, transport))  # uvloop's transports are no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._has_line:
@@ -293,23 +293,23 @@ class _Near(asyncio.Protocol):
 
 
 class _Far(asyncio.Protocol):
-    """The worker's side."""
+    """The protocol of the worker's side."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._channel.joined(cast(asyncio.Transport, transport))  # uvloop's are no subclass
+        self._channel.joined(cast(asyncio.Transport, transport))  # uvloop's transports are no subclass
 
     def data_received(self, data: bytes) -> None:
         self._channel.to_gateway(data)
 
     def eof_received(self) -> bool:
         self._channel.end()
-        return True  # closed by us, when what is buffered is written
+        return True  # the channel closes the transport after writing the buffered bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # A worker that was killed breaks its connection, but what it had said is for the gateway.
+        # A killed worker breaks its connection, but the gateway must still get the bytes that it sent.
         self._channel.lost(near=False, broken=False)
 
     def pause_writing(self) -> None:
@@ -330,7 +330,7 @@ def _resume(transport: asyncio.Transport | None) -> None:
 
 
 def _keep_alive(listener: socket.socket) -> None:
-    """Let the kernel tell of gateways that are gone; connections inherit it from their listener."""
+    """Let the kernel detect lost gateways. Connections inherit these options from their listener."""
     for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),

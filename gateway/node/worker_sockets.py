@@ -1,13 +1,12 @@
-"""The way to a worker's socket, in a folder that the worker can change at any moment.
+"""Connects to a worker's socket, in a folder that the worker can change at any moment, and tracks requests on it.
 
-The folder itself is the gate's. What is in it may be a link to anywhere, and may be replaced between a look and a
-connect: so the file is opened first, without following a link, and what was opened is looked at and connected to.
+The gate owns the folder itself. A file in it may be a link to any path, and the worker may replace it between a check
+and the connect. So `connected` opens the file first, without following links, then checks and connects to that file.
 
-Whether a request is under way on a connection that is passed on, byte by byte.
-
-The relay does not read HTTP: what it passes on is not its business. But when its process ends it must know which
-connections rest, and a worker's answer may be silent for long between its first byte and its last (events, with a sign
-of life each 10 s). So it looks for answers' ends, and for those only: where it cannot tell, a request is under way.
+`UnderWay` tracks whether a request is under way on a relayed connection. The relay does not interpret HTTP otherwise.
+But when its process ends it must know which connections are idle. A worker's response may pause for long between its
+first and last byte (events, with a sign of life each 10 s). So `UnderWay` searches for the ends of responses only.
+Where it finds no end, a request counts as under way.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from pathlib import Path
 from typing import Final
 
 CONNECT_S: Final = 2.0
-"""How long a worker may leave its queue of connections full."""
+"""Maximum seconds for which a worker's full connection queue is retried."""
 PAUSE_S: Final = 0.02
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Unreachable(Exception):
-    """There is no way to the worker; with the reason."""
+    """The worker's socket can't be reached. The message has the reason."""
 
 
 async def connected(sockets: Path, worker: str, name: str) -> socket.socket:
-    """Connect to the socket *name* of *worker* (a safe id) below *sockets*; the caller's to close.
+    """Connect to the socket *name* of *worker* (a safe id) below *sockets*. The caller closes the connection.
 
     Raises:
-        Unreachable: it is not there, is no socket, nobody listens on it, or its queue is full.
+        Unreachable: The file does not exist or is not a socket, no process listens on it, or its queue stays full.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONNECT_S
@@ -47,7 +46,7 @@ async def connected(sockets: Path, worker: str, name: str) -> socket.socket:
 
 
 def _try(sockets: Path, worker: str, name: str) -> socket.socket | None:
-    """Connect; None if the queue is full. A Unix socket connects at once or not at all, so this does not block."""
+    """Return a connection, or None if the queue is full. A Unix socket connects immediately or not at all."""
     with ExitStack() as undo:
 
         def opened(path: str | Path, flags: int, within: int | None) -> int:
@@ -75,37 +74,37 @@ def _try(sockets: Path, worker: str, name: str) -> socket.socket | None:
 
 
 HEAD_MAX_BYTES: Final = 256 * 1024
-"""Of an answer's head; of one that is longer no end is looked for."""
+"""Maximum bytes of a response's head. The end of a response with a longer head is not searched for."""
 _END: Final = b"\r\n0\r\n\r\n"
-"""Of a body in chunks, without trailers; what is before it ends a head or a chunk."""
+"""The end of a chunked body without trailers, with the CRLF that ends the previous chunk or the head."""
 _BODY = re.compile(rb"\r\n(?:content-length:[ \t]*([0-9]{1,18})[ \t]*\r|transfer-encoding:[^\r]*chunked)", re.I)
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
 _WITHOUT_BODY: Final = frozenset((b"204", b"304"))
 
 
 class UnderWay:
-    """Looks at what passes; one for each connection."""
+    """Tracks whether a request is under way on one relayed connection."""
 
     __slots__ = ("_head", "_in_head", "_is_endless", "_left", "_tail", "is_under_way")
 
     def __init__(self) -> None:
         self.is_under_way = False
-        """Bytes went to the worker, and the answer to them did not end yet."""
+        """True from a request's first byte to the worker until the end of the response."""
         self._in_head = False
         self._is_endless = False
         self._head = b""
         self._left: int | None = 0
-        """Bytes of the body that are still to come; None: it comes in chunks, and the last one is looked for."""
+        """Remaining bytes of the body; None for a chunked body, whose last chunk is searched for."""
         self._tail = b""
 
     def asked(self) -> None:
-        """Bytes go to the worker."""
+        """Note that bytes go to the worker."""
         if not self.is_under_way:
             self.is_under_way = self._in_head = True
             self._head = self._tail = b""
 
     def answered(self, data: bytes) -> None:
-        """*data* comes from the worker."""
+        """Note that *data* comes from the worker."""
         if self._in_head:
             self._look_at_head(data)
         elif self._is_endless:
@@ -127,18 +126,18 @@ class UnderWay:
         status = _STATUS.match(head)
         rest = len(head) - end - 4
         if status is None or status[1] == b"101":
-            self._never_ends()  # another protocol: its connection is a session
+            self._never_ends()  # another protocol, which uses the connection until it closes
             return
         if status[1].startswith(b"1"):
             self._head = b""
-            self._look_at_head(head[end + 4 :])  # an interim answer; the real one follows
+            self._look_at_head(head[end + 4 :])  # an interim response; the final response follows
             return
         self._in_head, self._head = False, b""
         body = _BODY.search(head, 0, end + 4)
         if status[1] in _WITHOUT_BODY:
             self.is_under_way = False
         elif body is None:
-            self._never_ends()  # but with its connection
+            self._never_ends()  # the body ends with the connection
         elif body[1] is None:
             self._left = None
             self._look_for_end(head[end:])

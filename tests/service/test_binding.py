@@ -1,4 +1,4 @@
-"""Which environment a request means: by name, by path, by deployment, or by its first path later on."""
+"""The environment of a request: from its name, its path, its deployment, or the session's first path later on."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def test_a_create_by_index_without_a_name_is_bound_by_its_first_path() -> 
         assert (await gateway.used("coding"), await gateway.used("math")) == (1, 0)
 
 
-async def test_it_is_bound_to_the_default_environment_by_a_path_without_one() -> None:
+async def test_a_path_without_an_environment_binds_a_create_to_the_default_environment() -> None:
     async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
         await client.post("/create", json=BY_INDEX)
 
         assert await _question(client, "/prompt") == "a sum"
 
 
-async def test_many_first_requests_at_once_open_one_session() -> None:
+async def test_many_concurrent_first_requests_open_one_session() -> None:
     async with running(environment(), environment("coding"), **TASKS) as (stack, gateway, client):
         await client.post("/create", json=BY_INDEX)
 
@@ -80,7 +80,7 @@ async def test_an_inline_create_on_an_id_that_waits_for_its_name_is_refused() ->
         assert await gateway.used() == 0
 
 
-async def test_an_index_that_its_environment_has_not_is_told_when_the_environment_is_known() -> None:
+async def test_an_invalid_index_is_refused_once_the_environment_is_known() -> None:
     async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
         created = await client.post("/create", json={"split": "train", "index": 1})
         answer = await client.get("/coding/prompt")
@@ -97,7 +97,7 @@ async def test_an_index_that_its_environment_has_not_is_told_when_the_environmen
         ({"split": "hard", "index": 9}, "Invalid index: 9; split 'hard' has "),
     ],
 )
-async def test_an_index_that_no_environment_has_is_told_at_once(wish: dict[str, Any], reason: str) -> None:
+async def test_an_index_that_no_environment_has_is_refused_immediately(wish: dict[str, Any], reason: str) -> None:
     async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
         answer = await client.post("/create", json=wish)
 
@@ -124,7 +124,7 @@ async def test_an_unknown_deployment_means_the_default_environment() -> None:
         assert await gateway.used("math") == 1
 
 
-async def test_without_lazy_binding_the_default_environment_is_meant_at_once() -> None:
+async def test_without_lazy_binding_a_create_uses_the_default_environment_immediately() -> None:
     async with running(environment(), environment("coding"), lazy_binding=False, **TASKS) as (_, gateway, client):
         await client.post("/create", json=BY_INDEX)
 
@@ -171,7 +171,7 @@ async def test_an_unknown_environment_is_named_as_it_was_sent() -> None:
         ]
 
 
-async def test_what_there_is_not_is_logged_once_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_unknown_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
         with caplog.at_level(logging.INFO, "gateway"):
             answers = [
@@ -187,4 +187,29 @@ async def test_what_there_is_not_is_logged_once_by_its_name(caplog: pytest.LogCa
     assert [400 <= answer.status_code < 500 for answer in answers] == [True] * 5
     assert len(lines) == 5, lines
     for line, name in zip(lines, ("nosuch", "nosplit", "77", "other", "Not Found"), strict=True):
+        assert name in line
+
+
+async def test_areal_and_openenv_log_each_unknown_name_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
+        with caplog.at_level(logging.INFO, "gateway"):
+            for path, body in (
+                ("/areal/maths/api/episode/start", {"sample_id": 0, "config": {}}),
+                ("/areal/math/api/episode/start", {"sample_id": "nosample", "config": {}}),
+                ("/openenv/maths/reset", {}),
+                ("/openenv/math/reset", {"task": "notask"}),
+                ("/openenv/math/math/num_tasks", {"split": "nosplit"}),
+            ):
+                answer = await client.post(path, json=body)
+                assert 400 <= answer.status_code < 500, answer.text
+
+        lines = [line.getMessage() for line in caplog.records if "_not_found " in line.getMessage()]
+
+    for line, kind, name in zip(
+        lines,
+        ("areal", "areal", "openenv", "openenv", "openenv"),
+        ("(did you mean 'math'?)", "nosample", "(did you mean 'math'?)", "notask", "nosplit"),
+        strict=True,
+    ):
+        assert line.startswith(f"{kind}_not_found ")
         assert name in line

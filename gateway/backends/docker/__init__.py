@@ -1,1 +1,1 @@
-"""Workers as containers of one Docker engine."""
+"""Run workers as containers of one Docker engine."""

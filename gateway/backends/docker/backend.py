@@ -1,16 +1,15 @@
-"""Workers as containers of a Docker engine, or of the engine gate in front of one; hardened as DESIGN 8 says.
+"""Run workers as hardened containers of a Docker engine, directly or through the engine gate in front of it.
 
-A worker's only door is a Unix socket in a folder that it shares with the gateway, so its container needs no network.
-A worker of a third-party image listens on TCP. A second container (`container`) makes a Unix socket of its port. The
-two live and die together.
+A worker listens only on a Unix socket in a folder that it shares with the gateway, so its container needs no network.
+The server of a third-party image listens on TCP. A second container (`container`) offers its port as a Unix socket. The
+two containers start and stop together.
 
-The engine must see that folder: under the same path (a gateway on the engine's machine), or as a volume that is also
-mounted at the gateway (``socket_volume``). The folder is made for everybody, as the worker is another user than the
-gateway; nobody else can reach it, because the folder above lets nobody list it and worker ids are not guessable.
+The engine must see the socket folder. A gateway on the engine's machine uses the same path. Otherwise a volume must be
+mounted at the gateway too (``socket_volume``). Every user may write to the folder, because the worker runs as another
+user than the gateway. No other user can reach it: the parent folder can't be listed, and worker ids are not guessable.
 
-What a worker puts into its socket folder can be removed by root and by the user that workers run as
-(``Loosened.user``): a gateway that is neither leaves the folders behind in which a worker made folders of its own, and
-says so (``worker_folder_left``).
+Only root and the workers' user (``Relaxations.user``) can remove the folders that a worker creates in its socket
+folder. A gateway that runs as neither leaves such socket folders behind, and logs ``worker_folder_left``.
 """
 
 from __future__ import annotations
@@ -58,55 +57,55 @@ from gateway.core.worker import BackendWorker, Death, Worker
 logger = logging.getLogger(__name__)
 
 PULL_THREADS = 2
-"""Threads that only pull: a pull takes minutes, and the threads that stop workers must not wait for it."""
+"""Number of threads that only pull: a pull takes minutes, and the threads that stop workers must not wait for it."""
 KILL_S = 5.0
-"""From SIGKILL to the end; more means that the kernel cannot end a process."""
+"""Seconds from SIGKILL to the container's end. A longer time means that the kernel cannot end a process."""
 STOP_PAUSE_S = 0.05
-"""Between two looks whether a worker that was asked to end has ended (a look costs the engine 1 ms)."""
+"""Seconds between two checks whether a stopping worker has ended. A check costs the engine 1 ms."""
 DEAD_LOG_LINES = 20
 CLOSE_S = 10.0
-"""How long ``aclose`` waits for launches to be undone."""
+"""Seconds that ``aclose`` waits for launches and their undos."""
 _RUNNING = frozenset(["running", "paused", "restarting"])
 _ROLES = frozenset(Role)
 
 
 @dataclass(slots=True)
 class _Made:
-    """What a launch has made so far, that is what its undo has to remove."""
+    """The objects that a launch has created so far, and that its undo must remove."""
 
     folder: bool = False
     containers: list[str] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
-    """Names of those whose making the engine was asked for, and did not answer: they may come to be yet."""
+    """Names of containers whose create request got no answer: the engine may still create them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePace:
-    """How much an engine is asked at once, and how long its answers may take."""
+    """Limits on concurrent calls to an engine, and its timeouts."""
 
     threads: int = 8
-    """Calls on the engine at once. It starts 5 to 7 containers a second at any parallelism."""
+    """Number of concurrent calls to the engine. An engine starts 5 to 7 containers per second at any parallelism."""
     stop_grace_s: float = 2.0
-    """From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran, and the worker's
-    successor may wait for its place."""
+    """Seconds from SIGTERM to SIGKILL. Sessions have ended by then: only a step that overran still runs, and the
+    worker's successor may wait for its place."""
     silence_s: float = TIMEOUT_S
-    """The engine's longest silence within a call."""
+    """Seconds of silence after which a call to the engine times out."""
     reason_s: float = REASON_S
-    """How long a death may be kept back for its reason."""
+    """Seconds for which a death's announcement may wait for the reason."""
 
 
 class DockerBackend(Backend):
-    """Starts and stops containers.
+    """Starts and stops workers as containers.
 
     Args:
-        url: The engine's socket, or the gate's: ``unix:///…``.
-        instance: Label of everything that this backend makes.
-        paths: Where the files of workers are.
-        owner: The gateway's identity, another label. The backend sees, counts and removes only what has both labels.
-            Replicas that share a store have the same owner. Empty: *instance* alone decides.
-        environments: `check` tries the engine with the first one whose images are there.
-        forwarder_image: The image beside third-party images: one of ours, for its ``envserver``.
-        pace: How the engine is asked.
+        url: Address of the engine's socket, or of the engine gate's: ``unix:///…``.
+        instance: Label of every container of this backend.
+        paths: Places of workers' files.
+        owner: Label with the gateway's identity. The backend lists and removes only containers with both labels.
+            Replicas that share a store have the same owner. If it is empty, *instance* alone selects containers.
+        environments: All environments. `check` tests the engine with the first one whose images are present.
+        forwarder_image: The gateway's own image that runs the forwarder of third-party images with its ``envserver``.
+        pace: Concurrency and timeouts of calls to the engine.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class DockerBackend(Backend):
         forwarder_image: str = FORWARDER_IMAGE,
         pace: EnginePace = EnginePace(),
     ) -> None:
-        """Make no connection yet."""
+        """Create the backend without connecting to the engine."""
         self._instance = instance
         self._owner = owner
         self._own = owned_filter(instance, owner)
@@ -138,9 +137,9 @@ class DockerBackend(Backend):
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """Start a container; see ``Backend.start``.
+        """Start a worker's container or containers; see ``Backend.start``.
 
-        An image that is missing is pulled only if its name says where from (a registry, or a digest).
+        A missing image is pulled only if its name contains a registry or a digest.
         """
         if self._closed:
             raise StartFailed("the backend is closed")
@@ -151,27 +150,27 @@ class DockerBackend(Backend):
             )
         except EngineError as error:
             told = self._sources.explained(error, worker.id, environment)
-            if error.is_silence:  # no fault of the image's
+            if error.is_silence:  # the image is not at fault
                 raise BackendError(f"{environment.image}: {told}") from error
             raise StartFailed(f"{environment.image}: {told}") from error
 
     async def stop(self, id: WorkerId) -> None:
-        """Send SIGTERM, SIGKILL after the grace, and remove container and folder; see ``Backend.stop``."""
+        """Send SIGTERM, then SIGKILL after the grace period; remove containers and folder. See ``Backend.stop``."""
         entries = await self._containers(id)
-        # In this order, whatever fails or is cancelled between: containers are found again, a folder alone is not.
+        # The folder goes before the containers: after a failure, `found` lists containers, but not a folder alone.
         raise_first(await asyncio.gather(*[self._end(entry) for entry in entries], return_exceptions=True))
         await self._remove_folder(id)
         removals = [self._engine.call(partial(calls.remove, container=entry["Id"])) for entry in entries]
         raise_first(await asyncio.gather(*removals, return_exceptions=True))
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """See ``Backend.logs``."""
-        # A forwarder says nothing, unless it fails.
+        """Return the output of the worker's containers, the forwarder's last; see ``Backend.logs``."""
+        # A forwarder writes output only when it fails.
         entries = sorted(await self._containers(id), key=lambda entry: _role(entry) is Role.FORWARDER)
         return "".join([await self._log(entry["Id"], lines) for entry in entries])
 
     async def found(self) -> list[BackendWorker]:
-        """List by label in one call; a worker that is being created counts as not running."""
+        """Return the workers with this backend's labels, in one call; an incomplete worker counts as not running."""
         entries = await self._engine.call(partial(calls.listed, labels=self._own), silence_s=LOOK_S)
         workers: dict[str, list[dict[str, Any]]] = {}
         for entry in entries:
@@ -180,7 +179,7 @@ class DockerBackend(Backend):
         return [self._found(WorkerId(id), parts) for id, parts in workers.items()]
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """Freeze all of its containers, or none; see ``Backend.pause``."""
+        """Freeze all containers of the worker, or none; see ``Backend.pause``."""
 
         async def steps(wanted: CancelToken) -> None:
             await self._all_of(id, wanted.guarded(calls.pause))
@@ -191,26 +190,26 @@ class DockerBackend(Backend):
         await self._launches.run(steps, undo, lease)
 
     async def resume(self, id: WorkerId) -> None:
-        """Let all of its containers go on; see ``Backend.resume``."""
+        """Resume all containers of the worker; see ``Backend.resume``."""
         await self._all_of(id, calls.unpause)
 
     async def prepare(self, environment: Environment) -> str:
-        """Pull what is missing of the images that it needs; see ``Backend.prepare``.
+        """Pull the missing images of *environment*; see ``Backend.prepare``.
 
-        An image that is there is taken as it is, also where its registry has a newer one of that name.
+        An image on the engine is used as it is, even if its registry has a newer image of that name.
         """
         if self._closed:
             raise StartFailed("the backend is closed")
         return await self._launches.run(partial(self._images.prepare, environment), _nothing)
 
     def deaths(self) -> AsyncIterator[Death]:
-        """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
+        """Yield deaths from the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
         return self._endings.follow()
 
     async def check(self) -> None:
-        """Ask whether the engine answers, has enough for one worker each, and sees the socket folder.
+        """Check that the engine answers, has resources for a worker of each environment, and sees the socket folder.
 
-        The latter needs an image that is there.
+        The last check needs an environment whose images are present.
         """
         await asyncio.to_thread(self._folders.check, len(secrets.token_hex(8)))
         await self._engine.call(APIClient.ping, silence_s=LOOK_S)
@@ -223,12 +222,12 @@ class DockerBackend(Backend):
         logger.info("backend_probe_skipped reason=no_image_of_an_environment_is_here")
 
     async def aclose(self) -> None:
-        """Let go of threads and clients; containers go on."""
+        """Release threads and clients; containers keep running."""
         if self._closed:
             return
         self._closed = True
         await self._launches.drain(CLOSE_S)
-        # At once: each may wait for an engine that hangs.
+        # Concurrently, because each may wait for an engine that hangs.
         await asyncio.gather(self._endings.aclose(), self._puller.aclose(), self._engine.aclose())
 
     async def _launch(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
@@ -241,7 +240,7 @@ class DockerBackend(Backend):
 
     async def _launch_foreign(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
         server = await self._create(worker, environment, made, wanted)
-        # At once; and both are waited for, whatever becomes of one, as neither can be called back.
+        # Both run concurrently. Both are awaited even if one fails, because neither request can be cancelled.
         started, forwarder = await asyncio.gather(
             self._start(server, wanted),
             self._create_forwarder(worker, environment, server, made, wanted),
@@ -252,7 +251,7 @@ class DockerBackend(Backend):
             raise forwarder
         try:
             await self._start(forwarder, wanted)
-        except EngineError:  # as of a server that has died: there is nothing to share then
+        except EngineError:  # a dead server has no network namespace to share
             await self._expect_running(server, environment.image)
             raise
         await self._expect_running(server, environment.image)
@@ -260,7 +259,7 @@ class DockerBackend(Backend):
         return self._folders.address(worker.id, FOREIGN_SOCKET)
 
     async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
-        """Make folder and container; returns the container's id."""
+        """Create the worker's folder and container; return the container's id."""
         await asyncio.to_thread(wanted.guarded(self._folders.make), worker.id)
         made.folder = True
         await self._sources.expect_volumes(environment)
@@ -293,7 +292,7 @@ class DockerBackend(Backend):
 
     async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: CancelToken) -> str:
         create = wanted.guarded(partial(calls.create, body=body, name=name))
-        made.containers.append(name)  # even without an answer it may come to be
+        made.containers.append(name)  # the engine may create it even without an answer
         try:
             try:
                 created = await self._engine.call(create)
@@ -304,7 +303,7 @@ class DockerBackend(Backend):
                 created = await self._engine.call(create)
         except EngineError as error:
             if 400 <= error.status < 500:
-                made.containers.remove(name)  # a refusal: what bears that name, if anything, is not ours to undo
+                made.containers.remove(name)  # refused: a container of that name is not this launch's to remove
             elif error.is_silence:
                 made.unsure.add(name)
             raise
@@ -324,10 +323,10 @@ class DockerBackend(Backend):
         return await self._engine.call(partial(calls.logs, container=container, lines=lines), silence_s=LOOK_S)
 
     async def _all_of(self, id: WorkerId, act: Callable[..., None]) -> None:
-        """Do *act* with each container of worker *id*.
+        """Call *act* for each container of worker *id*.
 
         Raises:
-            BackendError: it has none, or the engine refused.
+            BackendError: The worker has no container, or the engine refuses.
         """
         entries = await self._containers(id)
         if not entries:
@@ -341,7 +340,7 @@ class DockerBackend(Backend):
                 continue
             try:
                 await self._engine.call(partial(calls.unpause, container=entry["Id"]), silence_s=LOOK_S)
-            except EngineError as error:  # it is dead, or gone
+            except EngineError as error:  # the container is dead or gone
                 if error.is_silence:
                     raise
 
@@ -352,9 +351,9 @@ class DockerBackend(Backend):
             raise_first(outcomes)
             absent = {name for name, was_there in zip(made.containers, outcomes, strict=True) if was_there is False}
             if missing := absent & made.unsure:
-                made.unsure -= missing  # looked for once more: an engine that hung does what it was asked for later
+                made.unsure -= missing  # retried once: an engine that hung may execute the request later
                 raise BackendError(f"{', '.join(sorted(missing))}: not there, and may come to be yet")
-        finally:  # a container that is left is found by its label; a folder without one is not
+        finally:  # `found` lists a leftover container by its label, but not a leftover folder
             if made.folder:
                 await self._remove_folder(id)
 
@@ -362,7 +361,7 @@ class DockerBackend(Backend):
         try:
             await asyncio.to_thread(self._folders.remove, id)
         except BackendError as error:
-            # The worker is gone, which is what matters; to try again would end the same.
+            # The worker is gone, and a retry would fail the same way.
             logger.error("worker_folder_left worker=%s error=%s", id, error)
 
     async def _containers(self, id: WorkerId) -> list[dict[str, Any]]:
@@ -370,16 +369,16 @@ class DockerBackend(Backend):
         return await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
 
     async def _end(self, entry: dict[str, Any]) -> None:
-        """Let a container end, by force after the grace; a forwarder has nothing to tidy up, and is just removed."""
+        """End a container, by SIGKILL after the grace period. A forwarder needs no cleanup, so it is only removed."""
         if _role(entry) is Role.FORWARDER:
             return
-        await self._thaw([entry])  # else it would not hear that it is to end
+        await self._thaw([entry])  # a frozen container does not handle SIGTERM
         if not await self._has_ended_of("SIGTERM", entry["Id"], self._grace_s):
             logger.info("worker_killed container=%s grace_s=%.1f", entry["Id"][:12], self._grace_s)
             await self._has_ended_of("SIGKILL", entry["Id"], KILL_S)
 
     async def _has_ended_of(self, signal: str, container: str, within_s: float) -> bool:
-        """Send *signal* and wait for the end, without holding a thread meanwhile."""
+        """Send *signal* and wait for the container's end without holding a thread; return False on a timeout."""
         ended = await self._engine.call(partial(calls.send_signal, container=container, signal=signal))
         try:
             async with asyncio.timeout(within_s):
@@ -391,9 +390,9 @@ class DockerBackend(Backend):
         return True
 
     async def _probe(self, environment: Environment) -> None:
-        """Create a container, without starting it, whose folder was made by us just now.
+        """Create a worker's folder and container without starting it, then remove both.
 
-        Found by `found` like any worker, so that even one that is left by a crash here is removed by the next audit.
+        `found` lists the container like any worker, so the next audit removes it if the gateway crashes here.
         """
         id = WorkerId(f"probe-{secrets.token_hex(4)}")
         worker = Worker(id=id, environment=environment.name, digest=environment.digest(), slots=1)
@@ -424,7 +423,7 @@ class DockerBackend(Backend):
 
 
 async def _nothing() -> None:
-    """Undo nothing: an image that was pulled may stay."""
+    """Undo nothing: a pulled image may stay."""
 
 
 def _role(entry: dict[str, Any]) -> Role | None:

@@ -1,6 +1,6 @@
-"""What is asked of the engine about one container, or about all: the SDK's blocking calls, for the engine's threads.
+"""Blocking SDK calls about containers, images and volumes, for the threads of an `Engine`.
 
-What one worker of an environment asks of the engine's machine, compared with what there is. Pure.
+`shortcomings` compares the resources that a worker needs with the engine's machine, without I/O.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gateway.core.environment import Environment, Limits
 
 
 def create(client: APIClient, *, body: dict[str, Any], name: str) -> str:
-    """Create a container; its id."""
+    """Create a container and return its id."""
     id: str = client.create_container_from_config(body, name=name)["Id"]  # type: ignore[no-untyped-call]  # no stubs
     return id
 
 
 def listed(client: APIClient, *, labels: list[str]) -> list[dict[str, Any]]:
-    """The containers that have all of *labels*, whatever their state."""
+    """Return the containers in any state that have all *labels*."""
     found: list[dict[str, Any]] = client.containers(all=True, filters={"label": labels})
     return found
 
 
 def _unless_missing(act: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what *act* returns, or *otherwise* if the engine has no such object."""
+    """Return the result of *act*, or *otherwise* if the engine has no such object."""
     try:
         return act()
     except APIError as error:
@@ -38,7 +38,7 @@ def _unless_missing(act: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def state(client: APIClient, *, container: str) -> dict[str, Any]:
-    """Return a container's state; if it is gone, that of one that exited cleanly."""
+    """Return a container's state; for a missing container, the state of a clean exit."""
     gone = {"State": {"Running": False, "ExitCode": 0}}
     found: dict[str, Any] = _unless_missing(lambda: client.inspect_container(container), gone)["State"]
     return found
@@ -51,7 +51,7 @@ def image_id(client: APIClient, *, image: str) -> str:
 
 
 def pause(client: APIClient, *, container: str) -> None:
-    """Freeze a container; one that is frozen is no error."""
+    """Freeze a container; a frozen container is no error."""
     try:
         client.pause(container)
     except APIError:
@@ -60,34 +60,34 @@ def pause(client: APIClient, *, container: str) -> None:
 
 
 def unpause(client: APIClient, *, container: str) -> None:
-    """Let a frozen container go on; one that runs is no error."""
+    """Resume a frozen container; a running container is no error."""
     try:
         client.unpause(container)
     except APIError as error:
-        # Engines say that it "is not paused" with 500, and of one that is dead too.
+        # Engines report "is not paused" with status 500, for a dead container too.
         found = state(client, container=container)
         if error.status_code == 404 or not found["Running"] or found.get("Paused"):
             raise
 
 
 def has_volume(client: APIClient, *, name: str) -> bool:
-    """Return True if the engine has the volume *name*: it would make one that is mounted and missing."""
+    """Return True if the engine has the volume *name*. The engine creates a missing volume when it is mounted."""
     return _unless_missing(lambda: client.inspect_volume(name), None) is not None
 
 
 def logs(client: APIClient, *, container: str, lines: int) -> str:
-    """Return the last *lines* of a container's output."""
+    """Return the last *lines* of a container's output; an empty string for a missing container."""
     output: bytes = _unless_missing(lambda: client.logs(container, tail=lines), b"")
     return output.decode("utf-8", "replace")
 
 
 def cause(state: dict[str, Any]) -> str:
-    """Why a container ended, of what `state` tells."""
+    """Describe why a container ended, from its `state`."""
     return "out of memory" if state.get("OOMKilled") else f"exit status {state['ExitCode']}"
 
 
 def send_signal(client: APIClient, *, container: str, signal: str) -> bool:
-    """Send *signal*; returns whether the container had ended before."""
+    """Send *signal* and return True if the container had already ended."""
     try:
         client.kill(container, signal=signal)
     except APIError as error:
@@ -98,11 +98,11 @@ def send_signal(client: APIClient, *, container: str, signal: str) -> bool:
 
 
 def remove(client: APIClient, *, container: str) -> bool:
-    """Kill and remove a container with its anonymous volumes; False if there is none (which is no error)."""
+    """Kill and remove a container and its anonymous volumes; return False if there is no such container."""
     try:
         client.remove_container(container, force=True, v=True)
     except APIError as error:
-        if error.status_code not in (404, 409):  # gone; "removal … is already in progress"
+        if error.status_code not in (404, 409):  # 404: gone; 409: "removal … is already in progress"
             raise
         return error.status_code != 404
     return True
@@ -110,23 +110,23 @@ def remove(client: APIClient, *, container: str) -> bool:
 
 GPU_RUNTIME: Final = "nvidia"
 GPU_DEVICE: Final = "/gpu="
-"""What names of GPUs have in them, where the engine lists devices by the Container Device Interface (from 28.2 on)."""
+"""Part of a GPU's device id in the Container Device Interface, by which engines list devices from 28.2 on."""
 _GIB: Final = 2**30
 
 
 def with_splits(environments: Iterable[Environment]) -> Iterator[Environment]:
-    """Go through *environments*, and those that a split of one asks other resources for."""
+    """Yield each environment, and its variants for splits that need other resources."""
     for environment in environments:
         yield environment
         yield from environment.splits.values()
 
 
 def shortcomings(environments: Iterable[Environment], info: Mapping[str, Any]) -> list[str]:
-    """Say what the machine lacks, one sentence each; of which *environments*, theirs of splits included.
+    """Return a sentence for each resource that an environment, or one of its splits, needs and the machine lacks.
 
     Args:
-        environments: Those whose workers run as containers.
-        info: The engine's ``/info``; what is not in it is not looked at.
+        environments: The environments; those with a ``[server] url`` are skipped, as they have no containers.
+        info: The engine's ``/info``. A resource that it does not list is not checked.
     """
     return [
         f"environment {environment.name} asks for {lack}"
@@ -157,9 +157,9 @@ def _lacking_gpus(limits: Limits, info: Mapping[str, Any]) -> Iterator[str]:
     if not devices and GPU_RUNTIME not in (info.get("Runtimes") or {}):
         yield (
             f"{wanted}, and the engine has neither a runtime {GPU_RUNTIME!r} nor GPUs among its devices: install the "
-            "NVIDIA Container Toolkit, and let `nvidia-ctk runtime configure --runtime=docker` tell the engine"
+            "NVIDIA Container Toolkit, and run `nvidia-ctk runtime configure --runtime=docker` to register it"
         )
-    # By number ("nvidia.com/gpu=0"), by UUID, and all of them: each is listed several times.
+    # The engine lists a GPU several times: by number ("nvidia.com/gpu=0"), by UUID, and as part of "all".
     numbered = {device for device in devices if device.isdigit()}
     if not numbered:
         return
@@ -172,6 +172,6 @@ def _lacking_gpus(limits: Limits, info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def gpu_devices(info: Mapping[str, Any]) -> Collection[str]:
-    """What the engine calls the GPUs that it found: numbers, UUIDs, ``all``."""
+    """Return the engine's names of its GPUs: numbers, UUIDs, ``all``."""
     ids = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
     return {id.partition(GPU_DEVICE)[2] for id in ids if GPU_DEVICE in id}

@@ -1,18 +1,16 @@
-"""What a worker's container is made of: the body of the engine's create request. Pure; the engine gate checks the same.
+"""Build the bodies of the engine's create requests for workers' containers, without I/O.
 
-Everything is said explicitly, also where it is the engine's default: an operator may have changed the default
-(``daemon.json``), and the gate refuses what is not said.
+The bodies state every option explicitly, even an engine's default, which an operator may have changed
+(``daemon.json``). The engine gate checks the same bodies, and refuses a missing option.
 
-The seccomp profile of workers that open sandboxes.
+Workers that open sandboxes get a seccomp profile of their own. The engine's default profile refuses namespaces and
+mounts without CAP_SYS_ADMIN. The gateway's profile is also an allow-list, shorter than the default except for the calls
+that create a sandbox. Inside the sandbox, agents get a stricter filter.
 
-The engine's default refuses namespaces and mounts to whoever is not root with CAP_SYS_ADMIN. This one is an allow-list
-too, shorter than the default but for what a sandbox is made with; agents get a stricter filter of their own inside.
-
-A worker of a third-party image has two containers. The image's own server listens on a TCP port and has no part of
-ours: its only network is its loopback, and nothing of ours is mounted in it. A **forwarder** beside it shares its
-network namespace, and nothing else. The forwarder offers that port as a Unix socket in the worker's socket folder, so
-the gateway reaches it as it reaches all other workers. Both containers have the worker's id as a label, and each has
-its role as another.
+A worker of a third-party image has two containers. The image's own server listens on a TCP port. Its only network is
+its loopback, and it gets no file or variable of the gateway. A **forwarder** shares the server's network namespace and
+nothing else. It offers that port as a Unix socket in the worker's socket folder, so the gateway reaches it like any
+other worker. Both containers have labels with the worker's id and with their role.
 """
 
 from __future__ import annotations
@@ -34,52 +32,52 @@ from gateway.core.worker import Worker
 MIB: Final = 2**20
 LABEL_INSTANCE: Final = "env-gateway.instance"
 LABEL_OWNER: Final = "env-gateway.owner"
-"""Which gateway made it, as its secret tells (``Settings.read_owner``): instances may bear the same name by default."""
+"""Label with the gateway's identity, from its secret (``Settings.read_owner``): instances may share a default name."""
 LABEL_WORKER: Final = "env-gateway.worker"
 LABEL_ENVIRONMENT: Final = "env-gateway.environment"
 LABEL_DIGEST: Final = "env-gateway.digest"
 LABEL_ROLE: Final = "env-gateway.role"
-"""Which of a worker's two containers it is, if it has two."""
+"""Label with the container's role, if the worker has two containers."""
 SOCKET_TARGET: Final = "/run/envserver"
-"""Where the worker's socket folder is inside the container."""
+"""Path of the worker's socket folder inside the container."""
 NOFILE: Final = 4096
-"""Open files of one process: a worker holds one connection a session, and some for its tools."""
+"""Open files per process: a worker holds one connection per session, and some for its tools."""
 SANDBOX_NOFILE: Final = 16_384
-"""The hard limit where sandboxes are; each process of an agent gets a quarter of it."""
+"""Hard limit of open files with sandboxes; each process of an agent gets a quarter of it."""
 CUSTOM_TASKS_TARGET: Final = "/opt/openenv/custom_tasks"
-"""Where operators' task modules are inside the container: OpenEnv's RFC 005, whose authors mount theirs by hand."""
+"""Path of operators' task modules inside the container, from OpenEnv's RFC 005, whose authors mount theirs by hand."""
 WORK_TARGET: Final = "/work"
-"""Where a worker mounts its sandboxes, each on a tmpfs of its own; what is here outside them are mount points."""
+"""Path where a worker mounts its sandboxes, each on a tmpfs of its own. Outside them it has mount points only."""
 WORK_BYTES: Final = 2**20
 SANDBOX_USER: Final = "0:0"
-"""The entry point of an image for sandboxes begins as root, for only root is given capabilities, and is uid 100000 with
-these two before the server starts: a range of users is mapped by whoever owns it and may change users."""
+"""The start user of a sandbox image, because only root receives capabilities. Before the server starts, the entry point
+becomes uid 100000 with the capabilities below. Only a range's owner with both capabilities may map a range of users."""
 SANDBOX_CAPABILITIES: Final = ("SETGID", "SETUID")
 SHARED_MEMORY_PART: Final = 4
-"""At most one part in so many of a worker's memory can be taken by files in /dev/shm."""
+"""Divisor of a worker's memory that gives the upper limit of /dev/shm."""
 LOG_MAX_SIZE: Final = "1m"
-"""What the engine keeps of a worker's output; a worker that floods its log only overwrites it."""
+"""Size of the output that the engine keeps; a worker that floods its log only overwrites it."""
 
 
 class Role(StrEnum):
-    """What a container is to a worker that has two."""
+    """The role of a container whose worker has two."""
 
-    SERVER = "server"  #: somebody else's image
-    FORWARDER = "forwarder"  #: what makes its port a Unix socket
+    SERVER = "server"  #: runs the third-party image
+    FORWARDER = "forwarder"  #: offers the server's port as a Unix socket
 
 
 def container_name(instance: str, environment: str, id: WorkerId) -> str:
-    """Name a worker's container, for people: the labels are what counts."""
+    """Return the container's name, for people only: the gateway finds containers by their labels."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{instance}-{environment}-{id}")
 
 
 def variables(environment: Environment, *, socket: str, slots: int) -> dict[str, str]:
-    """What an environment server is told by its process environment; ours win over the environment's own."""
+    """Return the process variables of an environment server; the gateway's override the environment's own."""
     return {
         **environment.variables,
         "ENVSERVER_SOCKET": socket,
         "ENVSERVER_SLOTS": str(slots),
-        "ENVSERVER_IDLE_S": "0",  # the gateway ends idle sessions; two clocks would disagree
+        "ENVSERVER_IDLE_S": "0",  # the gateway ends idle sessions, and a second clock would disagree
         **_sandbox_variables(environment.sandbox),
         **_task_variables(environment),
     }
@@ -101,23 +99,23 @@ def _task_variables(environment: Environment) -> dict[str, str]:
 
 
 def custom_tasks(environment: Environment) -> CustomTasks | None:
-    """The operator's task modules that its workers get; None where their folder is not there, empty, or refused."""
+    """Return the operator's task modules of the environment; None if their folder is missing, empty or refused."""
     tasks = environment.custom_tasks
     return tasks if tasks is not None and tasks.content else None
 
 
 def is_sandboxed(environment: Environment) -> bool:
-    """Whether its container opens sandboxes, and so differs from all others."""
+    """Return True if the environment's container opens sandboxes, which changes its body."""
     return environment.isolation is Isolation.SANDBOX
 
 
 def user(environment: Environment) -> str:
-    """The user that its container starts as."""
+    """Return the start user of the environment's container."""
     return SANDBOX_USER if is_sandboxed(environment) else environment.loosened.user
 
 
 def capabilities(environment: Environment) -> tuple[str, ...]:
-    """The capabilities that its container keeps."""
+    """Return the capabilities that the environment's container keeps."""
     return SANDBOX_CAPABILITIES if is_sandboxed(environment) else environment.loosened.capabilities
 
 
@@ -130,15 +128,15 @@ def container_body(
     owner: str = "",
     custom_tasks_source: str = "",
 ) -> dict[str, Any]:
-    """Describe the container of *worker*.
+    """Return the create request's body for the container of *worker*.
 
     Args:
-        worker: Gives id, digest and slots.
-        environment: What it is a worker of.
-        instance: Label of everything that this gateway makes.
-        source: Its socket folder as the engine sees it.
-        owner: The gateway's identity, another label; empty: it has none.
-        custom_tasks_source: The folder of its task modules as the engine sees it; empty: none is mounted.
+        worker: The worker, with its id, digest and slots.
+        environment: The worker's environment.
+        instance: Label of every container of this gateway.
+        source: The worker's socket folder as the engine sees it.
+        owner: Label with the gateway's identity; empty for none.
+        custom_tasks_source: The folder of the task modules as the engine sees it; empty to mount none.
     """
     told = variables(environment, socket=f"{SOCKET_TARGET}/{SOCKET_NAME}", slots=worker.slots)
     return {
@@ -151,17 +149,17 @@ def container_body(
 
 
 def owned_by(instance: str, owner: str) -> dict[str, str]:
-    """The labels by which a gateway finds what it made, and nothing else; without an *owner* the first of them."""
+    """Return the labels that select a gateway's own containers. Without an *owner*, the instance's label alone."""
     return {LABEL_INSTANCE: instance} | ({LABEL_OWNER: owner} if owner else {})
 
 
 def owned_filter(instance: str, owner: str) -> list[str]:
-    """`owned_by` as the engine's filters take it."""
+    """Return `owned_by` in the format of the engine's filters."""
     return [f"{label}={value}" for label, value in owned_by(instance, owner).items()]
 
 
 def labels(worker: Worker, environment: Environment, *, instance: str, owner: str = "") -> dict[str, str]:
-    """What every container of *worker* is found by."""
+    """Return the labels of every container of *worker*."""
     return {
         **owned_by(instance, owner),
         LABEL_WORKER: worker.id,
@@ -171,7 +169,7 @@ def labels(worker: Worker, environment: Environment, *, instance: str, owner: st
 
 
 def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Describe what a container of *environment* gets of the machine."""
+    """Return the host configuration of a container of *environment*: its limits, rights and mounts."""
     limits, loosened = environment.limits, environment.loosened
     tmpfs = _tmpfs(limits.tmp_bytes, loosened)
     common: dict[str, Any] = {
@@ -182,7 +180,7 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         "CapAdd": sorted(capabilities(environment)),
         "SecurityOpt": ["no-new-privileges:true"],
         "Memory": limits.memory_bytes,
-        "MemorySwap": limits.memory_bytes,  # memory and swap together: so no swap
+        "MemorySwap": limits.memory_bytes,  # the sum of memory and swap, so there is no swap
         "NanoCpus": round(limits.cpus * 1e9),
         "PidsLimit": limits.pids,
         "ShmSize": shared_memory_bytes(limits),
@@ -192,7 +190,7 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_MAX_SIZE, "max-file": "1"}},
-        "Init": True,  # reaps orphans, and passes SIGTERM on to a server that has no handler for it
+        "Init": True,  # reaps orphans, and forwards SIGTERM to a server without a handler for it
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "Mounts": mounts,
     }
@@ -202,45 +200,45 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         return common
     return common | {
         "SecurityOpt": [*common["SecurityOpt"], f"seccomp={sandbox_profile()}"],
-        # The kernel refuses a fresh /proc in a namespace below one whose own is covered in places. What the engine
-        # would cover is root's, and the server is not root.
+        # The kernel refuses a new /proc in a nested namespace if the outer /proc has covered paths. The engine would
+        # cover only root's files, and the server is not root.
         "MaskedPaths": [],
         "ReadonlyPaths": [],
         "Tmpfs": {"/tmp": tmpfs, WORK_TARGET: _tmpfs(WORK_BYTES, loosened)},
-        # The engine's init stays root, without the capability to signal another user's server: SIGTERM would be lost.
-        # So the image has one of its own, which is that user.
+        # The engine's init runs as root without the capability to signal another user's server: SIGTERM would be lost.
+        # So the image has an init of its own, which runs as the server's user.
         "Init": False,
     }
 
 
 def most_files(environment: Environment) -> int:
-    """The hard limit of open files of each process."""
+    """Return the hard limit of open files per process."""
     return SANDBOX_NOFILE if is_sandboxed(environment) else NOFILE
 
 
 def shared_memory_bytes(limits: Limits) -> int:
-    """Size of /dev/shm, which can be written to like /tmp.
+    """Return the size of /dev/shm, which is writable like /tmp.
 
-    Nobody asked for it, and what is in it counts as the worker's memory: one session that fills it must be told that
-    it is full, and not end the others for want of memory.
+    Its content counts as the worker's memory. A session that fills it must get an error, and must not end the worker's
+    other sessions for lack of memory.
     """
     return max(1, min(limits.tmp_bytes, limits.memory_bytes // SHARED_MEMORY_PART))
 
 
 def device_requests(limits: Limits) -> list[dict[str, Any]]:
-    """Ask for GPUs as ``docker run --gpus`` does; nothing where *limits* gives none."""
+    """Return the request for GPUs as ``docker run --gpus`` sends it; an empty list if *limits* has no GPUs."""
     if not limits.gpus and not limits.gpu_ids:
         return []
-    # The engine refuses a request for a number and for certain ones.
+    # The engine refuses a request with both a number of GPUs and GPU ids.
     count = 0 if limits.gpu_ids else limits.gpus
     return [{"Driver": "", "Count": count, "DeviceIDs": [*limits.gpu_ids], "Capabilities": [["gpu"]]}]
 
 
 def own_mount(source: str) -> dict[str, Any]:
-    """Mount the worker's socket folder."""
-    # By "Mounts" and not by "Binds": of the latter the engine makes a source that is missing, and the worker's socket
-    # would be in a folder that the gateway never sees. No word about propagation: it is private, except for a volume's
-    # own folder, which the engine binds as a slave and for which it refuses anything else.
+    """Return the mount of the worker's socket folder."""
+    # The engine creates a missing source of "Binds", so the worker's socket would be in a folder that the gateway never
+    # sees. "Mounts" creates none. Propagation is not set: it is private, except for a volume's own folder. The engine
+    # binds that as a slave, and refuses any other value.
     return {"Type": "bind", "Source": source, "Target": SOCKET_TARGET, "ReadOnly": False}
 
 
@@ -252,7 +250,7 @@ def _mounts(source: str, custom_tasks_source: str) -> list[dict[str, Any]]:
 
 
 def volume_mounts(environment: Environment) -> list[dict[str, Any]]:
-    """Mount what its ``environment.toml`` lists: a path of the engine's machine, or a volume by its name."""
+    """Return the mounts of the ``environment.toml``: paths of the engine's machine, or volumes by name."""
     return [
         {
             "Type": "bind" if volume.source.startswith("/") else "volume",
@@ -265,14 +263,14 @@ def volume_mounts(environment: Environment) -> list[dict[str, Any]]:
 
 
 def _tmpfs(size_bytes: int, loosened: Relaxations) -> str:
-    # Where the root can be written to, code can be put there: noexec would forbid what is possible next door.
+    # A writable root can hold code anyway, so noexec on the tmpfs would prevent nothing.
     execution = "exec" if loosened.writable_root else "noexec"
     return f"rw,nosuid,nodev,{execution},size={size_bytes},mode=1777"
 
 
 @cache
 def sandbox_profile() -> str:
-    """Give the profile's text as the engine's API takes it: JSON on one line, ASCII only."""
+    """Return the seccomp profile in the format of the engine's API: JSON on one line, ASCII only."""
     text = files("gateway.backends.docker").joinpath("sandbox-seccomp.json").read_text(encoding="utf-8")
     return json.dumps(json.loads(text), separators=(",", ":"))
 
@@ -281,9 +279,9 @@ def sandbox_profile() -> str:
 
 FORWARDER_IMAGE: Final = "env-gateway/base:latest"
 FORWARDER_LIMITS: Final = Limits(memory_bytes=256 * MIB, cpus=1.0, pids=8, tmp_bytes=MIB)
-"""It holds 10 MiB, and 16 KiB more for each connection whose reader is slow."""
+"""Limits of the forwarder, which uses 10 MiB, and 16 KiB more for each connection with a slow reader."""
 FORWARDER_NOFILE: Final = 8192
-"""Two for each of its 2,048 connections."""
+"""Open files of the forwarder: two for each of its 2,048 connections."""
 FORWARDER_NAME: Final = "forwarder"
 FORWARDER_ENTRYPOINT: Final = ["python3"]
 
@@ -292,21 +290,22 @@ _RUN: Final = (
     "at=PathFinder.find_spec('envserver').submodule_search_locations[0]+'/forwarder.py';"
     "exec(compile(open(at).read(),at,'exec'))"
 )
-"""``-m envserver.forwarder``, but for the import of ``envserver``: that takes five times as long, and most memory."""
+"""Script that runs ``envserver.forwarder`` without importing ``envserver``. The import would make the start five times
+as long, and take most of the memory."""
 
 _DEFAULTS: Final = {
-    "HOME": "/tmp",  # a tmpfs of its own; the image's own home can't be written to
-    "PYTHONDONTWRITEBYTECODE": "1",  # it could not, and would try each time
+    "HOME": "/tmp",  # the container's own tmpfs; the image's home is read-only
+    "PYTHONDONTWRITEBYTECODE": "1",  # each write would fail on the read-only root
 }
 
 
 def foreign_variables(environment: Environment) -> dict[str, str]:
-    """What an image's own server is told by its process environment: nothing of ours."""
+    """Return the process variables of an image's own server, without any of the gateway's."""
     return {**_DEFAULTS, **environment.variables}
 
 
 def server_body(worker: Worker, environment: Environment, *, instance: str, owner: str = "") -> dict[str, Any]:
-    """Describe the container of the image itself.
+    """Return the create request's body for the server's container of a third-party image.
 
     It runs the image's own entry point and command: ``environment.command`` is for local processes only.
     """
@@ -316,13 +315,13 @@ def server_body(worker: Worker, environment: Environment, *, instance: str, owne
         "User": user(environment),
         "Env": [f"{name}={value}" for name, value in sorted(told.items())],
         "Labels": labels(worker, environment, instance=instance, owner=owner) | {LABEL_ROLE: Role.SERVER.value},
-        "Healthcheck": {"Test": ["NONE"]},  # we ask it ourselves; the image's own would start a process every 30 s
+        "Healthcheck": {"Test": ["NONE"]},  # the gateway checks it; the image's would start a process every 30 s
         "HostConfig": host_config(environment, volume_mounts(environment)),
     }
 
 
 def forwarder_environment(environment: Environment, image: str) -> Environment:
-    """What the forwarder beside workers of *environment* would be as an environment: hardened, and nothing loosened."""
+    """Return the forwarder of *environment*'s workers as an environment: hardened, without relaxations."""
     return replace(
         environment,
         image=image,
@@ -336,7 +335,7 @@ def forwarder_environment(environment: Environment, image: str) -> Environment:
 
 
 def forwarder_command(environment: Environment) -> list[str]:
-    """What the forwarder beside workers of *environment* runs: arguments of `FORWARDER_ENTRYPOINT`."""
+    """Return the arguments of `FORWARDER_ENTRYPOINT` for *environment*'s workers."""
     socket = f"{SOCKET_TARGET}/{FOREIGN_SOCKET}"
     return ["-I", "-c", _RUN, "--socket", socket, "--port", str(environment.server.port)]
 
@@ -351,29 +350,29 @@ def forwarder_body(
     image: str,
     owner: str = "",
 ) -> dict[str, Any]:
-    """Describe the container of the forwarder.
+    """Return the create request's body for the forwarder's container.
 
     Args:
-        worker: The one that it is a part of.
-        environment: What that is a worker of.
-        instance: Label of everything that this gateway makes.
+        worker: The forwarder's worker.
+        environment: The worker's environment.
+        instance: Label of every container of this gateway.
         source: The worker's socket folder as the engine sees it.
-        beside: The id of the container whose network namespace it shares.
-        image: One with ``envserver``.
-        owner: The gateway's identity, another label; empty: it has none.
+        beside: Id of the server's container, whose network namespace the forwarder shares.
+        image: An image that contains ``envserver``.
+        owner: Label with the gateway's identity; empty for none.
     """
     of = forwarder_environment(environment, image)
     return {
         "Image": image,
         "User": user(of),
-        "Entrypoint": FORWARDER_ENTRYPOINT,  # else the image's, if it has one
+        "Entrypoint": FORWARDER_ENTRYPOINT,  # replaces the image's entry point, if any
         "Cmd": forwarder_command(environment),
         "Env": [],
         "Labels": labels(worker, environment, instance=instance, owner=owner) | {LABEL_ROLE: Role.FORWARDER.value},
         "HostConfig": host_config(of, [own_mount(source)])
         | {
             "NetworkMode": f"container:{beside}",
-            "Init": False,  # it has a handler for SIGTERM and no children
+            "Init": False,  # the forwarder handles SIGTERM and has no children
             "Ulimits": [
                 {"Name": "nofile", "Soft": FORWARDER_NOFILE, "Hard": FORWARDER_NOFILE},
                 {"Name": "core", "Soft": 0, "Hard": 0},
@@ -383,5 +382,5 @@ def forwarder_body(
 
 
 def forwarder_name(instance: str, environment: str, id: WorkerId) -> str:
-    """Name a worker's forwarder, for people."""
+    """Return the name of a worker's forwarder, for people only."""
     return f"{container_name(instance, environment, id)}-{FORWARDER_NAME}"

@@ -1,7 +1,7 @@
-"""Deaths of an engine's workers, each with its reason: followed from the first reader on.
+"""Announce the deaths of an engine's workers with their reasons, from the first reader's call on.
 
-The reason is in the events, as a rule. Where it is not, a late event is waited for, and the engine is asked for the
-container's state; for a moment only, as trainers wait for the announcement, and what they were told can't be changed.
+The engine's events usually contain the reason. If not, the watcher waits for a late event and requests the container's
+state. It waits briefly, because trainers wait for the announcement, and a reported reason can't be changed.
 """
 
 from __future__ import annotations
@@ -34,46 +34,49 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_THREADS: Final = 8
-"""Threads that look why a container ended: they must not wait for those that start others, nor for each other, as each
-look waits until the engine has tidied up after its container."""
+"""Number of threads that query why a container ended. Each query waits until the engine has cleaned up its container.
+So queries must not wait for the threads that start containers, nor for other queries."""
 REASON_S: Final = 1.0
-"""How long a death may be kept back for its reason. A look takes 15 to 35 ms, so trainers hear of a worker's death
-within 150 ms; where twenty die at once on a loaded machine it takes 120 to 240 ms, and more where many engines share
-few processors. A wrong reason can't be taken back, and the calls that broke off wait for it longer (`verdicts`)."""
+"""Seconds for which a death's announcement may wait for the reason. A query of the state takes 15 to 35 ms, so trainers
+learn of a worker's death within 150 ms. If twenty workers die together on a loaded machine, it takes 120 to 240 ms, and
+more if many engines share few processors. A wrong reason can't be corrected. Interrupted calls wait longer for the
+reason (`failure_reasons`)."""
 LATE_S: Final = 0.02
-"""How long an ``oom`` event is waited for once the state knew of none: the engine handles it right after the death."""
+"""Seconds to wait for an ``oom`` event after a state without it: the engine handles the event right after the death."""
 SILENCE_S: Final = 2.0
-"""The engine's longest within a look; nobody waits for its outcome any more, but the thread may be needed."""
+"""Seconds of silence after which a query of the state times out. The query's result is not needed any more then, but
+its thread may be."""
 CLOSE_S: Final = 10.0
-"""How long ``aclose`` waits for the events thread."""
+"""Seconds that ``aclose`` waits for the events thread."""
 PAUSE_S = 0.5
-"""Between two attempts to follow an engine that does not answer."""
+"""Seconds between two attempts to follow an engine that does not answer."""
 EVENTS_SILENCE_S = 30.0
-"""How long a stream may be silent until it is asked for anew; that costs the engine some milliseconds."""
+"""Seconds of silence after which the event stream is requested again, which costs the engine some milliseconds."""
 REMEMBERED = 1024
-"""Workers that died, and workers of which a process ran out of memory; an engine ends a few dozen a second at most."""
+"""Maximum number of remembered deaths, and of remembered workers in which a process ran out of memory. An engine ends
+at most a few dozen containers per second."""
 OOM_S = 5.0
-"""A container that ends within this time of a process in it that was out of memory ended of that: 0.04 s here, and
-more on a loaded machine, or where a supervisor notices it first. Later it is another story: many workers live on."""
+"""Seconds within which a container's end counts as caused by an ``oom`` event. The measured delay is 0.04 s, and more
+on a loaded machine or if a supervisor notices it first. A later end has another cause: many workers survive it."""
 KILLED = 137
-"""The exit status of what got SIGKILL, which is what the kernel does where memory ran out."""
+"""Exit status after SIGKILL, the signal that the kernel sends when memory runs out."""
 DEAD = ["exited", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
-    """A worker's container that ended."""
+    """An ended container of a worker."""
 
     id: WorkerId
     container: str
     exit_status: int
     out_of_memory: bool | None
-    """None: the events don't tell so far. A late ``oom`` event may, or the container's state: see `State.OOMKilled`,
-    which does not say when."""
+    """Whether it ran out of memory; None while the events do not show it. A late ``oom`` event may show it, or
+    `State.OOMKilled` of the container's state, which has no time."""
 
 
 class DeathWatcher:
-    """Announces the deaths of one gateway's workers."""
+    """Announces the deaths of one gateway's workers on one engine."""
 
     def __init__(
         self,
@@ -84,14 +87,14 @@ class DeathWatcher:
         late_s: float = LATE_S,
         silence_s: float = EVENTS_SILENCE_S,
     ) -> None:
-        """Make no connection yet.
+        """Create the watcher without connecting to the engine.
 
         Args:
             url: The engine's socket.
-            labels: Of the workers, ``name=value``.
-            reason_s: How long a death may be kept back for its reason.
-            late_s: How much of that an ``oom`` event may come later than a state that knows of none.
-            silence_s: How long the events may be silent until they are requested again.
+            labels: The workers' labels, ``name=value``.
+            reason_s: Seconds for which a death's announcement may wait for the reason.
+            late_s: Seconds, within *reason_s*, to wait for an ``oom`` event after a state without it.
+            silence_s: Seconds of silence after which the events are requested again.
         """
         self._url = url
         self._labels = labels
@@ -102,18 +105,18 @@ class DeathWatcher:
         self._deaths = DeathBroadcast()
         self._telling: set[asyncio.Task[None]] = set()
         self._ooms: dict[WorkerId, asyncio.Event] = {}
-        """Of deaths that are kept back: set when an ``oom`` event came."""
+        """For each death that waits for its reason, an event that is set when an ``oom`` event arrives."""
         self._events: DieEvents | None = None
         self._closed = False
 
     def follow(self) -> AsyncIterator[Death]:
-        """Yield what dies from now on, until `aclose`."""
+        """Yield the deaths from now on, until `aclose`."""
         if self._events is None and not self._closed:
             self._events = DieEvents(self._url, self._labels, self, silence_s=self._silence_s)
         return self._deaths.follow()
 
     async def aclose(self) -> None:
-        """End the readers once they have read what was announced before."""
+        """End the readers after they have read all announced deaths."""
         self._closed = True
         if self._events is not None:
             await asyncio.to_thread(self._events.close, CLOSE_S)
@@ -123,7 +126,7 @@ class DeathWatcher:
         await self._looker.aclose(timeout_s=2 * self._reason_s)
 
     def take_end(self, ended: ContainerEnd) -> None:
-        """Announce a death, now or as soon as its reason is known."""
+        """Announce a death immediately, or after its reason is known."""
         if ended.out_of_memory is not None:
             self._deaths.add(death(ended, ended.out_of_memory))
             return
@@ -133,16 +136,16 @@ class DeathWatcher:
         self._ooms[ended.id] = asyncio.Event()
 
     def take_oom(self, id: WorkerId) -> None:
-        """Note an ``oom`` event that came after the death of its worker."""
+        """Record an ``oom`` event that arrived after the worker's death."""
         if id in self._ooms:
             self._ooms[id].set()
 
     def expect_looks(self) -> None:
-        """Connect to the engine before the first look, as this engine may send an ``oom`` event late or never."""
+        """Connect before the first query of a state, as this engine may send an ``oom`` event late or never."""
         self._looker.warm()
 
     async def _tell_why(self, ended: ContainerEnd) -> None:
-        """Announce a death with its reason, or without once the time for that is over."""
+        """Announce a death with its reason, or without it after ``reason_s``."""
         oom = asyncio.create_task(self._ooms[ended.id].wait())
         looking = asyncio.create_task(self._look(ended.container))
         try:
@@ -172,23 +175,23 @@ class DeathWatcher:
 
 
 def death(ended: ContainerEnd, out_of_memory: bool) -> Death:
-    """Say how a worker died."""
+    """Return the announcement of a worker's death."""
     if out_of_memory:
         return Death(ended.id, CloseReason.OUT_OF_MEMORY, f"out of memory (exit status {ended.exit_status})")
     return Death(ended.id, CloseReason.WORKER_LOST, f"exit status {ended.exit_status}")
 
 
 class DieEvents:
-    """Reads the events of one gateway's workers, in a thread of its own, and reports each worker's death once.
+    """Reads the events of one gateway's workers in a thread, and reports each worker's death once.
 
-    The stream blocks for as long as nothing dies, and is requested again after a long silence: a connection may be gone
-    without notice. After a broken connection the thread requests the events since the last one, so that a restart of
-    the gate loses none. An engine that was restarted itself has forgotten them, so the thread looks through its
-    containers as well, and reports the dead ones that it has not reported yet.
+    The stream blocks while no container dies. It is requested again after a long silence, because a connection may be
+    lost without notice. After a broken connection the thread requests the events since the last event, so a restart of
+    the engine gate loses none. A restarted engine has forgotten its events. So the thread also lists the containers,
+    and reports dead containers that it has not reported yet.
     """
 
     def __init__(self, url: str, labels: Sequence[str], watcher: DeathWatcher, *, silence_s: float) -> None:
-        """Begin to read, in a thread; *watcher* is called in the running loop."""
+        """Start the reading thread; *watcher* is called in the running event loop."""
         self._url = url
         self._labels = [*labels]
         self._watcher = watcher
@@ -196,27 +199,27 @@ class DieEvents:
         self._silence_s = silence_s
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        """Between the end and a stream that is just being opened: one of the two sees the other."""
+        """Lock for `close` and the opening of a stream, so that one of them sees the other."""
         self._stream: Any = None
         self._since_ns = time.time_ns()
         self._was_followed = False
         self._tells_of_each_oom = False
-        """Whether an ``oom`` event comes before each ``die`` of one: see `_cause`."""
+        """Whether the engine sends an ``oom`` event before each ``die`` for lack of memory; see `_cause`."""
         self._broken = False
         self._told: OrderedDict[WorkerId, None] = OrderedDict()
         self._out_of_memory: OrderedDict[WorkerId, int] = OrderedDict()
-        """When a process of that worker was last killed for want of memory, by the engine's clock (ns)."""
-        # A daemon: an engine that accepts a connection and then says nothing must not hold up the gateway's end.
+        """Time of the last ``oom`` event in each worker, by the engine's clock (ns)."""
+        # A daemon: an engine that accepts a connection and sends nothing must not delay the gateway's end.
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the stream and wait for the thread; blocks for at most *timeout_s*."""
+        """End the stream and wait for the thread; block for at most *timeout_s* seconds."""
         with self._lock:
             self._closing.set()
             stream = self._stream
         if stream is not None:
-            # The SDK looks for the socket in a response that the reader may be closing at this moment.
+            # The SDK reads the socket from a response that the reader may be closing concurrently.
             with suppress(AttributeError, OSError, ValueError):
                 stream.close()
         self._thread.join(timeout_s)
@@ -230,11 +233,11 @@ class DieEvents:
                 if not self._broken and not self._closing.is_set():
                     logger.warning("engine_events_broken url=%s error=%s", self._url, error)
                 self._broken = True
-            except Exception:  # this thread is the only one that hears of deaths: it must go on
-                if not self._closing.is_set():  # else it was read from while it was closed
+            except Exception:  # no other thread receives deaths, so this one must continue
+                if not self._closing.is_set():  # else the stream was closed during a read
                     logger.exception("engine_events_failed url=%s", self._url)
                 self._broken = True
-            # One that was only silent is followed again at once: what dies meanwhile would be told late.
+            # A stream that was only silent is reopened immediately: a pause would delay the reports of deaths.
             if self._broken or time.monotonic() - began < PAUSE_S:
                 self._closing.wait(PAUSE_S)
 
@@ -253,8 +256,8 @@ class DieEvents:
         seconds, nanoseconds = divmod(self._since_ns, 10**9)
         query = {"since": f"{seconds}.{nanoseconds:09}", "filters": json.dumps(filters)}
         with open_stream(client, "GET", "events", query, silence_s=self._silence_s) as response:
-            # The SDK's own `events` keeps the response to itself, so that nobody could close it. Its stream ends also
-            # where the connection does, or is silent for too long.
+            # The SDK's own `events` does not expose the response, so `close` could not close it. The stream also ends
+            # with its connection, or after too long a silence.
             stream = CancellableStream(response.iter_lines(), response)
             with self._lock:
                 self._stream = stream
@@ -273,7 +276,7 @@ class DieEvents:
                 self._hear(json.loads(line))
 
     def _look(self, client: APIClient) -> None:
-        """Tell of the dead that are there still; after the stream began, so that none falls between the two."""
+        """Report dead containers that still exist; called after the stream has started, so that no death is missed."""
         for entry in client.containers(all=True, filters={"label": self._labels, "status": DEAD}):
             id = entry["Labels"].get(LABEL_WORKER)
             if id and id not in self._told:
@@ -281,8 +284,8 @@ class DieEvents:
                 self._tell(ContainerEnd(WorkerId(id), entry["Id"], status, None if status == KILLED else False))
 
     def _hear(self, event: dict[str, Any]) -> None:
-        # Not compared with the last one's: the engine's clock may have been set back, or be behind this machine's. What
-        # is told again, as the engine counts from the last one inclusive, changes nothing.
+        # The time is not compared with the last event's: the engine's clock may be set back, or lag behind this
+        # machine's. The engine repeats the last event, as ``since`` includes it, which changes nothing.
         self._since_ns = at_ns = int(event["timeNano"])
         attributes = event["Actor"]["Attributes"]
         id = attributes.get(LABEL_WORKER)
@@ -299,11 +302,12 @@ class DieEvents:
             )
 
     def _cause(self, id: WorkerId, status: int, at_ns: int) -> bool | None:
-        """Whether it was out of memory: by the ``oom`` event, which comes before ``die`` (of both of a pair).
+        """Return whether the worker ran out of memory, by an ``oom`` event before ``die``; None if that is unknown.
 
-        Where memory is counted by cgroup v2 the shim may hear of it only when the container is gone: the event then
-        follows the death, or there is none. To look at the state takes some 30 ms, and 100 to 240 ms where twenty die
-        at once, as the engine holds a container while it tidies up: so it is asked only where it may know more.
+        A worker may have two containers: an ``oom`` event in either counts for both. With cgroup v2, the shim may be
+        notified only after the container's end: the event then follows the death, or never comes. The engine locks a
+        container during its cleanup. So a query of the state takes about 30 ms, or 100 to 240 ms if twenty die
+        together, and the state is queried only if it may contain more.
         """
         oom_ns = self._out_of_memory.get(id)
         if oom_ns is None:
@@ -316,7 +320,7 @@ class DieEvents:
             self._pass_on(self._watcher.take_end, ended)
 
     def _pass_on(self, act: Callable[[T], None], found: T) -> None:
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(act, found)
 
 

@@ -1,9 +1,9 @@
-"""Calls on the Docker engine: the SDK's blocking client, in a bounded number of threads.
+"""Call the Docker engine with the SDK's blocking client, in a bounded number of threads.
 
-The SDK's client is not safe to share, so each thread has one of its own. A call that was begun cannot be cancelled; it
-ends within the client's timeout. So every call has three bounds, for an engine that hangs accepts connections and says
-nothing: the calls that may wait for a thread, the time that they may wait, and the silence that a thread bears. The
-threads are daemons: one that still bears a silence does not hold up the end of the process.
+The SDK's client is not thread-safe, so each thread has its own. A started call cannot be cancelled: it ends within the
+client's timeout. An engine that hangs accepts connections and sends nothing. So three limits apply: the number of
+queued calls, their time in the queue, and the engine's silence within a call. The threads are daemons, so a thread that
+waits for a silent engine does not delay the end of the process.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from gateway.core.errors import BackendError
 T = TypeVar("T")
 
 TIMEOUT_S = 60.0
-"""The longest silence of the engine within a call; it starts some six containers a second, so a burst queues there."""
+"""Seconds of silence after which a call times out. The engine starts about six containers per second, others wait."""
 LOOK_S = 15.0
-"""The same within a call that only looks: 5 ms for a list of 60 containers, some more on an engine in a burst."""
+"""Seconds of silence after which a read-only call times out. A list of 60 containers takes 5 ms, in a burst longer."""
 QUEUED_S = 60.0
-"""The longest that a call waits for a thread; then it is not made at all."""
+"""Seconds that a call may wait for a thread; after them the call is not sent."""
 MAX_QUEUED = 512
-"""Calls that may wait for a thread, those that have one included. The pool bounds its starts; an audit may ask for the
-end of some hundred containers at once."""
+"""Maximum number of calls that wait for a thread or run. The pool limits its starts, but an audit may stop some hundred
+containers at the same time."""
 
 MIN_API_VERSION = "1.24"
-"""The oldest that the SDK speaks; only the question for the engine's own is asked with it."""
+"""Oldest API version of the SDK; used only to query the engine's own version."""
 CLOSE_S = 10.0
-"""How long calls under way may take to end when the backend closes."""
+"""Seconds that running calls may take when the backend closes."""
 
 
 class EngineError(BackendError):
-    """The engine refused, or did not answer at all (``status`` 0: what was asked may have happened)."""
+    """The engine refused, or did not answer (``status`` 0: the engine may have executed the request)."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -55,22 +55,22 @@ class EngineError(BackendError):
 
     @property
     def is_silence(self) -> bool:
-        """Whether the engine said nothing at all, or nobody asked it as it is busy."""
+        """Whether the engine did not answer, or the call was not sent because the engine is busy."""
         return self.status in (0, 503)
 
     @property
     def is_image_missing(self) -> bool:
-        """Whether it has no image of that name."""
+        """Whether the engine has no image of the requested name."""
         return self.status == 404 and "no such image" in str(self).lower()
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> APIClient:
-    """Make a client that speaks the engine's own API version; asks the engine for it, so this blocks.
+    """Return a client with the engine's own API version; block while the engine is queried for it.
 
-    *timeout_s* is the longest silence that the client bears, here and later.
+    *timeout_s* is the number of seconds of silence after which this query and later requests time out.
     """
     with translated(url), closing(_client(url, MIN_API_VERSION, timeout_s)) as client:
-        # Not the SDK's "auto": that asks in the constructor, and where it fails nobody can close the connection.
+        # The SDK's "auto" queries in the constructor, and after a failure its connection can't be closed.
         version: str = client.version(api_version=False)["ApiVersion"]
     return _client(url, version, timeout_s)
 
@@ -78,14 +78,14 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> APIClient:
 def _client(url: str, version: str, timeout_s: float) -> APIClient:
     client = APIClient(base_url=url, version=version, timeout=timeout_s)  # type: ignore[arg-type]  # any number will do
     if url.startswith("unix://"):
-        # The SDK keeps connections to the last 25 URLs, that is one for each of so many containers, whatever number of
-        # pools it is asked for; a thread needs one.
+        # The SDK keeps connections to the last 25 URLs, so one for each of 25 containers, whatever number of pools is
+        # requested. A thread needs one.
         client.mount("http+docker://", _Adapter(f"http+{url}", math.ceil(timeout_s), pool_connections=1))
     return client
 
 
 class _Connection(UnixHTTPConnection):
-    """Closes its socket if the engine does not accept; the SDK leaves one open for each try."""
+    """A connection that closes its socket after a failed connect; the SDK leaves one open per attempt."""
 
     def connect(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,10 +123,12 @@ def open_stream(
     headers: Mapping[str, str] = MappingProxyType({}),
     silence_s: float,
 ) -> requests.Response:
-    """Ask for what comes bit by bit; whoever gets it closes it. *silence_s* is the longest wait for the next bit.
+    """Send a request and return its streamed response, which the caller must close.
+
+    *silence_s* is the longest wait for the next part, in seconds.
 
     Raises:
-        EngineError: the engine refused.
+        EngineError: The engine refuses.
     """
     response: requests.Response = client.request(
         method,
@@ -151,7 +153,7 @@ def _message(response: requests.Response) -> str:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turn whatever the SDK raises into ``EngineError``."""
+    """Translate the SDK's exceptions into ``EngineError``."""
     try:
         yield
     except APIError as error:
@@ -162,7 +164,7 @@ def translated(url: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Call:
-    """Something to be done in a thread."""
+    """A call that waits for a thread or runs."""
 
     work: Callable[[APIClient], Any]
     silence_s: float
@@ -170,7 +172,7 @@ class _Call:
 
 
 class Engine:
-    """Threads with a client each; to be used from one event loop."""
+    """A pool of threads with a client each, for one event loop."""
 
     def __init__(
         self,
@@ -181,14 +183,14 @@ class Engine:
         max_queued: int = MAX_QUEUED,
         queued_s: float = QUEUED_S,
     ) -> None:
-        """Start nothing yet: a thread begins when there is no idle one for a call.
+        """Create the pool without threads: calls start them.
 
         Args:
             url: The engine's socket.
-            threads: Calls at once.
-            silence_s: The engine's longest within a call.
-            max_queued: Calls that are under way or wait for a thread.
-            queued_s: The longest that a call waits for a thread.
+            threads: Maximum number of concurrent calls.
+            silence_s: Seconds of silence after which a call times out.
+            max_queued: Maximum number of calls that run or wait for a thread.
+            queued_s: Seconds that a call may wait for a thread.
         """
         self.url = url
         self._most_threads = threads
@@ -199,14 +201,14 @@ class Engine:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._pending = 0
-        """Calls that no thread has ended with, those of callers that gave up included."""
+        """Number of calls that no thread has finished, including cancelled callers' calls."""
         self._is_warm = False
         self._closed = False
 
     def warm(self) -> None:
-        """Start all threads now, and let each have a client before its first call, which then need not connect.
+        """Start all threads now, each with a client, so that its first call need not connect.
 
-        A client that was let go of after a silence is replaced at once, too, as far as the engine answers.
+        A client that is closed after a silence is also replaced immediately, if the engine answers.
         """
         with self._lock:
             self._is_warm = not self._closed
@@ -214,13 +216,14 @@ class Engine:
                 self._begin_thread()
 
     async def call(self, work: Callable[[APIClient], T], *, silence_s: float = math.inf) -> T:
-        """Run *work* in a thread that has a client; *silence_s* is the engine's longest within it, if that is shorter.
+        """Run *work* in a thread with a client, and return its result.
 
-        A caller that is cancelled leaves a call behind that is under way, and takes back one that waits.
+        *silence_s* replaces the engine's timeout if it is shorter. If the caller is cancelled, a waiting call is
+        cancelled too, and a running call continues.
 
         Raises:
-            EngineError: the engine refused, or does not answer; or too many calls wait for it already, or this one
-                waited for too long (``status`` 503: it was not made).
+            EngineError: The engine refuses or does not answer. Status 503 means that the call was not sent: too many
+                calls are queued, it waited too long, or the backend is closed.
         """
         if self._closed:
             raise EngineError("the backend is closed", status=503)
@@ -234,13 +237,13 @@ class Engine:
                     f"the Docker engine at {self.url} is busy, or hangs: no call ended for {self._queued_s:g} s",
                     status=503,
                 )
-            result: T = await outcome  # it is under way, and ends by itself: its silence is bounded
+            result: T = await outcome  # the call runs, and its own timeout ends it
             return result
         finally:
             outcome.cancel()
 
     async def aclose(self, *, timeout_s: float = CLOSE_S) -> None:
-        """Let go of threads and clients; a call that hangs for longer than *timeout_s* keeps its thread."""
+        """Release threads and clients; a call that runs longer than *timeout_s* seconds keeps its thread."""
         self._closed = True
         with self._lock:
             threads = list(self._threads)
@@ -281,7 +284,7 @@ class Engine:
                 client = self._run(call, client)
             else:
                 self._ended()
-            # Else a caller's objects would live until the next call.
+            # Otherwise the caller's objects would live until the next call.
             del call
             client = self._warmed(client)
         if client is not None:
@@ -289,19 +292,19 @@ class Engine:
 
     def _warmed(self, client: APIClient | None) -> APIClient | None:
         if client is None and self._is_warm and not self._closed:
-            with suppress(EngineError):  # the next call tries again, and says why
+            with suppress(EngineError):  # the next call retries and reports the error
                 return connect(self.url, timeout_s=self._silence_s)
         return client
 
     def _run(self, call: _Call, client: APIClient | None) -> APIClient | None:
-        """Do it; returns the client for the next one, or None after a silence: whoever answers then may be another."""
+        """Run *call* and return the client for the next call; None after a silence: another engine may answer then."""
         try:
             with translated(self.url):
                 if client is None:
                     client = connect(self.url, timeout_s=call.silence_s)
                 client.timeout = call.silence_s  # type: ignore[assignment]  # any number will do
                 result = call.work(client)
-        except BaseException as error:  # noqa: BLE001  # it is the caller's, who gets it
+        except BaseException as error:  # noqa: BLE001  # the caller receives it
             if client is not None and isinstance(error, EngineError) and error.status == 0:
                 client.close()
                 client = None
@@ -313,13 +316,13 @@ class Engine:
         return client
 
     def _ended(self) -> None:
-        """Make room for another call; before a caller hears of its outcome, as it may have one at once."""
+        """Make room for another call, before the caller receives the result and may send the next call."""
         with self._lock:
             self._pending -= 1
 
 
 def _join(threads: list[threading.Thread], timeout_s: float) -> None:
-    """Wait for *threads*, at most *timeout_s* together."""
+    """Wait for all *threads* together, at most *timeout_s* seconds."""
     ended = threading.Event()
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Images: which may be pulled, the pull itself, and what is asked of the engine about them."""
+"""Look up and pull the images of environments on one engine."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from gateway.core.errors import StartFailed
 logger = logging.getLogger(__name__)
 
 PULL_S = 3600.0
-"""The longest that a pull may take; one that goes on without an end would keep the others waiting."""
+"""Seconds that a pull may take: an endless pull would block the others."""
 _REFUSED = 403
 
 
 class Images:
-    """The images of environments, on one engine."""
+    """The environments' images on one engine."""
 
     def __init__(self, engine: Engine, puller: Engine, *, forwarder_image: str) -> None:
-        """*puller*, whose threads only pull, bounds the pulls at once: a pull takes minutes."""
+        """Create the object; *puller*'s threads only pull and so bound concurrent pulls, which take minutes each."""
         self._engine = engine
         self._puller = puller
         self._forwarder_image = forwarder_image
 
     async def prepare(self, environment: Environment, wanted: CancelToken) -> str:
-        """Pull what is missing of the images that workers of *environment* need; the id of its own.
+        """Pull the missing images of *environment*'s workers; return the id of the environment's own image.
 
         Raises:
-            StartFailed: one is missing and can't be had.
-            EngineError: the engine does not answer.
+            StartFailed: An image is missing and can't be pulled.
+            EngineError: The engine does not answer.
         """
         ids = [await self._prepared(image, wanted) for image in images_of(environment, self._forwarder_image)]
         return ids[0] if ids else ""
 
     async def are_there(self, environment: Environment) -> bool:
-        """Whether the engine has all that workers of *environment* need."""
+        """Return True if workers of *environment* need images and the engine has them all."""
         images = images_of(environment, self._forwarder_image)
         return bool(images) and all([await self._id(image) for image in images])
 
     async def fetch(self, image: str, wanted: CancelToken) -> None:
-        """Pull *image*, if its name says where from.
+        """Pull *image* if its name contains a registry or a digest.
 
         Raises:
-            StartFailed: it does not.
-            EngineError: the engine does not answer, or the registry refused.
+            StartFailed: The name has neither, or the engine forbids the pull.
+            EngineError: The engine does not answer, or the registry refuses the pull.
         """
         if not is_from_registry(image):
             raise StartFailed(
@@ -85,33 +85,33 @@ class Images:
 
 
 def images_of(environment: Environment, forwarder_image: str) -> list[str]:
-    """Return the images that workers of *environment* need, its own first."""
+    """Return the images that workers of *environment* need, the environment's own first."""
     if environment.server.url:
         return []
     return [environment.image, *([forwarder_image] if environment.server.is_foreign else [])]
 
 
 def is_from_registry(image: str) -> bool:
-    """Whether *image* says where it comes from: a registry's host (``registry.example/x``) or content (``x@sha256:…``).
+    """Return True if *image* names a registry's host (``registry.example/x``) or a digest (``x@sha256:…``).
 
-    Any other name that is missing is one of ours that was not built yet; a public registry may have a stranger's image
-    of that name.
+    Any other missing image is one of the gateway's own that is not built yet. A public registry may have a third-party
+    image of the same name.
     """
     host, slash, _ = image.partition("/")
     return "@sha256:" in image or (bool(slash) and ("." in host or ":" in host))
 
 
 def pull(client: APIClient, *, image: str, wanted: CancelToken) -> None:
-    """Pull *image* with the credentials that ``docker login`` left here; blocks while that takes and it is wanted.
+    """Pull *image* with this machine's ``docker login`` credentials; block until the pull ends or is cancelled.
 
     Raises:
-        EngineError: the registry or the engine refused, or it took longer than ``PULL_S``.
+        EngineError: The registry or the engine refuses, or the pull takes longer than ``PULL_S``.
     """
     registry, _ = auth.resolve_repository_name(image.partition("@")[0])
     credentials = auth.get_config_header(client, registry)
     headers = {"X-Registry-Auth": credentials.decode()} if credentials else {}
     deadline = time.monotonic() + PULL_S
-    # A plain request: the SDK's own `pull` keeps the response to itself, and only a closed one ends the pull.
+    # The SDK's own `pull` does not expose the response, and only closing the response ends the pull.
     with open_stream(client, "POST", "images/create", _query(image), headers=headers, silence_s=TIMEOUT_S) as response:
         for line in response.iter_lines():
             wanted.check()
@@ -123,7 +123,7 @@ def pull(client: APIClient, *, image: str, wanted: CancelToken) -> None:
 
 
 def _query(image: str) -> dict[str, str]:
-    """Split off the tag; without one it is ``latest`` (and not all tags, as the engine would have it)."""
+    """Return the query of a pull. The tag defaults to ``latest``: the engine's default is all tags."""
     path, colon, tag = image.rpartition(":")
     if "@" in image:
         return {"fromImage": image}

@@ -1,4 +1,7 @@
-"""What is mounted into containers, as the engine sees it: its paths are not the gateway's where that is in one too."""
+"""Find the sources of containers' mounts, as paths that the engine sees.
+
+They differ from the gateway's paths if the gateway itself runs in a container.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,22 @@ from gateway.core.placement import NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPaths:
-    """Where the files of workers are: folders as their machine sees them, and what is mounted there."""
+    """Places of workers' files: folders as their machine sees them, and the volumes mounted there."""
 
     socket_dir: Path
-    """The workers' folders; absolute."""
+    """Absolute path of the folder that holds the workers' socket folders."""
     node: NodeId | None = None
-    """The machine of the workers' folders, if its gate makes them. None: they are on this machine."""
+    """The node whose engine gate creates the socket folders; None if they are on this machine."""
     socket_volume: str | None = None
-    """The volume that is mounted at *socket_dir*; None where the engine sees that very path."""
+    """The volume that is mounted at *socket_dir*; None if the engine sees that path itself."""
     custom_tasks_dir: Path | None = None
-    """The folders of operators' task modules; None mounts none."""
+    """The folder of operators' task modules; None if there are none to mount."""
     custom_tasks_volume: str | None = None
-    """The volume that holds them; None where the engine sees *custom_tasks_dir* itself."""
+    """The volume with the task modules; None if the engine sees *custom_tasks_dir* itself."""
 
 
 class Sources:
-    """Finds the sources of mounts; remembers where the engine keeps its volumes."""
+    """Finds the sources of mounts, and caches the mount points of the engine's volumes."""
 
     def __init__(self, engine: Engine, folders: Folders, paths: HostPaths) -> None:
         self._engine = engine
@@ -46,16 +49,16 @@ class Sources:
         self._mountpoints: dict[str, str] = {}
 
     async def sockets(self, id: WorkerId) -> str:
-        """The socket folder of worker *id*."""
+        """Return the path of worker *id*'s socket folder, as the engine sees it."""
         if self._volume is None:
             return str(self._folders.folder(id))
         return f"{await self._mountpoint(self._volume)}/{id}"
 
     async def custom_tasks(self, environment: Environment) -> str:
-        """The folder of its task modules; empty if there is none to mount.
+        """Return the path of the environment's task modules; an empty string if there are none to mount.
 
         Raises:
-            StartFailed: it has some, and the settings say of none where they are.
+            StartFailed: The environment has task modules, but the settings name no folder of task modules.
         """
         tasks = custom_tasks(environment)
         if tasks is None:
@@ -67,10 +70,10 @@ class Sources:
         return str(self._custom_tasks_dir / tasks.folder)
 
     async def expect_volumes(self, environment: Environment) -> None:
-        """
+        """Check that the engine has the volumes of the environment's ``environment.toml``.
+
         Raises:
-            StartFailed: a volume of its ``environment.toml`` is missing; the engine would make one, which nobody
-                removes.
+            StartFailed: A volume is missing. The engine would create it, and the gateway would never remove it.
         """
         for volume in environment.volumes:
             if volume.source.startswith("/"):
@@ -82,12 +85,12 @@ class Sources:
                 )
 
     def explained(self, error: EngineError, id: WorkerId, environment: Environment) -> str:
-        """The engine's words; with what to do where it does not see something that is to be mounted."""
+        """Return the engine's message, with a remedy if the engine does not find a mount's source."""
         if "bind source path does not exist" not in str(error):
             return str(error)
         if any(str(error).endswith(f": {volume.source}") for volume in environment.volumes):
             return f"{error} (the volumes in an environment.toml are paths of the engine's machine)"
-        if f"/{id}" not in str(error):  # so it is not the worker's own
+        if f"/{id}" not in str(error):  # so it is not the worker's socket folder
             return f"{error} (is the folder of custom tasks there, and does the engine see it under this path?)"
         root = self._folders.root
         if self._volume is not None:
@@ -95,7 +98,7 @@ class Sources:
         return f"{error} (the engine must see {root} under the same path, or socket_volume must name its volume)"
 
     async def _mountpoint(self, volume: str) -> str:
-        # Engines before 26 know no subpaths of volumes, so its folders are bound from where the engine keeps it.
+        # Engines before 26 can't mount a volume's subpath, so its folders are bound from the volume's mount point.
         if volume not in self._mountpoints:
             found = await self._engine.call(partial(APIClient.inspect_volume, name=volume))
             self._mountpoints[volume] = found["Mountpoint"]

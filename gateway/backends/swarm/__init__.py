@@ -1,6 +1,6 @@
-"""Workers on many machines: each one's engine gate is spoken to as `docker` speaks to one.
+"""Run workers on many nodes, with one `docker` backend for each node's engine gate.
 
-`nodes` knows the machines, and `placement` decides which of them gets a worker. `gate_sockets` brings their engines to
-local sockets, `dialing` their workers to the request path, and `image_sync` images from one machine to another.
-`backend` is what the pool sees.
+`nodes` is the directory of nodes, and `placement` chooses a node for each worker. `gate_sockets` exposes the nodes'
+engines as local sockets, `dialing` connects the request path to workers, and `image_sync` copies images between nodes.
+`backend` is the pool's interface.
 """

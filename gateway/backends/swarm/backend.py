@@ -1,7 +1,7 @@
-"""Workers as containers on the machine that has most room for them: one inner backend a node, through its engine gate.
+"""Run workers as containers on the node with the most room, through one inner backend per node's engine gate.
 
-A node that does not answer for a moment keeps its workers: they run, as far as anybody knows. One that is lost has
-none any more, and each of them is told of as dead; what is left of them when it comes back is found, as orphans.
+The workers of a silent node count as running. The workers of a lost node are announced as dead. If the node comes
+back, `SwarmBackend.found` lists their remaining containers, which are orphans then.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 CHECKS_AT_ONCE: Final = 8
 LOOK_S: Final = 1.0
-"""Between two looks at the store whether the workers of a lost node were ended."""
+"""Seconds between two checks of the store for the workers of a lost node."""
 
 Engine = Callable[[str, NodeId], Backend]
-"""Makes the backend of one node, given its gate's URL and its id."""
+"""Factory of a node's inner backend, called with the URL of the node's engine gate and the node's id."""
 
 
 class SwarmBackend:
-    """Starts and stops containers on many machines."""
+    """Starts and stops workers as containers on many nodes."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class SwarmBackend:
         store: StoredLoads | None = None,
         lease: LeaderLease | None = None,
     ) -> None:
-        """Make no connection yet.
+        """Create the backend without connecting to the nodes.
 
         Args:
-            nodes: The machines; closed with this backend.
-            engine: Makes the backend of one.
-            gates_dir: Where the sockets that lead to their gates are made.
-            environments: On offer, for what their workers take of a machine.
-            forwarder_image: What runs beside somebody else's images.
-            store: Has the workers that other processes started: of a node that was not heard of yet nobody else tells.
-                None: there are no other processes.
-            lease: Says whether this process runs the control loop. That a node is lost is an opinion, and another
-                process may have another one: only a leader's ends sessions. None: it always does.
+            nodes: The directory of nodes; closed with this backend.
+            engine: Factory of a node's inner backend.
+            gates_dir: Folder of the local sockets that lead to the engine gates.
+            environments: All environments, with the resources that their workers need.
+            forwarder_image: Image of the forwarder of third-party images.
+            store: The store with the workers that other replicas started. Only the store lists the workers of a node
+                that has not answered yet. None without other replicas.
+            lease: The lease of this replica's control loop. Replicas may disagree whether a node is lost, so only the
+                leader's view ends sessions. None if this replica always leads.
         """
         self._nodes = nodes
         self._engine = engine
@@ -78,21 +78,21 @@ class SwarmBackend:
         self._engines: dict[NodeId, Backend] = {}
         self._opening = asyncio.Lock()
         self._where: dict[WorkerId, NodeId] = {}
-        """Of each worker that was started or found its node; reports say more, a moment later."""
+        """The node of each worker that was started or found; nodes' reports add further workers a moment later."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_found = False
         self._follows = False
         self._untold: dict[NodeId, list[Death]] = {}
-        """Of nodes that were lost while another process led."""
+        """Unannounced deaths on each node that was lost while another replica led."""
         self._followed: set[NodeId] = set()
-        """Nodes whose engines' deaths are passed on."""
+        """Nodes whose engines' deaths this backend forwards."""
         self._closed = False
         nodes.changed(self._changed)
 
-    # -- the seam -------------------------------------------------------------------------------------------------
+    # -- the Backend protocol -------------------------------------------------------------------------------------
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """Start *worker* on the node that has most room for it; see ``Backend.start``."""
+        """Start *worker* on the node with the most room for it; see ``Backend.start``."""
         if self._closed:
             raise StartFailed("the backend is closed")
         await self._nodes.settled()
@@ -110,21 +110,21 @@ class SwarmBackend:
         return address
 
     async def stop(self, id: WorkerId) -> None:
-        """Stop a worker where it is; one of a node that is lost is left for when that is found again."""
+        """Stop a worker on its node; skip a lost node, whose workers are found as orphans when it returns."""
         for backend in await self._backends_of(id):
             await backend.stop(id)
         self._where.pop(id, None)
         self._placing.forget(id)
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """See ``Backend.logs``; empty of a node that is lost."""
+        """Return the worker's output; an empty string if its node is lost. See ``Backend.logs``."""
         return "".join([await backend.logs(id, lines=lines) for backend in await self._backends_of(id)])
 
     async def found(self) -> list[BackendWorker]:
-        """List the workers of all nodes but lost ones; of a node that does not answer those that it had.
+        """Return the workers of all nodes that are not lost; for a silent node, its last known workers.
 
-        The first time nodes that have workers are waited for until they answer or are lost: who asks then, as a gateway
-        that begins does, takes workers that do not answer at once for lost.
+        The first call waits until each known node answers or is lost. A starting gateway sends that call, and treats
+        missing workers as lost.
         """
         await self._nodes.settled()
         known = self._on_nodes(await self._stored_workers())
@@ -140,27 +140,27 @@ class SwarmBackend:
         return [entry for entries in lists for entry in entries]
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """See ``Backend.pause``."""
+        """Pause the worker on its node; see ``Backend.pause``."""
         await (await self._backend_of(id)).pause(id, lease)
 
     async def resume(self, id: WorkerId) -> None:
-        """See ``Backend.resume``."""
+        """Resume the worker on its node; see ``Backend.resume``."""
         await (await self._backend_of(id)).resume(id)
 
     async def prepare(self, environment: Environment) -> str:
-        """Name the image of the newest build on any node, and bring it to the others; see ``Backend.prepare``."""
+        """Return the id of the newest build on any node, and copy it to the other nodes; see ``Backend.prepare``."""
         await self._nodes.settled()
         pinned = {
             reference: await self._spreading.pinned(reference) for reference in self._placing.references(environment)
         }
         self._placing.pin(environment, pinned)
         for reference, image in pinned.items():
-            if self._is_leading:  # else each replica would send every node a copy
+            if self._is_leading:  # otherwise each replica would send a copy to every node
                 self._spreading.spread(reference, image)
         return pinned.get(environment.image, "")
 
     def deaths(self) -> AsyncIterator[Death]:
-        """Follow what the nodes' engines tell, and nodes that are lost."""
+        """Yield the deaths that nodes' engines report, and the deaths of lost nodes' workers."""
         self._nodes.begin()
         if not self._follows and not self._closed:
             self._follows = True
@@ -169,11 +169,11 @@ class SwarmBackend:
         return self._deaths.follow()
 
     def engines(self) -> int:
-        """One on each node that answers; nobody waits longer for a cluster that is silent."""
+        """Return the number of nodes that answer, at least 1: callers need not wait longer for a silent cluster."""
         return max(1, len(self._nodes.live()))
 
     def leaving(self) -> frozenset[WorkerId]:
-        """Those on nodes that drain."""
+        """Return the workers on draining nodes; see ``Backend.leaving``."""
         draining = {
             view.id: view for view in self._nodes.views() if view.report is not None and view.report.is_draining
         }
@@ -181,9 +181,9 @@ class SwarmBackend:
         return frozenset([*reported, *(id for id, node in self._where.items() if node in draining)])
 
     async def check(self) -> None:
-        """Check every node that answers; one that has all that is needed is enough, and the others are told of.
+        """Check every node that answers, and log each failure; raise ``BackendError`` if no node passes.
 
-        A gateway and its nodes may have been started together: the first node is waited for.
+        The check waits for the first node, because a gateway and its nodes may start together.
         """
         await self._nodes.first()
         views = [view for view in self._nodes.views() if view.state is NodeState.LIVE]
@@ -205,14 +205,14 @@ class SwarmBackend:
             raise BackendError("; ".join(lacks))
 
     async def aclose(self) -> None:
-        """Let go of nodes; containers go on."""
+        """Close the connections to nodes; containers keep running."""
         if self._closed:
             return
         self._closed = True
         await self._spreading.aclose()
         await asyncio.gather(*(backend.aclose() for backend in self._engines.values()))
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=5.0)  # the inner backends have ended their deaths
+            await asyncio.wait(set(self._tasks), timeout=5.0)  # the inner backends have ended their streams of deaths
         for task in list(self._tasks):
             task.cancel()
         self._deaths.close()
@@ -220,7 +220,7 @@ class SwarmBackend:
         await self._nodes.aclose()
 
     def leads(self) -> None:
-        """Tell of the nodes that were lost while another process led: it may have been on one of them."""
+        """Announce the deaths on nodes that were lost while another replica led: that replica may have been on one."""
         for deaths in self._untold.values() if self._is_leading else ():
             for death in deaths:
                 self._deaths.add(death)
@@ -236,15 +236,15 @@ class SwarmBackend:
     # -- for operators --------------------------------------------------------------------------------------------
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Return all nodes, sorted by name."""
         self._nodes.begin()
         return self._nodes.views()
 
     async def drain(self, id: NodeId, is_draining: bool) -> None:
-        """Let node *id* take no more workers, or take them again; it keeps that in mind.
+        """Make node *id* refuse or accept new workers; the node stores this setting.
 
         Raises:
-            BackendError: it is not there, or does not answer.
+            BackendError: The node is unknown or lost, or does not answer.
         """
         path = "/env-gateway/node/draining"
         body = b"true" if is_draining else b"false"
@@ -252,7 +252,7 @@ class SwarmBackend:
             await response.aread()
         self._nodes.corrected(id, is_draining=is_draining)
 
-    # -- where ----------------------------------------------------------------------------------------------------
+    # -- workers' nodes --------------------------------------------------------------------------------------------
 
     def _node_of(self, id: WorkerId) -> NodeId | None:
         if (node := self._placing.begun().get(id) or self._where.get(id)) is not None:
@@ -261,7 +261,7 @@ class SwarmBackend:
         return next((report.id for report in reports if id in report.workers), None)
 
     async def _backends_of(self, id: WorkerId) -> list[Backend]:
-        """Where worker *id* is; of one that nobody knows all nodes that answer; none if its node is lost."""
+        """Return the backend of worker *id*'s node: all live nodes' for an unknown worker, none for a lost node."""
         await self._nodes.settled()
         node = self._node_of(id)
         if node is None:
@@ -274,7 +274,7 @@ class SwarmBackend:
 
     async def _backend_of(self, id: WorkerId) -> Backend:
         node = self._node_of(id)
-        if node is None:  # another replica started it a moment ago
+        if node is None:  # another replica may just have started it
             await self.found()
             node = self._node_of(id)
         view = None if node is None else self._nodes.view(node)
@@ -313,19 +313,19 @@ class SwarmBackend:
             try:
                 address = parse_address(worker.address)
             except ValueError:
-                continue  # it starts, and has none yet
+                continue  # a starting worker has no address yet
             if address.kind is Kind.NODE:
                 found.append((NodeId(address.node), worker))
         return found
 
     def _changed(self, view: NodeView) -> None:
-        """A node came, moved, or is lost."""
+        """Handle a node that was found, moved or lost."""
         if view.state is not NodeState.LOST:
             self._untold.pop(view.id, None)
             if self._follows:
                 self._follow_soon(view.id)
             return
-        self._gates.cut(view.id)  # what still waits there for an answer waits for nobody
+        self._gates.cut(view.id)  # requests that wait for the lost node would get no answer
         reported = view.report.workers if view.report is not None else {}
         noted = [id for id, node in self._where.items() if node == view.id]
         begun = [id for id, node in self._placing.begun().items() if node == view.id]
@@ -340,7 +340,7 @@ class SwarmBackend:
             self._nodes.corrected(view.id, workers={})
 
     async def _tell_when_ended(self, id: NodeId) -> None:
-        """Tell of each worker of a lost node once the store has none: who leads ended it, and calls here hang in it."""
+        """Announce each lost worker after the leader has removed it from the store, because calls here wait for it."""
         while deaths := self._untold.get(id):
             await asyncio.sleep(LOOK_S)
             try:

@@ -1,7 +1,7 @@
-"""The way to workers on other machines: a TLS connection to their node's relay, one line, and then bytes.
+"""Connect to workers on other machines: a TLS connection to their node's relay, one line each way, and then raw bytes.
 
-The line ``EG1 WORKER/SOCKET`` says which socket is meant; ``+`` says that the node is connected to it, ``-REASON`` that
-it is not. From then on the connection is the caller's, without a layer of ours.
+The line ``EG1 WORKER/SOCKET`` names the socket. The node answers ``+`` if it is connected to the socket, or
+``-REASON`` if it is not. After ``+`` the caller uses the connection directly, without another protocol layer.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from gateway.core.placement import NodeId
 from gateway.core.ports.transport import P
 
 CONNECT_S: Final = 5.0
-"""TCP, TLS and the node's own connection to the socket: milliseconds, on a loaded machine some hundred."""
+"""Seconds for TCP, TLS and the node's connection to the socket. They take milliseconds, or some hundred under load."""
 AWAY_S: Final = 60.0
-"""How long a node that does not answer is tried, unless it is lost before: its process may be replaced just now, and
-nothing was sent yet."""
+"""Seconds for which a dial to a silent node is retried, unless the node is lost before. Its process may be restarting,
+and a retry is safe because no data was sent."""
 AWAY_PAUSE_S: Final = 0.1
 REFUSED_PAUSE_S: Final = 0.03
-"""Before the word that nobody listens there: who waits for a worker's start asks again at once, and each question is a
-handshake."""
+"""Seconds of delay before a refusal is raised. A caller that waits for a worker's start retries immediately, and each
+attempt costs a handshake."""
 MAX_ANSWER_BYTES: Final = 1024
 GREETING: Final = "EG1"
 FULL: Final = "takes no connections"
-"""Of a worker that is there, and has a full queue."""
+"""Reason of a node's refusal if the worker exists but its accept queue is full."""
 
 
 class NodeDialer:
     """Opens connections to ``node:`` addresses."""
 
     def __init__(self, nodes: Nodes, *, connect_s: float = CONNECT_S, away_s: float = AWAY_S) -> None:
-        """*nodes* knows where each node is; *connect_s* bounds one try, *away_s* all."""
+        """Create the dialer; *connect_s* limits one attempt, and *away_s* all attempts, in seconds."""
         self._nodes = nodes
         self._connect_s = connect_s
         self._away_s = away_s
 
     async def dial(self, address: Address, factory: Callable[[], P]) -> tuple[asyncio.BaseTransport, P]:
-        """Connect, as soon as the node answers if it is not lost; see ``core/ports.Dial``.
+        """Connect to *address*, with retries until the node answers or is lost; see ``core/ports.Dial``.
 
         Raises:
-            ConnectionRefusedError: the node says that nobody listens there.
-            OSError: the node is lost, unknown, or did not connect in time.
+            ConnectionRefusedError: The node reports that no process listens on the worker's socket.
+            OSError: The node is lost or unknown, or does not connect in time.
         """
         self._nodes.begin()
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class NodeDialer:
                         ssl=self._nodes.tls,
                         server_hostname=self._nodes.tls_name,
                     )
-                except ConnectionRefusedError as error:  # the node's own process is away, and no word on the worker
+                except ConnectionRefusedError as error:  # the node's process is away; the worker may be well
                     raise OSError(f"node {address.node} takes no connections") from error
                 return await outcome
         except TimeoutError as error:
@@ -93,7 +93,7 @@ class NodeDialer:
             raise
 
     async def dial_socket(self, address: Address) -> socket.socket:
-        """See ``core/ports.DialSocket``: one end of a pair of sockets, whose other end is spliced to the worker."""
+        """Return one end of a socket pair whose other end is spliced to the worker; see ``core/ports.DialSocket``."""
         _, far = await self.dial(address, Pipe)
         ours, theirs = socket.socketpair()
         try:
@@ -111,7 +111,7 @@ class NodeDialer:
 
 
 class _Hello(asyncio.Protocol):
-    """What is on the connection until the node has said yes."""
+    """The connection's protocol until the node has answered."""
 
     def __init__(
         self, address: Address, factory: Callable[[], P], outcome: asyncio.Future[tuple[asyncio.BaseTransport, P]]
@@ -123,14 +123,14 @@ class _Hello(asyncio.Protocol):
         self._answer = bytearray()
 
     def abort(self) -> None:
-        """Give up."""
+        """Cancel the dial and drop the connection."""
         if not self._outcome.cancel() and not self._outcome.cancelled():
-            self._outcome.exception()  # looked at: its waiter failed before
+            self._outcome.exception()  # retrieved here, because its caller has failed already
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
         self._transport.write(f"{GREETING} {self._address.path}\n".encode("ascii"))
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +140,7 @@ class _Hello(asyncio.Protocol):
         if not newline and len(line) < MAX_ANSWER_BYTES:
             return
         if line == b"+" and not self._outcome.done():
-            # At once: what comes next is the protocol's.
+            # Switch protocols immediately, because the next bytes belong to the new protocol.
             protocol = self._factory()
             self._transport.set_protocol(protocol)
             protocol.connection_made(self._transport)
@@ -161,7 +161,11 @@ class _Hello(asyncio.Protocol):
 
 
 def _refusal(address: Address, reason: str) -> OSError:
-    """What a node's refusal means: that nobody listens there, or something about the node itself, which may pass."""
+    """Return the error of a node's refusal.
+
+    It is ``ConnectionRefusedError`` if no process listens on the worker's socket, and ``OSError`` for a condition of
+    the node itself, which may be temporary.
+    """
     worker = address.path.partition("/")[0]
     text = f"node {address.node}: {reason or 'no reason given'}"
     if f"worker {worker}" in reason and FULL not in reason:

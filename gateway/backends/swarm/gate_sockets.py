@@ -1,9 +1,10 @@
-"""The nodes' engine gates as Unix sockets of this process: the Docker SDK knows sockets, and no moving addresses.
+"""Expose nodes' engine gates as local Unix sockets, because the Docker SDK does not support changing addresses.
 
-A connection to one of these sockets is spliced to the node's gate, at wherever that is now. It is begun with the first
-byte: to look whether anybody listens costs no handshake. If nobody answers, the connection is closed at once.
+Each connection to a socket is spliced to the node's gate at its current address. The connection to the gate starts with
+the first byte, so a probe of the socket costs no handshake. If the gate does not answer, the local connection is
+closed immediately.
 
-Bytes both ways between two connections; who reads slowly slows the writer down, and nothing piles up here.
+`Pipe` copies bytes both ways. A slow reader slows the writer down, so no data accumulates in this process.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ logger = logging.getLogger(__name__)
 CONNECT_S: Final = 5.0
 BACKLOG: Final = 128
 MAX_CONNECTIONS: Final = 128
-"""Of one node: several times the threads that speak to it."""
+"""Maximum number of connections per node: several times the number of threads that call its engine."""
 PREFIX: Final = "gates-"
 STALE_S: Final = 60.0
-"""A folder of another process that has no socket yet is left alone for so long."""
+"""Minimum age in seconds of a folder that is removed: another process' new folder may have no socket yet."""
 _NAME_MAX: Final = 40
 
 
 class GateSockets:
-    """Listens for each node in a folder of its own, which goes with it."""
+    """Listens on a local socket for each node, in a folder that is removed on `aclose`."""
 
     def __init__(self, directory: Path, nodes: Nodes) -> None:
-        """*directory*: below it the folder is made, for this user only."""
+        """Create the object; the folder is created later in *directory*, with access for this user only."""
         self._directory = directory
         self._nodes = nodes
         self._folder: Path | None = None
@@ -50,10 +51,10 @@ class GateSockets:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, id: NodeId) -> str:
-        """The URL of the gate of node *id*, for an engine's client.
+        """Listen for node *id*, and return the socket's URL for an engine's client.
 
         Raises:
-            BackendError: the socket can't be made.
+            BackendError: The socket can't be created.
         """
         if self._folder is None:
             self._folder = self._made()
@@ -66,7 +67,7 @@ class GateSockets:
         return f"unix://{path}"
 
     def cut(self, id: NodeId) -> None:
-        """Drop the connections to node *id*: those that wait there for an answer hear that none will come."""
+        """Drop the connections to node *id*, so that waiting requests fail immediately."""
         for pipe in list(self._pipes.get(id, ())):
             pipe.abort()
 
@@ -153,7 +154,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove the folders of processes that were killed: nobody listens on the sockets in them."""
+    """Remove the folders of killed processes: no process listens on the sockets in them."""
     for folder in directory.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > STALE_S and not any(map(_listens, folder.glob("*.sock"))):
@@ -168,7 +169,7 @@ def _listens(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # it may
+            return True  # a process may listen
         return True
 
 
@@ -180,14 +181,14 @@ def _remove(folder: Path) -> None:
 
 
 FLUSH_S: Final = 10.0
-"""How long what was written may still take to leave once the other end is gone."""
+"""Seconds that buffered output may take to be sent after the other end is closed."""
 
 
 class Pipe(asyncio.Protocol):
-    """One end. What comes before it is joined with another is held: one piece, then it is not read any more."""
+    """One of two connections that are spliced. Before `join` it buffers the first chunk and then pauses reading."""
 
     def __init__(self, *, began: Callable[[], None] | None = None, ended: Callable[[Pipe], None] | None = None) -> None:
-        """*began* is called when the first bytes came, *ended* when the connection is gone."""
+        """Create the pipe; *began* is called after the first bytes, *ended* after the connection is lost."""
         self._began = began
         self._ended = ended
         self._transport: asyncio.Transport | None = None
@@ -196,7 +197,7 @@ class Pipe(asyncio.Protocol):
         self.is_lost = False
 
     def join(self, other: Pipe) -> None:
-        """Pass all that comes to *other*, and all that comes there to this end."""
+        """Forward all bytes of this connection to *other*, and all bytes of *other* to this connection."""
         for one, peer in ((self, other), (other, self)):
             one._other = peer
         for one, peer in ((self, other), (other, self)):
@@ -208,7 +209,7 @@ class Pipe(asyncio.Protocol):
                 one._read(True)
 
     def close(self) -> None:
-        """Close when what was written has left, or after `FLUSH_S`."""
+        """Close after buffered output is sent, at the latest after `FLUSH_S`."""
         if self._transport is not None and not self.is_lost:
             self._transport.close()
             asyncio.get_running_loop().call_later(FLUSH_S, self.abort)
@@ -219,7 +220,7 @@ class Pipe(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._other is not None:
@@ -253,7 +254,7 @@ class Pipe(asyncio.Protocol):
     def _read(self, wanted: bool) -> None:
         if self._transport is None or self.is_lost or self._transport.is_closing():
             return
-        with suppress(RuntimeError):  # it is as wanted, or closes just now
+        with suppress(RuntimeError):  # the transport is in that state already, or is closing
             if wanted:
                 self._transport.resume_reading()
             else:

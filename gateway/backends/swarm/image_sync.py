@@ -1,7 +1,7 @@
-"""Images on the nodes: which one a name stands for in the cluster, and bringing it to the machines that lack it.
+"""Resolve image names to one image for the whole cluster, and copy that image to the nodes that lack it.
 
-The newest build wins, wherever it is; a node that lacks it, or has another one of that name, gets a copy from one that
-has it, as a stream through this process. A node gets one image at a time, whoever asks for it.
+The newest build on any node wins. A node that lacks it, or has another image of that name, gets a copy from a node
+that has it, streamed through this process. A node receives one copy at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from gateway.core.placement import NodeId, NodeReport
 logger = logging.getLogger(__name__)
 
 COPIES_AT_ONCE: Final = 4
-"""Each is a stream through this process: more would only share the same network."""
+"""Maximum number of concurrent copies. Each streams through this process, so more would only share its network."""
 COPY_S: Final = 3600.0
-"""The longest copy, or pull, the wait for its turn on the node included."""
+"""Seconds that a copy or a pull may take, including the wait for its turn on the node."""
 SILENCE_S: Final = 1800.0
-"""The longest wait within one: the node checks an image, and its engine unpacks it, before it says that it has it."""
+"""Seconds of silence after which a copy times out. Before a node confirms, it checks the image and its engine unpacks
+it."""
 BY_DIGEST: Final = "@sha256:"
 
 
@@ -32,18 +33,18 @@ class ImageSync:
     """Copies images between nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
-        """*nodes* say what they have."""
+        """Create the object; *nodes* list each node's images."""
         self._nodes = nodes
         self._copies: dict[tuple[NodeId, str, str], asyncio.Task[None]] = {}
         self._targets: dict[NodeId, asyncio.Lock] = {}
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
 
     async def pinned(self, reference: str) -> str:
-        """The id of the image that *reference* stands for: of the newest build on a live node.
+        """Return the id of the newest build of *reference* on a live node; pull it if its name contains a digest.
 
         Raises:
-            StartFailed: no node has it, and it can't be had.
-            BackendError: no node answers.
+            StartFailed: No node has the image, and its name has no digest, or no node has it after the pull.
+            BackendError: No node answers, or the pull fails.
         """
         reports = self._nodes.live()
         if not reports:
@@ -60,22 +61,22 @@ class ImageSync:
         raise StartFailed(f"{reference} was pulled, and is on no node")
 
     async def ensure(self, id: NodeId, reference: str, image: str) -> None:
-        """Return when node *id* has *reference* as the *image*.
+        """Copy *image* to node *id* under the name *reference*, unless the node has it, and wait for the copy.
 
         Raises:
-            BackendError: it can't be brought there now.
+            BackendError: The copy fails.
         """
         if not self._has(id, reference, image):
             await self._shared(id, reference, image, self._bring(id, reference, image))
 
     def spread(self, reference: str, image: str) -> None:
-        """Bring *image* to all live nodes that lack it, behind the caller."""
+        """Start copies of *image* to all live nodes that lack it and do not drain; do not wait for the copies."""
         for report in self._nodes.live():
             if not report.is_draining and not self._has(report.id, reference, image):
                 self._begun(report.id, reference, image, self._bring(report.id, reference, image))
 
     async def aclose(self) -> None:
-        """Break off what is under way."""
+        """Cancel running copies and pulls."""
         tasks = list(self._copies.values())
         for task in tasks:
             task.cancel()
@@ -88,7 +89,7 @@ class ImageSync:
         return bool(there) and (not image or there == image)
 
     async def _shared(self, id: NodeId, reference: str, image: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do *work*, or wait for the same that is under way; one that hangs up leaves it to the others."""
+        """Run *work*, or wait for the same copy in progress; a cancelled caller does not cancel it."""
         await asyncio.shield(self._begun(id, reference, image, work))
 
     def _begun(self, id: NodeId, reference: str, image: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -110,7 +111,7 @@ class ImageSync:
         async with self._targets.setdefault(id, asyncio.Lock()), self._room:
             if self._has(id, reference, image):
                 return
-            if BY_DIGEST in reference:  # engines save no image under such a name, and a registry has it
+            if BY_DIGEST in reference:  # engines can't save an image under such a name, and a registry has it
                 await self._pull(id, reference)
                 return
             image = image or await self.pinned(reference)

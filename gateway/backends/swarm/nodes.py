@@ -1,10 +1,10 @@
-"""The directory of machines: which there are, under which address each one's process is now, and what it reports.
+"""Keep the directory of nodes: each node's current address, its last report and its state.
 
-A node is known by its id, which is in its report; its address may be another one after its process was replaced. Of two
-addresses with one id the one that began to answer later holds, as the other is about to go.
+A node is identified by the id in its report. Its address may change when its process is replaced. If two addresses
+report the same id, the address that started to answer later is used: the other process is about to end.
 
-Silence is counted in turns of this process, and a turn counts for a second at most: a process that was frozen has
-missed its own time, and not its nodes' answers.
+A node's silence is counted in turns of this process' loop, at most one second per turn. So a process that was frozen
+does not count the time of its own pause as its nodes' silence.
 """
 
 from __future__ import annotations
@@ -28,66 +28,66 @@ from gateway.core.placement import NodeId, NodeReport
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-"""How often a node is asked."""
+"""Seconds between two requests for a node's report."""
 RETRY_S: Final = 0.25
-"""The same of one that does not answer: it is found as soon as it is back, and none is lost between two tries."""
+"""Seconds between two requests to a node that does not answer, so that its return is noticed before it is lost."""
 ANSWER_S: Final = 3.0
-"""How long it may take to answer; a report takes it some milliseconds."""
+"""Seconds that a node has to answer. A report takes some milliseconds."""
 SILENT_S: Final = 3.0
-"""After so long without a word a node gets no new workers, also where no try has failed yet."""
+"""Seconds without an answer after which a node gets no new workers, even if no request has failed yet."""
 LOST_S: Final = 8.0
 UNHEARD_S: Final = 45.0
-"""The same of a node that this process never heard, and that has workers: where nodes' and gateways' processes are
-replaced at once, its name leads to the new one only when that is healthy and the net has told of it."""
+"""Seconds after which a node that has workers, and never answered this process, is lost. Nodes and gateways may be
+replaced together. A node's name then leads to its new process only after that is healthy and registered."""
 RESOLVE_S: Final = 3.0
-"""How often host names are looked up: services' addresses change as their tasks are replaced."""
+"""Seconds between two lookups of host names: a service's addresses change when its tasks are replaced."""
 LOOK_S: Final = 0.25
 CLOSE_S: Final = 0.5
 TURN_MAX_S: Final = 1.0
 FORGET_S: Final = 3600.0
-"""How long operators are shown a node that is lost."""
+"""Seconds of silence during which operators still see a lost node."""
 MAX_NODES: Final = 1024
 CONNECTIONS: Final = 2 * MAX_NODES
 
 
 class NodeState(Enum):
-    """What is thought of a node."""
+    """A node's state, as this replica sees it."""
 
-    LIVE = "live"  #: it answers
-    SILENT = "silent"  #: it does not, and may be back in a moment: its workers count as running
-    LOST = "lost"  #: it did not for so long that its workers are given up
+    LIVE = "live"  #: answers
+    SILENT = "silent"  #: does not answer, but may come back: its workers count as running
+    LOST = "lost"  #: has been silent for so long that its workers count as dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node, as it is seen now."""
+    """A snapshot of a node."""
 
     id: NodeId
     state: NodeState
     report: NodeReport | None
-    """The last one; None of a node that is only known by name."""
+    """The node's last report; None if the node has never answered."""
     endpoint: Endpoint | None
     silent_s: float
-    """Since it was heard of last."""
+    """Seconds since the node's last report."""
 
     @property
     def is_live(self) -> bool:
-        """Whether it answers."""
+        """Whether the node answers."""
         return self.state is NodeState.LIVE
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The node's name for people; its id before the first report."""
         return self.report.name if self.report is not None else self.id
 
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """An address that is asked again and again."""
+    """An address that is polled."""
 
     endpoint: Endpoint
     since: int = 0
-    """Counts up over all addresses, each time that one begins to answer; 0: it does not."""
+    """Rank of the address by the time when it started to answer, over all addresses; 0 if it does not answer."""
     was_tried: bool = False
     is_asking: bool = False
     error: str = ""
@@ -97,7 +97,7 @@ class _Watch:
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A node, by its id."""
+    """A known node."""
 
     id: NodeId
     report: NodeReport | None = None
@@ -107,7 +107,7 @@ class _Known:
 
 
 class Nodes:
-    """Asks the nodes; to be used from one event loop."""
+    """Polls the nodes' reports, in one event loop."""
 
     def __init__(
         self,
@@ -119,15 +119,15 @@ class Nodes:
         unheard_s: float = UNHEARD_S,
         every_s: float = EVERY_S,
     ) -> None:
-        """Make no connection yet.
+        """Create the directory without connecting to nodes.
 
         Args:
-            hosts: Names or numbers, with the port; a name stands for all of its addresses.
-            tls: With this gateway's certificate, and what nodes' are checked by.
+            hosts: Names or IP addresses, with the port. A name means all of its addresses.
+            tls: TLS context with this gateway's certificate, and the authority of nodes' certificates.
             tls_name: The name in nodes' certificates.
-            lost_s: A node that did not answer for so long is lost.
-            unheard_s: The same of one that never did; no less than *lost_s*.
-            every_s: How often each is asked.
+            lost_s: Seconds without an answer after which a node is lost.
+            unheard_s: Seconds after which a node that never answered is lost; raised to *lost_s* if less.
+            every_s: Seconds between two requests for a node's report.
         """
         self.tls = tls
         self.tls_name = tls_name
@@ -145,52 +145,52 @@ class Nodes:
         self._client: httpx.AsyncClient | None = None
         self._is_closed = False
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def views(self) -> list[NodeView]:
-        """All nodes, by name."""
+        """Return all nodes, sorted by name."""
         return sorted(map(self._view, self._known.values()), key=lambda view: (view.name, view.id))
 
     def view(self, id: NodeId) -> NodeView | None:
-        """The node *id*; None if it is unknown."""
+        """Return node *id*; None if it is unknown."""
         known = self._known.get(id)
         return None if known is None else self._view(known)
 
     def live(self) -> list[NodeReport]:
-        """The reports of the nodes that answer."""
+        """Return the last reports of the nodes that answer."""
         return [view.report for view in self.views() if view.state is NodeState.LIVE and view.report is not None]
 
     def endpoint(self, id: NodeId) -> Endpoint | None:
-        """Where the node *id* was heard of last; None if it is lost or unknown."""
+        """Return the address of node *id*'s last report; None if the node is lost or unknown, or has never answered."""
         known = self._known.get(id)
         return None if known is None or known.is_lost or known.watch is None else known.watch.endpoint
 
     def is_expected(self, id: NodeId) -> bool:
-        """Whether the node *id* answers, or may do so again."""
+        """Return True if node *id* is known and not lost, so that it answers or may answer again."""
         known = self._known.get(id)
         return known is not None and not known.is_lost
 
     def problems(self) -> str:
-        """Say of each address that does not answer why; for people."""
+        """Describe, for people, why each silent address does not answer."""
         told = [f"{host.name}: {host.error}" for host in self._hosts if host.error]
         told += [
             f"{watch.endpoint.host}:{watch.endpoint.port}: {watch.error}"
             for watch in self._watches.values()
             if watch.error
         ]
-        return "; ".join(told) or "nobody was asked yet"
+        return "; ".join(told) or "no node was asked yet"
 
     def expect(self, id: NodeId) -> None:
-        """Know of a node that has not been heard of, as a worker is there: it is silent, and lost after its time."""
+        """Add node *id*, which has a worker and has not answered yet; it is silent, and lost after ``unheard_s``."""
         if id not in self._known and len(self._known) < MAX_NODES:
             self._known[id] = _Known(id)
 
     def changed(self, listener: Callable[[NodeView], None]) -> None:
-        """Call *listener* when a node comes, is lost, or is somewhere else."""
+        """Call *listener* when a node is found, moves to another address, or is lost."""
         self._listeners.append(listener)
 
     def corrected(self, id: NodeId, **changes: Any) -> None:
-        """Change the last report of the node *id*, by what was done there just now; its next one says the same."""
+        """Update fields of node *id*'s last report after a change on the node; the next report contains the same."""
         known = self._known.get(id)
         if known is not None and known.report is not None:
             known.report = replace(known.report, **changes)
@@ -198,7 +198,7 @@ class Nodes:
     # -- running --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to ask, if that was not begun."""
+        """Start to poll the nodes, unless polling has started."""
         if self._client is None and not self._is_closed:
             limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
             self._client = httpx.AsyncClient(verify=self.tls, limits=limits, trust_env=False, timeout=ANSWER_S)
@@ -206,7 +206,7 @@ class Nodes:
             self._spawn(self._look_for_ever())
 
     async def settled(self) -> None:
-        """Begin, and return when every address was asked once; or when one that is silent would be lost."""
+        """Start to poll, and wait until every address was polled once, at most until a silent node would be lost."""
         self.begin()
         if self._is_closed:
             return
@@ -215,7 +215,7 @@ class Nodes:
                 await self._is_settled.wait()
 
     async def first(self) -> None:
-        """Begin, and return when a node has answered; in any case after the time after which nodes are lost."""
+        """Start to poll, and wait until a node has answered, at most ``lost_s`` seconds after `settled`."""
         await self.settled()
         if self._is_closed:
             return
@@ -224,7 +224,7 @@ class Nodes:
                 await self._is_heard.wait()
 
     async def decided(self) -> None:
-        """Return when no node is silent: each answers, or is lost."""
+        """Wait until no node is silent: each answers or is lost."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._unheard_s + ANSWER_S
         while loop.time() < deadline and not self._is_closed:
@@ -233,7 +233,7 @@ class Nodes:
             await asyncio.sleep(min(LOOK_S, self._every_s))
 
     async def aclose(self) -> None:
-        """Ask no more. Questions under way may end first, briefly: one broken off in its handshake leaves a socket."""
+        """Stop polling. Running requests get `CLOSE_S` to end: a request cancelled in its handshake leaks a socket."""
         self._is_closed = True
         asking = {watch.task for watch in self._watches.values() if watch.is_asking and watch.task is not None}
         for task in self._tasks - asking:
@@ -260,10 +260,10 @@ class Nodes:
         content: bytes | AsyncIterator[bytes] | None = None,
         silence_s: float = ANSWER_S,
     ) -> AsyncIterator[httpx.Response]:
-        """Ask the node *id*; the body of its answer is still to be read.
+        """Send a request to node *id* and yield the response with its body unread.
 
         Raises:
-            BackendError: it does not answer, is unknown, or refuses, with its reason.
+            BackendError: The node is unknown or lost, does not answer, or refuses; the error contains its reason.
         """
         endpoint = self.endpoint(id)
         view = self.view(id)
@@ -317,7 +317,7 @@ class Nodes:
                 watch = self._watches[endpoint] = _Watch(endpoint)
                 watch.task = self._spawn(self._watch(watch))
             for endpoint in self._watches.keys() - wanted:
-                # One that answers still is asked on: a name service that stumbles takes no machine away.
+                # An address that still answers is kept: a failing name service must not remove a node.
                 watch = self._watches[endpoint]
                 if not watch.since and watch.silent_s >= self.lost_s and watch.task is not None:
                     watch.task.cancel()
@@ -333,7 +333,7 @@ class Nodes:
             except (httpx.HTTPError, ValueError, OSError) as error:
                 watch.error = str(error) or repr(error)
                 watch.since = 0
-            except Exception:  # protects this node: nobody would ask it again
+            except Exception:  # otherwise this address would never be polled again
                 logger.exception("node_watch_failed address=%s:%s", *watch.endpoint)
                 watch.since = 0
             else:
@@ -356,7 +356,7 @@ class Nodes:
                 return
             known = self._known[report.id] = _Known(report.id)
         if known.watch is not None and known.watch.since > watch.since:
-            return  # what it was before, about to go
+            return  # the node's previous process, which is about to end
         self._is_heard.set()
         is_news = known.watch is not watch or known.is_lost
         known.report, known.watch, known.silent_s, known.is_lost = report, watch, 0.0, False

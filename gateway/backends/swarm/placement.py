@@ -1,4 +1,4 @@
-"""Where the next worker goes: ``core/plan.place``, with what is begun on each node and in no report yet."""
+"""Choose a node for each worker by ``core/scaling.place``, counting starts that no node's report contains yet."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gateway.core.placement import Need, NodeId
 from gateway.core.scaling import place, why_not
 
 REPORTED_S: Final = 5.0
-"""A worker that was started is in its node's reports after a second or two; until then it counts as one that starts."""
+"""Seconds for which a started worker counts as starting. Its node's reports list it after a second or two."""
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A worker that is being started, or was just now."""
+    """A worker that is starting or has just started."""
 
     node: NodeId
     need: Need
@@ -31,30 +31,30 @@ class _Begun:
 
 
 class Placement:
-    """Chooses nodes, and remembers for a moment what it chose."""
+    """Chooses nodes for workers, and remembers recent choices until the nodes report them."""
 
     def __init__(self, nodes: Nodes, *, environments: Collection[Environment], forwarder_image: str) -> None:
-        """*environments*: on offer, for what their workers take of a machine."""
+        """Create the object; *environments* are all environments, with the resources that their workers need."""
         self._nodes = nodes
         self._forwarder_image = forwarder_image
         self._pinned: dict[str, str] = {}
-        """The image that each reference stands for."""
+        """The image id of each reference."""
         self._takes: dict[EnvironmentName, Need] = {}
         self._begun: dict[WorkerId, _Begun] = {}
         for environment in with_splits(environments):
             self.need(environment)
 
     def references(self, environment: Environment) -> list[str]:
-        """The images that workers of *environment* need, its own first."""
+        """Return the references of the images that workers of *environment* need, the environment's own first."""
         return images_of(environment, self._forwarder_image)
 
     def pin(self, environment: Environment, images: Mapping[str, str]) -> None:
-        """Let each of *environment*'s references stand for an image: reference → id."""
+        """Set the image id of each of *environment*'s references: reference → id."""
         self._pinned |= images
         self.need(environment)
 
     def need(self, environment: Environment) -> Need:
-        """What a worker of *environment* takes of a machine; counted for those that are there, too."""
+        """Return the resources that a worker of *environment* needs; existing workers count with them as well."""
         limits, is_pair = environment.limits, environment.server.is_foreign
         need = self._takes[environment.name] = Need(
             environment=environment.name,
@@ -66,10 +66,10 @@ class Placement:
         return need
 
     def begin(self, id: WorkerId, need: Need) -> NodeId:
-        """Choose the node for worker *id*, and count it there from now on: of many starts each sees those before it.
+        """Choose the node for worker *id*, and count the worker there, so that later choices include it.
 
         Raises:
-            BackendError: no node has room; with what each lacks.
+            BackendError: No node has room; the error lists what each node lacks.
         """
         reports, starting = self._nodes.live(), self._starting()
         node = place(reports, need, starting=starting, takes=self._takes)
@@ -79,20 +79,20 @@ class Placement:
         return node
 
     def ended(self, id: WorkerId) -> None:
-        """Worker *id* runs: its node will report it."""
+        """Mark worker *id* as started: its node will report it."""
         if id in self._begun:
             self._begun[id].ended_at = asyncio.get_running_loop().time()
 
     def forget(self, id: WorkerId) -> None:
-        """Worker *id* takes no room."""
+        """Stop counting worker *id*: it takes no room."""
         self._begun.pop(id, None)
 
     def begun(self) -> dict[WorkerId, NodeId]:
-        """Workers that are being started, or were just now, and where."""
+        """Return the node of each worker that is starting or has just started."""
         return {id: begun.node for id, begun in self._begun.items()}
 
     def _starting(self) -> dict[NodeId, Sequence[Need]]:
-        """What is begun on each node and not in its report yet."""
+        """Return the resources of the starts on each node that the node's report does not contain yet."""
         now = asyncio.get_running_loop().time()
         starting: dict[NodeId, list[Need]] = {}
         for id, begun in list(self._begun.items()):

@@ -1,4 +1,4 @@
-"""Reading a node's report, which is JSON from another machine, and resolving the hosts in the settings."""
+"""Parse nodes' reports, which are JSON from other machines, and resolve the hosts in the settings."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.core.errors import ConfigError
 from gateway.core.placement import NodeReport
+from gateway.core.validation import reason_of
 
 MAX_REPORT_BYTES: Final = 4 * 2**20
-"""Some 100 bytes a worker and 200 an image: far beyond what one machine has."""
+"""Maximum size of a report. A worker takes about 100 bytes and an image 200, so no machine reaches it."""
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _NUMBERS: Final = ("cpus", "memory_bytes", "available_bytes", "max_containers", "containers")
 _REPORT: Final = TypeAdapter(NodeReport)
 
 
 def read_report(body: bytes) -> NodeReport:
-    """Read the answer to ``GET /env-gateway/node``.
+    """Parse the response to ``GET /env-gateway/node``.
 
     Raises:
-        ValueError: it is no report; with the field that is wrong.
+        ValueError: *body* is not a valid report; the error names the wrong field.
     """
     try:
         report = _REPORT.validate_json(body, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a report'}: {first['msg']}") from error
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a report'}: {reason_of(first)}") from error
     if not _NODE_ID.fullmatch(report.id) or not report.name:
         raise ValueError(f"id: {report.id!r:.200} with the name {report.name!r:.80} is no id of a node")
     for name in _NUMBERS:
@@ -41,25 +42,25 @@ def read_report(body: bytes) -> NodeReport:
 
 
 PORT: Final = 7443
-"""Of a node's process: gate, reports and images; workers' sockets are on the next one."""
+"""Default port of a node's process for gate, reports and images. The next port leads to the workers' sockets."""
 RESOLVE_WITHIN_S: Final = 5.0
 
 
 class Endpoint(NamedTuple):
-    """Where a node's process is."""
+    """The address of a node's process."""
 
     host: str
     port: int
 
     def url(self, path: str) -> str:
-        """The URL of *path* there."""
+        """Return the URL of *path* at this address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"https://{host}:{self.port}{path}"
 
 
 @dataclass(slots=True)
 class Host:
-    """What a name in the settings stands for."""
+    """A host name in the settings, with its resolved addresses."""
 
     name: str
     port: int
@@ -68,7 +69,7 @@ class Host:
     error: str = ""
 
     async def resolve(self) -> None:
-        """Look up what it stands for now; where that fails, what it stood for before stays."""
+        """Look up the name's addresses; keep the previous addresses if the lookup fails."""
         loop = asyncio.get_running_loop()
         asked = asyncio.ensure_future(loop.getaddrinfo(self.name, self.port, type=socket.SOCK_STREAM))
         await asyncio.wait({asked}, timeout=RESOLVE_WITHIN_S)
@@ -85,10 +86,10 @@ class Host:
 
 
 def parse_hosts(texts: Sequence[str]) -> list[tuple[str, int]]:
-    """Read ``HOST[:PORT]`` entries; an IPv6 address with a port stands in brackets.
+    """Parse ``HOST[:PORT]`` entries; an IPv6 address with a port must be in brackets.
 
     Raises:
-        ConfigError: one is none, or there is none at all.
+        ConfigError: An entry is invalid, or there are no entries.
     """
     hosts = []
     for text in texts:

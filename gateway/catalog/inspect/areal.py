@@ -1,4 +1,4 @@
-"""AReaL task servers."""
+"""Inspects AReaL task servers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from gateway.core.environment import ActionType, ObservationType, ServerProtocol
 Word = TypeVar("Word", bound=StrEnum)
 
 SLOTS = 16
-"""Assumed: the task server API has no word for it."""
+"""Assumed capacity: the task server API does not report it."""
 SPLIT = "train"
-"""What its one set of samples is called on this side; it has no name on the other."""
+"""The gateway's name for the server's only set of samples, which has no name there."""
 
 
 def is_info(info: Mapping[str, Any]) -> bool:
-    """Whether this is an answer to ``task/info``; its clients read the name only."""
+    """Return True if *info* is an answer to ``task/info``. Clients read only its name."""
     return isinstance(info.get("name"), str) and bool(info["name"])
 
 
 async def look(server: Probe, info: Mapping[str, Any], *, prefix: str) -> Findings:
-    """Take *info* for what it says, and start one episode; routes are below *prefix*.
+    """Read *info*, the answer to ``task/info``, and start one episode. The routes are below *prefix*.
 
     Raises:
-        Unanswered: it ceased to answer.
+        Unanswered: The server stopped answering.
     """
-    remarks = ["AReaL servers do not tell how many episodes they hold: 16 is a guess."]
+    remarks = ["AReaL servers do not report how many episodes they can hold: 16 is a guess."]
     if not prefix:
         remarks.append("Its routes are at the root, not below /api as in the written API; both are understood.")
     samples = _whole(info.get("num_samples"))
     if samples is None:
-        remarks.append("It does not tell how many samples it has (num_samples).")
+        remarks.append("It does not report its number of samples (num_samples).")
     health = f"{prefix}/health"
     return Findings(
         protocol=ServerProtocol.AREAL,
@@ -62,7 +62,7 @@ def _member(of: type[Word], value: object) -> Word | None:
 
 
 async def _try_episode(server: Probe, prefix: str, remarks: list[str]) -> str:
-    """Start an episode of sample 0 and cancel it; why that failed, or nothing."""
+    """Start an episode of sample 0 and cancel it. Return the reason if that failed, else empty."""
     try:
         started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})
         if started.status == 404:

@@ -1,6 +1,7 @@
-"""Which protocol a server speaks, decided by what it says of itself, from the surest sign to the weakest.
+"""Detects a server's protocol from its answers, from the surest sign to the weakest.
 
-OpenEnv servers since 0.4.1 answer ORS' ``/list_environments`` and ``/{env}/splits`` too, so these alone decide nothing.
+OpenEnv servers since 0.4.1 also answer ``/list_environments`` and ``/{env}/splits`` of ORS, so these paths alone do not
+decide.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from gateway.catalog.inspect.probe import Probe, ProbeAnswer, Unanswered, probin
 from gateway.core.errors import ConfigError
 
 API_PATHS = ("/api", "")
-"""Where an AReaL task server has its routes: the written API says ``/api``, some serve without."""
+"""Prefixes of an AReaL task server's routes: ``/api`` in the API's documentation, none in some servers."""
 
 
 class NotRecognised(ConfigError):
-    """It answers, but as none of the servers that are known here."""
+    """The server answers, but not as a known ORS, OpenEnv or AReaL server."""
 
 
 async def detect_url(url: str, *, timeout_s: float, environment: str = "") -> Findings:
-    """Find out what is behind *url*, waiting at most *timeout_s* for a server that is not up yet.
+    """Inspect the server at *url*. Wait at most *timeout_s* seconds for a server that is not up yet.
 
-    *environment* is the one of several to look at, by the server's own name; empty: its first.
+    *environment* is the server's own name of the environment to inspect; empty: its first environment.
 
     Raises:
-        ConfigError: nothing answers there, or what does is no server that can be used; with the URL and the reason.
+        ConfigError: No server answers, or the server is not usable; the message has the URL and the reason.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is no URL: http://host:port, or https://…")
@@ -40,13 +41,14 @@ async def detect_url(url: str, *, timeout_s: float, environment: str = "") -> Fi
 
 
 async def detect(server: Probe, *, environment: str = "") -> Findings:
-    """Find out what *server*, which is up, is; opens and ends sessions of trial.
+    """Inspect *server*, which is up. Open and end trial sessions on it.
 
-    *environment* is the one to look at, by the server's own name; empty: its first.
+    *environment* is the server's own name of the environment to inspect; empty: its first environment.
 
     Raises:
-        NotRecognised: it is none of the three, or one that no client of today could use; with what was seen.
-        Unanswered: it ceased to answer.
+        NotRecognised: The server speaks none of the three protocols; the message has its answers.
+        ConfigError: The server is too old, or does not have *environment*.
+        Unanswered: The server stopped answering.
     """
     openapi = (await server.get("/openapi.json")).object()
     paths = _paths(openapi)

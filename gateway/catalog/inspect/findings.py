@@ -1,6 +1,6 @@
-"""What an inspection found, and what it could not tell.
+"""Defines the results of an inspection, and finds the field of a tool's or an action's input that a text fills.
 
-Which field of a tool's or an action's input a text fills, if its JSON Schema leaves no choice.
+A text fills a field only if the JSON Schema allows exactly one choice.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from gateway.core.environment import ActionType, ObservationType, Relaxations, S
 
 
 class Finding(Enum):
-    """How a capacity is known."""
+    """The source of a capacity."""
 
-    BY_SERVER = "by the server"  #: it refused one more, and said how many it holds
-    AT_LEAST = "at least"  #: so many were open at once, and none was refused
-    ASSUMED = "assumed"  #: the protocol has no word for it
+    BY_SERVER = "by the server"  #: the server refused a session and reported its capacity
+    AT_LEAST = "at least"  #: so many sessions were open concurrently, and the server refused none
+    ASSUMED = "assumed"  #: the protocol does not report a capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sessions that one worker holds at once."""
+    """Number of sessions that one worker holds concurrently, and the source of this number."""
 
     slots: int
     told: Finding
@@ -36,90 +36,90 @@ class FoundSplit:
     name: str
     type: SplitType
     count: int | None
-    """None: it did not say."""
+    """Number of tasks; None: the server did not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that could be told of a server."""
+    """All results of the inspection of a server."""
 
     protocol: ServerProtocol
     version: str
-    """For people: ``openenv 0.4.1 to 0.7``, ``openreward 0.1.167``."""
+    """Readable name and version: ``openenv 0.4.1 to 0.7``, ``openreward 0.1.167``."""
     is_own: bool = False
-    """Whether it is this project's environment server, which can do more on its Unix socket."""
+    """True for this project's environment server, which has more functions on its Unix socket."""
     description: str = ""
     environments: tuple[str, ...] = ()
-    """What it serves, by its own names, the first being its default; empty: it has no names."""
+    """The server's own names of its environments, the default one first; empty: they have no names."""
     chosen: str = ""
-    """The one of them that was looked at."""
+    """The inspected environment, one of `environments`."""
     ready: str = ""
-    """A path that answers 200 once it is up; empty: none was found."""
+    """Path that answers 200 once the server is up; empty: none was found."""
     capacity: Capacity
     splits: tuple[FoundSplit, ...] = ()
     tools: tuple[str, ...] = ()
-    """Tools by name; empty for a server whose actions are objects of one form."""
+    """Names of the tools; empty for a server whose actions are objects of one form."""
     fields: tuple[str, ...] = ()
-    """Of an action that is an object: its fields."""
+    """Names of the fields of an action that is an object."""
     default_tool: str = ""
-    """The tool that a text means; empty: there are several, or texts have one by themselves (``terminal``)."""
+    """The tool that a text calls; empty: there are several tools, or texts go to the `terminal` tool."""
     text_field: str = ""
-    """The field that a text fills; empty: it cannot be told, or there is none."""
+    """The field that a text fills; empty: there is no such field, or several are possible."""
     terminal: str = ""
-    """Of an ORS server: the tool that takes an agent's final text, with its field: ``answer.text``."""
+    """The tool of an ORS server for an agent's final text, with its field: ``answer.text``."""
     places: bool = False
-    """Whether an OpenEnv reset by split and index means something to it."""
+    """True if an OpenEnv server accepts a reset by split and index."""
     max_turns: int | None = None
     observation_type: ObservationType | None = None
     action_type: ActionType | None = None
     trouble: str = ""
-    """Why a session of trial could not be opened; empty: one was opened and closed."""
+    """The reason why the trial session could not be opened; empty: one was opened and closed."""
     remarks: tuple[str, ...] = ()
-    """What could not be told, or what to look at: whole sentences."""
+    """Whole sentences about unknown values and values to check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """What is to be looked at, and how."""
+    """The image to inspect, and the options of its trial run."""
 
     image: str
     port: int = 0
-    """0: it is found out."""
+    """Port of the server; 0: the trial finds it."""
     environment: str = ""
-    """By the server's own name; empty: its first."""
+    """The server's own name of the environment to inspect; empty: its first environment."""
     variables: Mapping[str, str]
     timeout_s: float
-    """For each start of it."""
+    """Maximum seconds for each start of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How an image was run, and what that took."""
+    """The options of an image's successful trial run, and the resources that it used."""
 
     image: str
     port: int
-    """That it answers at."""
+    """Port on which the server answers."""
     loosened: Relaxations = field(default_factory=Relaxations)
     reason: str = ""
-    """Why it had to be loosened; empty: it had not."""
+    """Why the image needs more privileges than the hardened default; empty: it does not."""
     memory_bytes: int | None = None
-    """What it used after its sessions of trial; None: the engine did not report it."""
+    """Memory used after the trial sessions; None: the engine did not report it."""
     pids: int | None = None
     start_s: float | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 HIDDEN = frozenset(["metadata"])
-"""Fields of every OpenEnv action that no agent fills."""
+"""Fields of every OpenEnv action that agents do not fill."""
 
 
 def names_of(listed: object) -> list[str]:
-    """List the names in a list of them; empty where *listed* is none."""
+    """Return the strings in *listed*; an empty list if *listed* is not a list."""
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
 def tools_of(result: object) -> list[Mapping[str, Any]]:
-    """List the tools in an answer about them, as far as they have names."""
+    """Return the tools with a name from an answer that lists tools."""
     listed = result.get("tools") if isinstance(result, Mapping) else None
     if not isinstance(listed, list):
         return []
@@ -127,7 +127,7 @@ def tools_of(result: object) -> list[Mapping[str, Any]]:
 
 
 def default_of(tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the tool that a text means, and the field that it fills, if there is no choice."""
+    """Return the only tool and the field of it that a text fills; empty names if the choice is ambiguous."""
     if len(tools) != 1:
         return "", ""
     (tool,) = tools
@@ -135,21 +135,21 @@ def default_of(tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def fields(schema: object) -> tuple[str, ...]:
-    """Name the fields of an object's schema, without those that no agent fills."""
+    """Return the fields of an object's schema, without the `HIDDEN` ones."""
     return tuple(name for name in _properties(schema) if name not in HIDDEN)
 
 
 def text_field(schema: object) -> str:
-    """Name the field that a text fills: the only required string, else the only string; empty where that is no one.
+    """Return the field that a text fills: the only required string, else the only string; empty if there is none.
 
-    Texts of a closed list (``enum``) do not count: a free text is none of them.
+    A string from a closed list (``enum``) does not count, because it is not a free text.
     """
     texts = [name for name in fields(schema) if _is_text(_properties(schema)[name])]
     required = schema.get("required", ()) if isinstance(schema, Mapping) else ()
     needed = [name for name in fields(schema) if isinstance(required, list) and name in required]
     needed_texts = [name for name in texts if name in needed]
     if len(needed_texts) == 1:
-        # Another field that must be given would be missing.
+        # If other fields are required too, a text alone would leave them empty.
         return needed_texts[0] if needed == needed_texts else ""
     return texts[0] if not needed and len(texts) == 1 else ""
 
@@ -169,6 +169,6 @@ def _is_text(schema: object) -> bool:
 
 
 def one_line(text: str, *, limit: int = 200) -> str:
-    """What somebody else wrote, fit to be shown, or written behind a comment sign: one line, printable, short."""
+    """Return third-party text as one short, printable line, safe for display and in a comment of a file."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

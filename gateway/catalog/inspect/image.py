@@ -1,4 +1,7 @@
-"""What only the Docker engine knows of an image and of a container that runs it; nothing here changes anything."""
+"""Queries the Docker engine about an image and its running container.
+
+It pulls a missing image, and changes nothing else. For a named user it creates a container that it removes again.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +33,34 @@ _USER = re.compile(r"(\d+)(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What an image says of itself."""
+    """Values from an image's configuration."""
 
     ports: tuple[int, ...]
-    """TCP ports that it exposes; its server need not listen there."""
+    """TCP ports that the image exposes. Its server may listen on other ports."""
     user: str
-    """The user that it runs as, as ``uid:gid``."""
+    """User of the image's processes, as ``uid:gid``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a container uses; None: the engine did not tell."""
+    """Memory and processes that a container uses; None: the engine did not report the value."""
 
     memory_bytes: int | None
     pids: int | None
 
 
 class ImageInspector:
-    """Questions to the engine."""
+    """Sends queries about images and containers to the Docker engine."""
 
     def __init__(self, url: str) -> None:
         self._engine = Engine(url, threads=THREADS)
 
     async def image(self, name: str) -> Image:
-        """Look an image up; one that is missing is pulled if its name says where from.
+        """Return the configuration of an image. Pull a missing image if its name contains a registry.
 
         Raises:
-            ConfigError: there is none, and it cannot be pulled.
-            EngineError: the engine does not answer, or the registry refused.
+            ConfigError: The image is missing, and its name has no registry to pull it from.
+            EngineError: The engine does not answer, or the registry refused.
         """
         config = await self._call(lambda client: _config(client, name))
         if config is None and is_from_registry(name):
@@ -72,15 +75,15 @@ class ImageInspector:
         )
 
     async def listening(self, id: WorkerId) -> frozenset[int] | None:
-        """The TCP ports on which something listens in a worker's container; None where that cannot be told."""
+        """Return the TCP ports with a listening socket in a worker's container; None if they cannot be determined."""
         return await self._call(lambda client: _listening(client, id))
 
     async def use(self, id: WorkerId) -> Use:
-        """What a worker's container uses now."""
+        """Return the current resource use of a worker's container."""
         return await self._call(lambda client: _use(client, id))
 
     async def aclose(self) -> None:
-        """Let go of threads and clients."""
+        """Close the engine's threads and clients."""
         await self._engine.aclose()
 
     async def _user(self, image: str, said: str) -> str:
@@ -106,7 +109,7 @@ def _config(client: APIClient, image: str) -> dict[str, Any] | None:
 
 
 def _container(client: APIClient, id: WorkerId) -> str | None:
-    """The container of the image itself, and not what runs beside it."""
+    """Return the id of the worker's own container, not of its forwarder; None if there is none."""
     for entry in client.containers(all=True, filters={"label": [f"{LABEL_WORKER}={id}"]}):
         if entry["Labels"].get(LABEL_ROLE) != Role.FORWARDER:
             return str(entry["Id"])
@@ -121,7 +124,7 @@ def _listening(client: APIClient, id: WorkerId) -> frozenset[int] | None:
         made = client.exec_create(container, ["cat", "/proc/net/tcp", "/proc/net/tcp6"])
         output: bytes = client.exec_start(made["Id"])
     except APIError:
-        return None  # it has ended
+        return None  # the container has ended
     if _HEAD not in output:
         return None  # an image without `cat`
     lines = output.decode("ascii", "replace").splitlines()
@@ -129,7 +132,7 @@ def _listening(client: APIClient, id: WorkerId) -> frozenset[int] | None:
 
 
 def listening_port(line: str) -> int | None:
-    """The port of a line of ``/proc/net/tcp`` if it is of a socket that listens."""
+    """Return the port in a line of ``/proc/net/tcp`` if its socket listens; else None."""
     words = line.split()
     if len(words) < 4 or words[3] != _LISTENING:
         return None
@@ -150,7 +153,7 @@ def _use(client: APIClient, id: WorkerId) -> Use:
 
 
 def use_of(stats: Mapping[str, Any]) -> Use:
-    """Read the engine's numbers: memory without files that could be dropped, as ``docker stats`` shows it."""
+    """Read the engine's statistics. Memory excludes droppable file cache, as in ``docker stats``."""
     memory, pids = stats.get("memory_stats") or {}, stats.get("pids_stats") or {}
     usage, details = memory.get("usage"), memory.get("stats") or {}
     droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
@@ -162,7 +165,7 @@ def use_of(stats: Mapping[str, Any]) -> Use:
 
 
 def _named_user(client: APIClient, image: str, name: str) -> str:
-    """Look a user up in the image's own list of them; root if it is not there."""
+    """Return the ``uid:gid`` of a user from the image's ``/etc/passwd``; root's if the user is not listed."""
     made = client.create_container(image, command=["true"], network_disabled=True)
     try:
         chunks, _ = client.get_archive(made["Id"], "/etc/passwd")

@@ -1,6 +1,7 @@
-"""OpenEnv servers, 0.2 and later; of the versions only ranges can be told, by what each brought.
+"""Inspects OpenEnv servers of version 0.2 and later.
 
-OpenEnv's sessions: each is a WebSocket. How many a server holds is learned by opening one more than that.
+The features of a server show only a range of versions. Each session is a WebSocket. To find the server's capacity, the
+inspection opens sessions until the server refuses one.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ METHOD_NOT_FOUND = -32601
 
 
 def has_form(paths: frozenset[str]) -> bool:
-    """Whether a server with these routes is one; WebSockets are in no OpenAPI document."""
+    """Return True if the routes are those of an OpenEnv server. OpenAPI documents do not list its WebSockets."""
     return paths >= {"/schema", "/metadata"} or (paths >= {"/reset", "/step", "/state"} and "/create" not in paths)
 
 
 async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
-    """Ask for everything that can be asked; open sockets of trial, as many as it takes to learn its capacity.
+    """Query all that the server reports, and open trial sockets up to its capacity.
 
     Raises:
-        ConfigError: it is of a version without WebSockets, or has another environment than *environment*.
-        Unanswered: it ceased to answer.
+        ConfigError: The server's version has no WebSockets, or the server does not have *environment*.
+        Unanswered: The server stopped answering.
     """
     schema = await _schema(server)
     metadata = (await server.get("/metadata")).object()
@@ -50,7 +51,7 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
     ready = "/health" if (await server.get("/health")).status == 200 else ""
     action = schema.get("action")
     listed = await _tools(server)
-    # Last, for it is the hardest: a server that dies of many sessions has told all else by then.
+    # Last, because a server may crash with many sessions. All other answers are there by then.
     capacity, trouble, tried = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
     tools = listed or tried
     remarks.append(
@@ -90,7 +91,7 @@ async def _schema(server: Probe) -> Mapping[str, Any]:
 
 def _description(metadata: Mapping[str, Any]) -> str:
     said, name = metadata.get("description"), metadata.get("name")
-    # What the server makes up where its author wrote nothing is no description.
+    # Without an author's description, the server generates "NAME environment", which is ignored.
     return one_line(said) if isinstance(said, str) and said != f"{name} environment" else ""
 
 
@@ -113,28 +114,28 @@ def _request(method: str) -> Mapping[str, Any]:
 
 
 async def _tools(server: Probe) -> list[Mapping[str, Any]]:
-    """The tools of an MCP environment; it makes a throw-away environment for that, outside of its capacity."""
+    """Return the tools of an MCP environment. The server creates a temporary environment outside of its capacity."""
     answer = (await server.post("/mcp", _request("tools/list"))).object()
     return tools_of(answer.get("result"))
 
 
 def _is_tool_call(action: object) -> bool:
-    """Whether an action of this schema is a call of a tool, as in environments on MCP; or says nothing of itself."""
+    """Return True if the schema is that of a tool call, as in MCP environments, or names no fields."""
     named = fields(action)
     return not named or {"tool_name", "arguments"} <= set(named)
 
 
 MOST = 64
-"""Sockets of trial: each may be a browser."""
+"""Maximum number of trial sockets. Each may start a browser."""
 FREED_S = 5.0
-"""How long the places of closed sockets may take to be free again."""
+"""Maximum seconds of wait until the places of closed sockets are free again."""
 PAUSE_S = 0.05
 LONE = Capacity(1, Finding.ASSUMED)
-"""What OpenEnv servers hold that are told nothing else."""
+"""Default capacity of OpenEnv servers: one session."""
 
 
 class _Full(Unanswered):
-    """All places of the server are taken."""
+    """The server refused a session because all its places are taken."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(f"it holds {capacity} sessions")
@@ -144,11 +145,13 @@ class _Full(Unanswered):
 async def try_sockets(
     server: Probe, remarks: list[str], *, asks_tools: bool
 ) -> tuple[Capacity, str, list[Mapping[str, Any]]]:
-    """Reset an episode on one socket, open others until one is refused, and close them all.
+    """Reset an episode on one socket, open further sockets until the server refuses one, and close them all.
 
-    Returns the capacity, why the episode failed, or nothing, and the tools of an MCP environment, once a place is free
-    again: what comes next may need it. *asks_tools* is for environments whose actions are calls of tools, where nothing
-    else tells which.
+    *asks_tools*: query the tools, for environments whose actions are tool calls and that do not list them otherwise.
+
+    Returns:
+        The capacity, the reason why the episode failed (else empty), and the tools of an MCP environment. The function
+        returns once a place is free again, because the next step may need it.
     """
     sockets: list[ProbeSocket] = []
     try:
@@ -181,19 +184,19 @@ async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -
 
 
 async def _opened(server: Probe) -> ProbeSocket:
-    """Open one more socket with a session behind it. Raises ``_Full``, ``Unanswered``."""
+    """Open one more socket with a session. Raises ``_Full`` or ``Unanswered``."""
     socket = await server.socket("/ws")
     try:
-        # A server refuses after the upgrade, by a frame that comes unasked.
+        # A server refuses after the upgrade, with a frame that it sends without a request.
         reply = await socket.ask({"type": "state"})
         data = reply.get("data")
-        # An ``EXECUTION_ERROR`` means a session whose state cannot be told before its first reset.
+        # ``EXECUTION_ERROR`` means that the session exists, but has no state before its first reset.
         if reply.get("type") == "error" and isinstance(data, Mapping) and data.get("code") != "EXECUTION_ERROR":
             most = data.get("max_sessions")
             if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
                 raise _Full(most)
             raise Unanswered(_said(data))
-    except BaseException:  # a cancellation too: a person pressed Ctrl-C
+    except BaseException:  # also a cancellation: the operator pressed Ctrl-C
         await socket.close()
         raise
     return socket
@@ -204,7 +207,7 @@ def _said(data: Mapping[str, Any]) -> str:
 
 
 async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, list[Mapping[str, Any]]]:
-    """Reset, and ask for tools; why the reset failed, or nothing, and what was answered about tools."""
+    """Reset an episode and query its tools. Return the reason why that failed (else empty), and the tools."""
     try:
         reply = await socket.ask({"type": "reset", "data": {}})
         if reply.get("type") == "error":

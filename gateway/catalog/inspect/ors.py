@@ -1,4 +1,4 @@
-"""ORS servers: those of ``ors-sdk`` and ``openreward``, and this project's own."""
+"""Inspects ORS servers: those of ``ors-sdk`` and ``openreward``, and this project's environment server."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gateway.core.errors import ConfigError
 
 PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
 SLOTS = 16
-"""Assumed: one process serves many sessions, and nothing says how many."""
+"""Assumed capacity: one process serves many sessions, and ORS servers do not report a maximum."""
 SHOWN = 20
 
 
 def has_form(paths: frozenset[str]) -> bool:
-    """Whether a server with these routes is one."""
+    """Return True if the routes are those of an ORS server."""
     return paths >= PATHS
 
 
 async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
-    """Ask for everything that can be asked, and open one session on its first task.
+    """Query all that the server reports, and open one session on its first task.
 
     Raises:
-        ConfigError: it has no environment of that name.
-        Unanswered: it ceased to answer.
+        ConfigError: The server does not have *environment*.
+        Unanswered: The server stopped answering.
     """
     names = names_of((await server.get("/list_environments")).json())
     chosen = choose(names, environment)
     version, is_own = await _version(server, openapi)
-    remarks = ["No ORS server tells how many sessions it holds: 16 is a guess."]
+    remarks = ["ORS servers do not report how many sessions they can hold: 16 is a guess."]
     if len(names) > 1:
         remarks.append(several(names, chosen))
     found_splits = await splits(server, chosen, remarks)
@@ -60,10 +60,10 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
 
 
 def choose(names: list[str], wanted: str) -> str:
-    """The environment to look at.
+    """Return the environment to inspect: *wanted*, ignoring case, or the first of *names* if *wanted* is empty.
 
     Raises:
-        ConfigError: there is none of that name, or none at all.
+        ConfigError: *names* does not contain *wanted*, or is empty.
     """
     if not wanted:
         if not names:
@@ -76,13 +76,13 @@ def choose(names: list[str], wanted: str) -> str:
 
 
 def several(names: list[str], chosen: str) -> str:
-    """Say that one of several was looked at."""
+    """Return a remark that only one of several environments was inspected."""
     others = ", ".join(name for name in names if name != chosen)
     return f"It serves {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too."
 
 
 async def splits(server: Probe, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
-    """The splits of its own tasks, by the paths that ORS and OpenEnv have in common."""
+    """Return the splits of the server's own tasks, from the paths that ORS and OpenEnv share."""
     answer = await server.get(f"/{environment}/splits")
     listed = answer.json() if answer.status == 200 else None
     if not isinstance(listed, list):
@@ -95,7 +95,9 @@ async def splits(server: Probe, environment: str, remarks: list[str]) -> tuple[F
         counted = await server.post(f"/{environment}/num_tasks", {"split": name})
         count = counted.object().get("num_tasks")
         if not isinstance(count, int):
-            remarks.append(f"It did not tell how many tasks split {name!r} has: {counted.status} {counted.text()}")
+            remarks.append(
+                f"It did not report the number of tasks of split {name!r}: {counted.status} {counted.text()}"
+            )
         found.append(FoundSplit(name, _type(entry.get("type")), count if isinstance(count, int) else None))
     return tuple(found)
 
@@ -105,7 +107,7 @@ def _type(said: object) -> SplitType:
 
 
 async def _version(server: Probe, openapi: Mapping[str, Any]) -> tuple[str, bool]:
-    """Name the package, and tell whether it is our own."""
+    """Return the server's package and version, and True if it is this project's environment server."""
     said = (await server.get("/version")).object().get("version")
     version = f" {said}" if isinstance(said, str) else ""
     if isinstance((await server.get("/sessions")).object().get("sessions"), list):
@@ -123,7 +125,7 @@ def _terminal(tool: object) -> str:
 
 
 async def _try_session(server: Probe, environment: str, found: tuple[FoundSplit, ...]) -> str:
-    """Open a session on the first task there is, read its prompt, and end it; why that failed, or nothing."""
+    """Open a session on the first task, read its prompt, and end it. Return the reason if that failed, else empty."""
     split = next((split.name for split in found if split.count), "")
     if not split:
         return "it has no task to open a session with"
@@ -141,7 +143,7 @@ async def _try_session(server: Probe, environment: str, found: tuple[FoundSplit,
 
 
 async def _try_prompt(server: Probe, environment: str, headers: Mapping[str, str]) -> str:
-    # Its setup runs behind /create. A slow one is told by 503, or by no answer; that it began is enough here.
+    # The setup runs after /create. During a slow setup the answer is 503 or missing. A started setup is enough here.
     prompt = await server.get(f"/{environment}/prompt", headers=headers)
     if prompt.status in (200, 503):
         return ""

@@ -1,4 +1,4 @@
-"""Asking a server of which nothing is known: plain HTTP requests and WebSockets, wherever it listens."""
+"""Sends HTTP requests and opens WebSockets to a server of unknown protocol, at any address."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from gateway.core.addresses import parse_address
 from gateway.core.errors import ConfigError
 
 ASK_S = 30.0
-"""The longest wait for one answer: a server may build an environment to tell its tools."""
+"""Maximum seconds of wait for one answer. A server may build an environment to list its tools."""
 PAUSE_S = 0.2
-"""Between two tries of a server that is not up yet."""
+"""Seconds between two requests to a server that is not up yet."""
 ANSWER_MAX_BYTES = 8 * 2**20
-"""The largest answer that is looked at."""
+"""Maximum size in bytes of an answer."""
 FRAME_MAX_BYTES = 128 * 2**20
-"""The largest frame: OpenEnv's clients take 100 MiB."""
+"""Maximum size in bytes of a frame. OpenEnv's clients accept 100 MiB."""
 
 
 class Unanswered(Exception):
-    """There was no answer, or none that can be used."""
+    """The server did not answer, or its answer is not usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a server said."""
+    """A server's answer to an HTTP request."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON; None where it is none (or is ``null``)."""
+        """Return the body as JSON; None if it is not JSON (or is ``null``)."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
     def object(self) -> Mapping[str, Any]:
-        """The body of a 200 as a JSON object; empty where it is none."""
+        """Return the JSON object in the body of a 200; an empty object for any other answer."""
         value = self.json() if self.status == 200 else None
         return value if isinstance(value, dict) else {}
 
     def text(self) -> str:
-        """For people: the server's own words in one short line."""
+        """Return the server's own message, as one short readable line."""
         value = self.json()
         said = value.get("detail") or value.get("error") if isinstance(value, dict) else None
         return one_line(said if isinstance(said, str) else self.body.decode("utf-8", "replace"))
@@ -65,13 +65,13 @@ class Probe:
         self._client = client
 
     async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
-        """Ask for *path*; redirects are not followed. Raises ``Unanswered``."""
+        """Send a GET request for *path*, without following redirects. Raises ``Unanswered``."""
         return await self._send("GET", path, headers=headers)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
     ) -> ProbeAnswer:
-        """Send *body* as JSON. Raises ``Unanswered``."""
+        """Send a POST request with *body* as JSON. Raises ``Unanswered``."""
         return await self._send("POST", path, json=body, headers=headers)
 
     async def socket(self, path: str) -> ProbeSocket:
@@ -104,7 +104,7 @@ class Probe:
 
 
 class ProbeSocket:
-    """A WebSocket of text frames that are JSON objects, one reply to each."""
+    """A WebSocket with one JSON object per text frame, and one reply per message."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class ProbeSocket:
         """Send *message* and return its reply. Raises ``Unanswered``."""
         try:
             async with asyncio.timeout(ASK_S):
-                # A server that refuses gives its reason unasked and closes: the reason is there to be read.
+                # A server that refuses sends its reason without a request and closes. The reason is still readable.
                 with suppress(ConnectionClosed):
                     await self._connection.send(json.dumps(message))
                 reply = json.loads(await self._connection.recv())
@@ -126,8 +126,8 @@ class ProbeSocket:
         return reply
 
     async def close(self) -> None:
-        """Send the closing message and close."""
-        with suppress(TimeoutError, OSError, WebSocketException):  # it went first
+        """Send the closing message, and close the connection."""
+        with suppress(TimeoutError, OSError, WebSocketException):  # the server closed first
             async with asyncio.timeout(2.0):
                 await self._connection.send('{"type":"close"}')
         await self._connection.close()
@@ -135,10 +135,10 @@ class ProbeSocket:
 
 @asynccontextmanager
 async def probing(address: str) -> AsyncIterator[Probe]:
-    """Look at the server at *address*.
+    """Open a probe of the server at *address*, and close its connections at the end.
 
     Raises:
-        ConfigError: *address* is none.
+        ConfigError: *address* is not a valid address.
     """
     try:
         parsed = parse_address(address)
@@ -146,23 +146,23 @@ async def probing(address: str) -> AsyncIterator[Probe]:
         raise ConfigError(str(error)) from None
     # A Unix socket has no TLS, and reading the machine's certificates takes 28 ms.
     transport = httpx.AsyncHTTPTransport(uds=parsed.path or None, verify=not parsed.is_unix)
-    # No keep-alive: an image may close idle connections whenever it likes, and speed is no matter here.
+    # No keep-alive, because an image may close idle connections at any time, and speed does not matter here.
     headers = {"Connection": "close"}
     async with httpx.AsyncClient(transport=transport, headers=headers, timeout=ASK_S, trust_env=False) as client:
         yield Probe(address, client=client)
 
 
 async def no_check() -> None:
-    """Nothing tells that a server will never be up."""
+    """Do nothing: there is no sign that a server will never be up."""
 
 
 async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
-    """Return as soon as *server* answers, whatever it says, unless that is "not yet".
+    """Wait until *server* answers with any status except 502 to 504.
 
-    *check* is called between tries; what it raises ends the wait.
+    The function calls *check* between attempts. An exception of *check* ends the wait.
 
     Raises:
-        Unanswered: it did not within *timeout_s*; with what happened last.
+        Unanswered: The server did not answer within *timeout_s*; the message has the last failure.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -176,7 +176,7 @@ async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Await
         except Unanswered as error:
             last = str(error)
         else:
-            # A proxy before it says 502 to 504 while it starts.
+            # A proxy in front of the server answers 502 to 504 while the server starts.
             if answer.status not in (502, 503, 504):
                 return
             last = f"GET /health: {answer.status} {answer.text()}"

@@ -1,4 +1,4 @@
-"""An ``environment.toml`` for a person who never saw one: each value was found, or says that it is assumed."""
+"""Writes an ``environment.toml`` for a first-time reader. Comments mark each value as found or assumed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PIDS_LEAST = 256
 START_LEAST_S = 60
 WORKERS = 4
 LONE_WORKERS = 16
-"""Most workers where each holds one session: fewer would be no gain over running the image by hand."""
+"""Value of ``max_workers`` if each worker holds one session. Fewer would be no gain over a manual run of the image."""
 
 
 def check_name(name: str) -> str:
-    """Return *name* if an environment may bear it.
+    """Return *name* if it is allowed for an environment.
 
     Raises:
-        ConfigError: it may not, with the reason.
+        ConfigError: The name is not allowed; the message has the reason.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -48,10 +48,10 @@ def check_name(name: str) -> str:
 
 
 def check_place(catalog: Path, name: str, *, force: bool) -> Path:
-    """The file to write, below *catalog*.
+    """Return the path of the file to write, below *catalog*.
 
     Raises:
-        ConfigError: it is there and *force* is not given, or another one there describes an environment of *name*.
+        ConfigError: The file exists and *force* is False, *catalog* is not a folder, or another file has *name*.
     """
     path = catalog / name / FILE
     if path.exists() and not force:
@@ -67,17 +67,17 @@ def check_place(catalog: Path, name: str, *, force: bool) -> Path:
 def _name_in(path: Path) -> str:
     try:
         return read_environment(path).name
-    except ConfigError:  # what is wrong with it, `gateway check` says
+    except ConfigError:  # `gateway check` reports the error
         return ""
 
 
 def environment_of(name: str, url: str, findings: Findings) -> Environment:
-    """Make the environment that the file of a server at *url* means; *name* is what trainers call it."""
+    """Return the environment of the file that `file_text` writes for a server at *url*. Trainers use *name*."""
     return replace(parse_environment(file_text(name, findings, url=url), Path(FILE)), directory=Path())
 
 
 def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str = "") -> str:
-    """Describe an environment: of an image that was run, or of the server at *url*."""
+    """Return the text of an ``environment.toml`` for an image that was run (*ran*), or for the server at *url*."""
     tables = [
         _head(name, findings, ran=ran, url=url),
         _server(findings, ran=ran, url=url),
@@ -136,15 +136,15 @@ def _server(findings: Findings, *, ran: Ran | None, url: str) -> list[str]:
 def _pool(findings: Findings, *, url: str) -> list[str]:
     slots, told = findings.capacity.slots, findings.capacity.told
     why = {
-        Finding.BY_SERVER: f"found: it refused session {slots + 1} at once",
-        Finding.AT_LEAST: f"found: {slots} sessions at once were not refused, and more were not tried",
-        Finding.ASSUMED: "assumed: sessions at once in one worker, which its protocol does not tell",
+        Finding.BY_SERVER: f"found: it refused concurrent session {slots + 1}",
+        Finding.AT_LEAST: f"found: it accepted {slots} concurrent sessions; more were not tried",
+        Finding.ASSUMED: "assumed: concurrent sessions of one worker, which its protocol does not report",
     }[told]
     lines = ["[pool]", _set("slots", slots, why)]
     if findings.protocol is ServerProtocol.OPENENV:
         lines += _says('slots = "learn" asks each worker as it starts, if a variable changes what the image holds.')
     if url:
-        lines.append(_set("max_workers", 1, "a server that somebody else runs is one worker"))
+        lines.append(_set("max_workers", 1, "a server outside the gateway is one worker"))
         return lines
     workers = LONE_WORKERS if slots == 1 else WORKERS
     lines.append(_set("min_workers", 0, "assumed: containers that are kept though idle; 1 saves the first their start"))
@@ -158,7 +158,9 @@ def _limits(ran: Ran) -> list[str]:
     usual = Limits()
     lines = ["[limits]"]
     if ran.memory_bytes is None:
-        lines.append(_set("memory_mib", usual.memory_bytes // MIB, "assumed: the engine did not tell what it uses"))
+        lines.append(
+            _set("memory_mib", usual.memory_bytes // MIB, "assumed: the engine did not report how much it uses")
+        )
     else:
         used = -(-ran.memory_bytes // MIB)
         lines.append(
@@ -174,7 +176,7 @@ def _limits(ran: Ran) -> list[str]:
 
 
 def memory_mib(used_bytes: int) -> int:
-    """What to allow a worker that was seen to use *used_bytes*: twice that, in steps."""
+    """Return the memory limit (MiB) for a worker that used *used_bytes*: twice that, rounded up to a step."""
     steps = -(-2 * used_bytes // (MEMORY_STEP_MIB * MIB))
     return max(MEMORY_LEAST_MIB, steps * MEMORY_STEP_MIB)
 
@@ -230,14 +232,18 @@ def _actions(findings: Findings) -> list[str]:
     else:
         what = f": {', '.join(one_line(name, limit=40) for name in findings.fields[:12])}" if findings.fields else ""
         lines += [
-            *_says(f"Which field a text fills could not be told{what}. Texts that are JSON objects are the fields."),
+            *_says(f"It is unclear which field a text fills{what}. Texts that are JSON objects are the fields."),
             '# text_field = "…"',
         ]
     return lines
 
 
 def _resets(findings: Findings) -> list[str]:
-    why = "found: it has splits of tasks; the rest is assumed" if findings.places else "assumed: no image tells them"
+    why = (
+        "found: it has splits of tasks; the rest is assumed"
+        if findings.places
+        else "assumed: images do not report them"
+    )
     return [
         "[resets]",
         *_says(
@@ -249,7 +255,7 @@ def _resets(findings: Findings) -> list[str]:
         *(
             []
             if findings.splits
-            else [_set("seeds", 1000, "assumed: it has no tasks of its own, so its tasks are told apart by their seed")]
+            else [_set("seeds", 1000, "assumed: it has no tasks of its own, so the seed selects the task")]
         ),
     ]
 
@@ -304,19 +310,19 @@ def _remarks(findings: Findings) -> list[str]:
 
 
 def _upstream_name(name: str, findings: Findings) -> str:
-    """What the server calls it, where that is not *name*, and its protocol has names at all."""
+    """Return the server's own name of the environment; empty if it is *name*, or if the protocol has no names."""
     is_named = findings.protocol is not ServerProtocol.AREAL and UPSTREAM_NAME.fullmatch(findings.chosen)
     return findings.chosen if is_named and findings.chosen != name else ""
 
 
 def _reset_keys(findings: Findings) -> tuple[str, ...]:
-    """The arguments that its reset is taken to look at."""
+    """Return the arguments that the server's reset is assumed to read."""
     usual = ResetMapping().keys
     return (*usual, *PLACES) if findings.places else usual
 
 
 def _first_split(findings: Findings) -> str:
-    """The split that is meant where none is named, if it is not the usual one."""
+    """Return the server's first split if it has no split of the default name; else empty."""
     names = [split.name for split in findings.splits]
     return names[0] if names and Areal().split not in names else ""
 
@@ -326,7 +332,7 @@ def _set(key: str, value: str | bool | int | float | Sequence[str], why: str) ->
 
 
 def _toml(value: str | bool | int | float | Sequence[str]) -> str:
-    # What JSON writes, TOML reads; but for the one control character that JSON does not escape.
+    # JSON strings are valid TOML, except for the one control character that JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,7 +1,7 @@
-"""Running an image of which nothing is known, as the gateway would run it: hardened, and loosened only as it must be.
+"""Runs an unknown image as the gateway would run it: hardened, and with more privileges only if it needs them.
 
-Whatever is started is removed again, also where the command is interrupted. Neither a network nor a capability is ever
-given: who needs one says so in the file, knowing why.
+Each started container is removed again, also after an interrupt. A trial never grants a network or a capability: an
+operator who needs these adds them to the file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gateway.core.ports.backend import Backend
 from gateway.core.worker import Worker
 
 USUAL_PORTS = (8000, 8080, 5000)
-"""Of OpenEnv images, of ORS servers, and of AReaL's examples."""
+"""Usual ports of OpenEnv images, of ORS servers, and of AReaL's examples."""
 STOP_S = 30.0
-"""The longest removal that an interrupted inspection waits for."""
+"""Maximum seconds that an interrupted inspection waits for the container's removal."""
 LOOK_EVERY_S = 1.0
-"""Between two looks into a container that does not answer."""
+"""Seconds between two checks of a container whose server does not answer."""
 SETTLED = 3
-"""Looks that must find it listening elsewhere, and only there, before it is tried there."""
+"""Consecutive checks that must find the server on other ports only, before the trial uses these ports."""
 LIMITS = Limits(memory_bytes=4 * 2**30, cpus=2.0, pids=1024, tmp_bytes=256 * 2**20)
-"""Ample, as what it uses is to be found out."""
+"""Generous limits of a trial, because it measures what the image uses."""
 LOG_LINES = 15
 
 
@@ -48,31 +48,30 @@ class _Silent(Unanswered):
     def __init__(self, message: str, listening: frozenset[int] | None) -> None:
         super().__init__(message)
         self.listening = listening
-        """Where it does listen; None: that cannot be told."""
+        """Ports on which the container listens; None: they cannot be determined."""
 
 
 class _Ended(Exception):
-    """It ended by itself; with the last lines of its output."""
+    """The container ended by itself. The message has the end of its log."""
 
 
 class TrialRuns:
-    """Runs an image until it works."""
+    """Runs an image with more and more privileges until it works."""
 
     def __init__(self, *, backend: Backend, looking: ImageInspector, tell: Callable[[str], None]) -> None:
-        """*tell* shows a person what goes on, a line at a time."""
+        """*tell* shows the progress to the operator, one line per call."""
         self._backend = backend
         self._looking = looking
         self._tell = tell
 
     async def run(self, wish: TrialRequest) -> tuple[Findings, Ran]:
-        """Run the image, at first hardened, then a little less at each failure, and look at what it serves.
+        """Run the image hardened, add privileges after each failure, and inspect its server.
 
-        An image that works in all but its session of trial is taken as it was at first: the cause is another one.
+        If only the trial session fails in every run, return the first such run: more privileges did not help.
 
         Raises:
-            ConfigError: there is no such image; it does not start whatever it is given; or it is no server of a kind
-                that is known here.
-            BackendError: the engine does not answer.
+            ConfigError: The image is missing, does not start with any privileges, or is not a known kind of server.
+            BackendError: The engine does not answer.
         """
         image = await self._looking.image(wish.image)
         troubled: tuple[Findings, Ran] | None = None
@@ -108,7 +107,7 @@ class TrialRuns:
                 ports = sorted(error.ports - set(tried))
                 self._tell(f"  nothing listens at port {port}, but at {error}")
             except _Silent as error:
-                if error.listening is not None:  # so to try where it does not would be for nothing
+                if error.listening is not None:  # a request to any other port would be without result
                     ports = sorted(error.listening - set(tried))
                 if not ports or wish.port:
                     raise
@@ -165,7 +164,7 @@ class TrialRuns:
             if may_move:
                 ports = await self._looking.listening(worker)
                 elsewhere.append(ports if ports and port not in ports else frozenset())
-                # A server may open another port before its own, for its metrics say.
+                # A server may open another port first, for example for its metrics.
                 if len(elsewhere) >= SETTLED and all(elsewhere[-SETTLED:]):
                     raise _ListensElsewhere(elsewhere[-1])
             next_look = loop.time() + LOOK_EVERY_S
@@ -179,7 +178,7 @@ class TrialRuns:
             raise _Silent(f"no answer at port {port}: {error}{listens}; {await self._log(worker)}", ports) from error
 
     async def _check(self, worker: WorkerId) -> None:
-        """Raise ``_Ended`` if it has."""
+        """Raise ``_Ended`` if the worker's container no longer runs."""
         if not any(found.id == worker and found.running for found in await self._backend.found()):
             raise _Ended(f"it ended by itself; {await self._log(worker)}")
 
@@ -195,13 +194,13 @@ class TrialRuns:
         try:
             yield id, address
         finally:
-            # A cancellation too: a person pressed Ctrl-C.
+            # Also after a cancellation: the operator pressed Ctrl-C.
             with anyio.move_on_after(STOP_S, shield=True):
                 await self._backend.stop(id)
 
 
 def ladder(image: Image) -> Iterator[Relaxations]:
-    """What to allow an image, one after the other: each a little more than the one before."""
+    """Yield the privileges to try for an image, from the hardened default upwards."""
     hardened = Relaxations()
     yield hardened
     yield replace(hardened, writable_root=True)
@@ -211,9 +210,9 @@ def ladder(image: Image) -> Iterator[Relaxations]:
 
 
 def last_line(text: str) -> str:
-    """The end of an error, which of a failed start is the end of a log."""
+    """Return the last line of an error. For a failed start, this is the end of the container's log."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return one_line(lines[-1]) if lines else "no reason was told"
+    return one_line(lines[-1]) if lines else "it reported no reason"
 
 
 def _numbered(failures: Sequence[str]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""The interfaces between the gateway's parts and their implementations."""
+"""Interfaces (ports) between the gateway's parts and their implementations."""

@@ -1,4 +1,4 @@
-"""The backend: what starts and stops workers.
+"""The interface of backends, which start and stop workers.
 
 One contract suite runs on every implementation (``tests/contract``).
 """
@@ -15,81 +15,86 @@ from gateway.core.worker import BackendWorker, Death, Worker
 
 
 class Backend(Protocol):
-    """What starts and stops workers. Blocking clients live behind this seam, in threads."""
+    """Starts and stops workers. Implementations run blocking clients in threads."""
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """Start *worker* and return its address; it need not be ready yet.
+        """Start *worker* and return its address; the worker need not be ready yet.
 
-        Leaves nothing behind when it fails or is cancelled.
+        If the start fails or is cancelled, nothing of it remains.
 
         Args:
-            lease: Of the leader that asks; checked right before each request to the engine that makes or starts
-                something.
+            worker: The worker to start.
+            environment: The worker's environment.
+            lease: The requesting leader's lease. It is checked immediately before each request to the engine that
+                creates or starts something.
 
         Raises:
-            NotLeading: the lease ended.
-            StartFailed: the engine refused, or the worker died at once.
-            BackendError: the engine does not answer; the environment may be as good as ever.
+            NotLeading: The lease ended.
+            StartFailed: The engine refused, or the worker died immediately.
+            BackendError: The engine does not answer, which says nothing about the environment.
         """
 
     async def stop(self, id: WorkerId) -> None:
-        """Stop and remove a worker and all that belongs to it; unknown ids are no error.
+        """Stop and remove a worker with everything that belongs to it; an unknown id is not an error.
 
         Raises:
-            BackendError: the engine does not answer; the worker may still be there.
+            BackendError: The engine does not answer, and the worker may still exist.
         """
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """The last *lines* of a worker's output; empty if there is none."""
+        """Return the last *lines* of a worker's output; return "" if there is no output."""
 
     async def found(self) -> list[BackendWorker]:
-        """List the workers of this gateway's instance that the engine knows of, running or dead."""
+        """List the workers of this gateway's instance that the engine knows, running or dead."""
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """Freeze an idle worker: it keeps its memory and gets no CPU.
+        """Freeze an idle worker, which keeps its memory and gets no CPU.
 
         Args:
-            lease: Of the leader that asks; checked right before the request to the engine.
+            id: The worker to freeze.
+            lease: The requesting leader's lease, checked immediately before the request to the engine.
 
         Raises:
-            NotLeading: the lease ended.
-            BackendError: there is no such worker, or it can't be frozen.
+            NotLeading: The lease ended.
+            BackendError: There is no such worker, or it can't be frozen.
         """
 
     async def resume(self, id: WorkerId) -> None:
-        """Let a paused worker go on; one that runs is no error. Raises ``BackendError``."""
+        """Resume a paused worker; a running worker is not an error. Raises ``BackendError``."""
 
     async def prepare(self, environment: Environment) -> str:
-        """Bring about what every start of *environment* needs, its image above all, and name it.
+        """Provide what every start of *environment* needs, above all its image, and return the image's id.
 
-        Returns the image's id (``sha256:…``), which is another one when the image was built or pulled anew; empty where
-        there is no image.
+        Returns:
+            The image's id (``sha256:…``), which changes when the image is built or pulled again; empty if there is no
+                image.
 
         Raises:
-            StartFailed: there is no such image, and it can't be had.
-            BackendError: the engine does not answer.
+            StartFailed: There is no such image, and it can't be obtained.
+            BackendError: The engine does not answer.
         """
 
     def deaths(self) -> AsyncIterator[Death]:
-        """Follow workers that die, whoever ended them. May lose some: `found` is the truth."""
+        """Follow the deaths of workers, whatever caused them. Some may be missed: `found` is authoritative."""
 
     def engines(self) -> int:
-        """Return how many engines start workers side by side now, each its own number at once; one by default."""
+        """Return how many engines start workers independently now, each with its own concurrency; one by default."""
         return 1
 
     def leaving(self) -> frozenset[WorkerId]:
-        """Workers that are to get no more sessions, as their machine drains; from what is known by now, without asking.
+        """Return the workers that must get no more sessions because their machine drains.
 
-        What runs in them goes on. Ids that nobody knows any more may be among them. None by default: the only machine
-        is the gateway's own, and the gateway drains with it.
+        This reads only known state and queries no machine. Sessions in these workers continue. The set may contain ids
+        that no longer exist. It is empty by default: the only machine is the gateway's own, which drains together with
+        the gateway.
         """
         return frozenset()
 
     async def check(self) -> None:
-        """Raise ``BackendError`` with what to do when workers can't be started here.
+        """Raise ``BackendError``, with a remedy, if workers can't be started here.
 
-        Also where an environment asks for more CPUs, memory or GPUs than there are.
+        This includes environments that request more CPUs, memory or GPUs than there are.
         """
 
     async def aclose(self) -> None:
-        """Let go of clients and threads; workers that cannot outlive the gateway are stopped."""
+        """Close clients and threads; stop workers that cannot outlive the gateway."""

@@ -1,9 +1,8 @@
-"""The seam of calls to servers that keep no outcomes themselves: who runs which, and what came of it.
+"""The interface of the call store, which records calls to servers that do not keep outcomes themselves.
 
-Such servers keep no sum of rewards either: each replica tells its share of a session's count.
-
-What the store keeps of an outcome is opaque to it: bytes in, the same bytes out. Who writes and reads them is
-`upstreams.idempotency`.
+It records which replica runs a call, and the outcome. Such servers keep no sum of rewards either, so each replica
+reports its share of a session's count. Outcomes are bytes that are opaque to the store: `upstreams.idempotency` writes
+and reads them.
 """
 
 from __future__ import annotations
@@ -17,100 +16,101 @@ from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 
 KEYED_S = 600.0
-"""Seconds for which a call's outcome is kept, and its key known: trainers come again with a key after a restart."""
+"""Seconds for which the outcome of a call with a key is kept, because trainers repeat the key after a restart."""
 UNKEYED_S = 75.0
-"""The same of a call that is known by its task id only: the reference servers keep a result for 60 s."""
+"""The same for a call that has only a task id. The reference servers keep a result for 60 s."""
 MARGIN_S = 60.0
-"""How much longer than its longest run a call is known as running."""
+"""Seconds beyond its maximum duration for which a call counts as running."""
 OUTCOME_BYTES = 2**20
-"""The largest outcome that is kept of a call with a key."""
+"""Maximum size of a kept outcome of a call with a key."""
 SESSION_BYTES = 16 * 2**20
-"""Outcomes of one session; beyond it the oldest ones go."""
+"""Maximum size of all outcomes of a session; beyond it the oldest outcomes are removed."""
 SESSION_MAX = 1024
-"""Calls of one session that are known; beyond it the oldest ones go that do not run."""
+"""Maximum number of known calls of a session; beyond it the oldest calls that do not run are removed."""
 TOTAL_BYTES = 256 * 2**20
-"""All outcomes together; beyond it no further one is kept until others have gone."""
+"""Maximum size of all outcomes; beyond it no further outcome is kept until others have expired."""
 TALLY_S = 86_400.0
-"""How long a count is kept after it was told last: no session goes on for so long without a step."""
+"""Seconds for which a count is kept after its last report. No session lasts that long without a step."""
 
 
 class CallState(StrEnum):
-    """What is known of a call."""
+    """State of a known call."""
 
-    RUNNING = "running"  #: in a replica that lives
-    LOST = "lost"  #: in a replica that is gone: nobody can tell whether it ran
-    DONE = "done"  #: its outcome is there
-    DROPPED = "dropped"  #: it has ended, and its outcome is not kept
+    RUNNING = "running"  #: in a live replica
+    LOST = "lost"  #: in a dead replica, so that it is unknown whether it ran
+    DONE = "done"  #: its outcome is stored
+    DROPPED = "dropped"  #: it has ended, and its outcome was not kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """A call that is known."""
+    """The store's record of a call."""
 
     task_id: str
     state: CallState
     replica: str = ""
-    """The one that runs it, or ran it."""
+    """The replica that runs it, or ran it."""
     outcome: bytes = b""
-    """Of a call that is ``DONE``."""
+    """Outcome of a call that is ``DONE``."""
 
 
 class Change(StrEnum):
-    """What a replica tells of a call that it runs."""
+    """The kind of a replica's report about a call."""
 
-    RUNNING = "running"  #: it runs; of one that is known already nothing changes
+    RUNNING = "running"  #: it runs; a call that is already known does not change
     DONE = "done"  #: it has ended, with an outcome
     DROPPED = "dropped"  #: it has ended, and its outcome is too large to be kept
-    UNDONE = "undone"  #: it is sure not to have run: its key may be tried again
-    FORGOTTEN = "forgotten"  #: the session has ended: all its calls are forgotten, and all counts
-    TALLIED = "tallied"  #: what this replica saw of the session until now, in place of what it told before
+    UNDONE = "undone"  #: it certainly did not run: its key may be tried again
+    FORGOTTEN = "forgotten"  #: the session has ended: all its calls and counts are deleted
+    TALLIED = "tallied"  #: this replica's count of the session so far, which replaces its earlier count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What one replica saw of a session; all replicas together saw all of it."""
+    """One replica's count of a session; the counts of all replicas together are complete."""
 
     number: int = 0
-    """Tells counts of one replica apart: one that was forgotten here, and begun anew, lacks what came before."""
+    """Distinguishes counts of one replica. A count that was deleted and restarted here lacks the earlier steps."""
     version: int = 0
-    """Grows with each change: an older count that is written late replaces no newer one."""
+    """Grows with each change, so that an older count that is written late does not replace a newer count."""
     is_opener: bool = False
-    """Whether this replica opened the session."""
+    """True if this replica opened the session."""
     steps: int = 0
     reward: float = 0.0
     is_rewarded: bool = False
-    """Whether any of these steps gave a reward, be it 0."""
+    """True if any of these steps gave a reward, even 0."""
     finished: bool = False
     seconds: float = 0.0
-    """From the first that was seen here to the last."""
+    """Seconds from the first to the last step that this replica saw."""
     fault: FaultKind | None = None
-    """Who is at fault for how the last call here ended, if not the agent."""
+    """The party at fault for the end of the last call here; None: no fault, or the agent's."""
     ended_at: float | None = None
-    """When that call ended, by ``time.monotonic`` of this process; None: no call has ended here."""
+    """End of that call by ``time.monotonic`` of this process; None: no call has ended here."""
     told_in: str = ""
-    """The run of the store in which it was told first; empty: it was not. Whatever that run lost is not told again, so
-    that a count that is there is one of which nothing is missing."""
+    """The store's run that received this count first; empty: no run has. If that run lost the count, the store accepts
+    no later report of it. Every count in the store is therefore complete."""
     is_whole: bool = True
-    """False: the store was started again since it was told, and may have kept an older state; or it was begun anew."""
+    """False if the count may be incomplete: the store restarted since the report, and may have kept an older state, or
+    the count was restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallChange:
-    """News of one call. To tell it twice is to tell it once."""
+    """A report about one call. Repeated reports have the same effect as a single report."""
 
     kind: Change
     session: SessionId
     lease: str
     task_id: str = ""
     key: str = ""
-    """Empty: it has none."""
+    """The call's key; empty: it has no key."""
     digest: str = ""
-    """Of what was asked for under *key*."""
+    """Digest of the request under *key*."""
     keep_s: float = 0.0
-    """How long this is to be known."""
+    """Seconds for which the store keeps this."""
     outcome: bytes = b""
     tally: Tally = Tally()
-    """Of a change that is ``TALLIED``."""
+    """Count of a change that is ``TALLIED``."""
 
     @property
     def place(self) -> tuple[SessionId, str]:
@@ -119,9 +119,9 @@ class CallChange:
 
 
 class CallStore(Protocol):
-    """Calls of all replicas. Each method but `settled` is one atomic step.
+    """Calls of all replicas. Each method except `settled` is one atomic step.
 
-    Every method raises ``StoreUnavailable`` when the store does not answer.
+    Every method raises ``StoreUnavailable`` if the store does not answer.
     """
 
     @property
@@ -131,36 +131,39 @@ class CallStore(Protocol):
     async def begin(self, call: CallChange) -> CallRecord | None:
         """Record that this replica runs *call*, which has a key, and return None.
 
-        If its key is known, record nothing, and return what is known of it.
+        If the key is already known, record nothing and return the known call's record.
 
         Raises:
-            CallConflict: the key is known with another digest.
-            StoreUnavailable: also while the store is not whole (``core.ports.Store``): the key may have been lost.
+            CallConflict: The key is known with another digest.
+            StoreUnavailable: Also raised while the store is not whole (``core.ports.store``): the key may have been
+                lost.
         """
 
     async def write(self, changes: Sequence[CallChange]) -> str:
-        """Tell what became of calls of this replica, in this order; also that it lives, with no change at all.
+        """Report *changes* of this replica's calls, in this order.
 
-        A replica that said nothing for some seconds, here or by `begin`, counts as gone.
+        Each report also shows that the replica is alive, even with no change. A replica without a report for some
+        seconds, here or by `begin`, counts as dead.
 
-        Returns the name of the store's run: another one than before, and the store may have lost what it was told.
+        Returns:
+            The name of the store's run. If it differs from the previous name, the store may have lost earlier reports.
         """
 
     async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
-        """What is known of a call; None if it is not known (any more)."""
+        """Return the record of a call; return None if the store does not know it (any more)."""
 
     async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
-        """As `look`, but wait until the call does not run any more, at most *within_s* seconds.
+        """Like `look`, but wait until the call does not run any more, for at most *within_s* seconds.
 
-        ``LOST`` is answered only if the replica stays silent for a while: a store that was away makes all of them
-        look so for a moment.
+        ``LOST`` is returned only if the replica stays silent for a while: after an outage of the store all replicas
+        seem dead for a moment.
 
         Raises:
-            StoreUnavailable: it still does not answer when the time is over.
+            StoreUnavailable: The store still does not answer when the time is over.
         """
 
     async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
-        """What replicas told that they saw of a session, by their names; not what they have not told yet."""
+        """Return the reported counts of a session by replica name; counts that were not reported yet are missing."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""

@@ -1,4 +1,4 @@
-"""The seam of curricula: records of tasks, handles that stand for draws, definitions; where all replicas find them."""
+"""The interface of the curriculum store, which shares task records, draws of handles and definitions among replicas."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.ids import EnvironmentName
 
 MAX_RECORDS = 100_000
-"""Tasks of one environment that have a record; beyond it those go that were not seen for longest."""
+"""Maximum number of task records of one environment; beyond it the least recently seen are removed."""
 MAX_OUTCOMES = 1_000
-"""In one `CurriculumStore.note`."""
+"""Maximum number of outcomes in one `CurriculumStore.note`."""
 MAX_HANDLES = 1_000_000
-"""Of one curriculum."""
+"""Maximum number of handles of one curriculum."""
 MAX_DRAWN_BYTES = 4096
-"""What a draw may come to, as JSON: a place, never a task."""
+"""Maximum size of a draw as JSON: a place, never a task."""
 MAX_DEFINITIONS = 256
 MAX_DEFINITION_BYTES = 64 * 1024
 MAX_STATE_BYTES = 64 * 1024
 TOLD_S = 600.0
-"""How long an outcome's lease is remembered, so that it is not counted twice."""
+"""Seconds for which an outcome's lease is remembered, so that the outcome is not counted twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,99 +29,106 @@ class RecordPage:
     """Records that changed since a version."""
 
     version: str
-    """Where this page leads to."""
+    """The version that this page leads to."""
     is_whole: bool
-    """These, and those of the pages that follow, are all there are: what was known before is to be forgotten."""
+    """True if this page and the following pages contain all records, so that earlier records must be discarded."""
     is_last: bool
     records: Sequence[TaskRecord]
     removed: Sequence[str] = ()
-    """Tasks whose record went."""
+    """Tasks whose record was removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a handle stands for."""
+    """The draw that a handle represents."""
 
     number: int
-    """Of the draw, from 0 on; each is drawn once in a curriculum's life."""
+    """Number of the draw, from 0 on; each number is drawn once in a curriculum's life."""
     place: bytes
-    """The task's place as its drawer wrote it."""
+    """The task's place, as the proposer wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A handle that is to be drawn for: by whoever asks, and who comes first decides."""
+    """A draw that is due for a handle. Any caller may propose it, and the first proposal wins."""
 
     number: int
 
 
 class CurriculumStore(Protocol):
-    """Each method is one atomic step, and raises ``StoreUnavailable`` when the store does not answer."""
+    """Shared state of curricula. Each method is atomic and raises ``StoreUnavailable`` if the store does not answer."""
 
     # -- records --------------------------------------------------------------------------------------------------
 
     async def note(self, outcomes: Sequence[Outcome]) -> int:
-        """Bring *outcomes*, at most `MAX_OUTCOMES`, into their tasks' records, at the store's own time.
+        """Add *outcomes*, at most `MAX_OUTCOMES`, to their tasks' records, at the store's own time.
 
-        One whose lease was noted within `TOLD_S` counts nothing. Returns how many counted.
+        An outcome whose lease was noted within `TOLD_S` does not count.
+
+        Returns:
+            The number of outcomes that counted.
         """
 
     async def records(self, environment: EnvironmentName, since: str = "") -> RecordPage:
-        """What changed since version *since*, at most some thousand records; empty or unknown: everything."""
+        """Return the changes since version *since*, at most some thousand records.
+
+        An empty or unknown version returns everything.
+        """
 
     async def forget(self, environment: EnvironmentName, task: str = "") -> int:
-        """Remove one record, or all of an environment's; how many there were."""
+        """Remove one record, or all records of an environment; return their number."""
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
     async def join(self, curriculum: str, handle: int, *, member: str, group_size: int, group_s: float) -> Drawn | Turn:
-        """Take a place in the group that *handle* stands for.
+        """Take a place in the group that *handle* represents.
 
-        *member* names the opening: one that has a place already keeps it, also in a group that is full. A group is
-        left behind once *group_size* members have joined it, or *group_s* seconds after its draw: then a new draw is
-        due, and `Turn` says which (the same for all that ask before it is made).
+        *member* names the opening. An opening that already has a place keeps it, even in a full group. A group is
+        closed once *group_size* members have joined it, or *group_s* seconds after its draw. Then a new draw is due,
+        and `Turn` contains its number, which is the same for all callers before the draw.
         """
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
-        """Answer *turn* with *place*, and join; who proposed before wins, and its draw is returned and joined.
+        """Propose *place* as the draw of *turn*, and join. If an earlier proposal won, its draw is joined and returned.
 
-        None: the turn is over, and its group is full or left behind; ask with `join` again.
+        Returns:
+            The draw; None if the turn is over and its group is full or closed: the caller must `join` again.
         """
 
     async def leave(self, curriculum: str, handle: int, *, member: str) -> None:
-        """Give a place back: the opening came to nothing. Unknown ones are no error."""
+        """Release a place, because the opening failed. An unknown member is not an error."""
 
     async def numbers(self, curriculum: str, count: int) -> int:
-        """Take *count* draw numbers that no handle has and none will have; returns the first of them."""
+        """Reserve *count* draw numbers that no handle has or will have; return the first number."""
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     async def state(self, curriculum: str) -> tuple[int, bytes]:
-        """What a sampler remembers, with its version: 0 and nothing at first."""
+        """Return the version and content of a sampler's state; 0 and empty bytes at first."""
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
-        """Replace the state of *version*; False, and nothing, if there is another one by now."""
+        """Replace the state of *version*; return False, and change nothing, if the state has another version now."""
 
     async def reset(self, curriculum: str) -> None:
-        """Forget the draws and the state, not the records; draw numbers begin at 0 again."""
+        """Delete the draws and the state, but not the records; draw numbers restart at 0."""
 
-    # -- definitions that came by the API -------------------------------------------------------------------------
+    # -- definitions from the API ---------------------------------------------------------------------------------
 
     async def define(self, curriculum: str, body: bytes) -> None:
-        """Keep a definition, opaque to the store; another one of that name is replaced.
+        """Store a definition, which is opaque to the store; it replaces a definition of the same name.
 
         Raises:
-            InvalidRequest: there would be more than `MAX_DEFINITIONS`, or it is too long.
+            InvalidRequest: There would be more than `MAX_DEFINITIONS`, or the definition is too long.
         """
 
     async def undefine(self, curriculum: str) -> bool:
-        """Forget a definition, and its draws and state; False if there is none."""
+        """Delete a definition with its draws and state; return False if there is no such definition."""
 
     async def definitions(self) -> tuple[str, dict[str, bytes]]:
-        """All of them, and the version that they are in: another one after each change."""
+        """Return the version of the definitions, which is new after each change, and all definitions by name."""
 
     async def definitions_version(self) -> str:
-        """That version alone."""
+        """Return only the version of `definitions`."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""

@@ -1,4 +1,4 @@
-"""The store: what replicas share about sessions, workers, leases and deadlines.
+"""The interface of the store, which shares sessions, workers, leases and deadlines among replicas.
 
 One contract suite runs on every implementation (``tests/contract``).
 """
@@ -15,116 +15,117 @@ from gateway.core.worker import EnvironmentLoad, Worker
 
 
 class SessionStore(Protocol):
-    """Sessions, the slots that they hold, and their deadlines."""
+    """Sessions, their slots and their deadlines."""
 
     async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
-        """Take a slot for *opening*, waiting for one at most *wait_s* seconds.
+        """Take a slot for *opening*; wait for a slot for at most *wait_s* seconds.
 
-        Those of one owner are served in order of arrival; owners take turns, however many openings each has in the
-        queue: one that asks while another has a thousand waiting is served next but one.
+        Openings of one owner are served in order of arrival. Owners take turns, however many of their openings wait. If
+        one owner has a thousand openings in the queue, another owner's opening is served next but one.
 
-        Those of one group begin together. The first of it takes slots for all that are still to come, or waits until
-        there are as many, and meanwhile nobody behind it is served. Each time for ``opening.together_s`` at most: then
-        as many of the group begin as there are slots, and what was kept for those that did not come is anybody's.
-        Each slot is a turn of the group's owner.
+        Openings of one group begin together. The first opening takes slots for all that are still to arrive, or waits
+        until there are enough. While it waits, no opening behind it is served. Each of the two waits lasts
+        ``opening.together_s`` at most. Afterwards as many openings of the group begin as there are slots, and the slots
+        kept for missing openings become free for all. Each slot counts as a turn of the group's owner.
 
-        The slot comes from the ready worker of the environment with the fewest sessions. The session is ``OPENING``;
-        if nobody calls `opened` within ``opening.setup_s`` of the grant, it becomes `due`.
+        The slot belongs to the ready worker of the environment with the fewest sessions. The session is ``OPENING``. If
+        `opened` is not called within ``opening.setup_s`` of the grant, the session becomes `due`.
 
-        When the caller is cancelled or the wait ends, its place in the queue, or the slot that was granted meanwhile,
-        is given back.
+        If the caller is cancelled or the wait ends, its place in the queue, or a slot granted meanwhile, is released.
 
         Raises:
-            SessionExists: a session of this id holds a slot, or waits for one (whatever its fingerprint: the caller
-                looks it up with `find` and compares).
-            PoolExhausted: no slot within *wait_s*, or the queue of this environment is full; with an estimate of when
-                to come again, from the pace at which slots became free of late.
-            EnvironmentUnavailable: `fail_waiting` was called while this opening waited; or no slot is free and the
-                breaker of the environment is open, with its message and what is left of its time.
+            SessionExists: A session of this id holds a slot, or waits for a slot. The caller compares the fingerprints
+                with `find`.
+            PoolExhausted: No slot became free within *wait_s*, or the environment's queue is full. The error estimates
+                when to retry, from the recent rate at which slots became free.
+            EnvironmentUnavailable: `fail_waiting` was called during the wait; or no slot is free and the environment's
+                circuit breaker is open. The error has the breaker's message and remaining time.
         """
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
-        """Turn an ``OPENING`` session into an ``OPEN`` one, and keep its upstream's *handle*; its idle time starts now.
+        """Turn an ``OPENING`` session into an ``OPEN`` one with its upstream's *handle*; its idle time starts now.
 
         Raises:
-            SessionNotFound: it is unknown, or of another lease.
-            SessionClosed: it was closed meanwhile.
+            SessionNotFound: The session is unknown, or has another lease.
+            SessionClosed: The session was closed meanwhile.
         """
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
-        """Replace the handle of an ``OPEN`` session, if it still is *was*: of several that try, one succeeds.
+        """Replace the handle of an ``OPEN`` session if it still is *was*; of several concurrent callers one succeeds.
 
-        Returns False, and changes nothing, if it is unknown, of another lease or state, or has another handle.
+        Return False, and change nothing, if the session is unknown or has another lease, state or handle.
         """
 
     async def find(self, id: SessionId) -> Session:
-        """Look up a session that is ``OPENING``, ``OPEN`` or ``CLOSING``.
+        """Return a session that is ``OPENING``, ``OPEN`` or ``CLOSING``.
 
         Raises:
-            SessionNotFound: never known, deleted by its trainer, or closed so long ago that it was forgotten.
-            SessionClosed: closed by us, with the reason (remembered for ``closed_kept_s``).
+            SessionNotFound: The session was never known, its trainer deleted it, or its closing was forgotten.
+            SessionClosed: The gateway closed the session, for the given reason (remembered for ``closed_kept_s``).
         """
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         """Renew idle deadlines to ``now - quiet_s + idle_s``; a deadline never moves backwards.
 
-        Returns those that are not ``OPEN`` any more (their replicas should drop them).
+        Returns:
+            The sessions that are not ``OPEN`` any more; their replicas should drop them.
         """
 
     async def count_turn(self, id: SessionId, lease: str, *, key: str = "") -> int:
-        """Count one more turn of an ``OPEN`` session and return how many it has had.
+        """Count another turn of an ``OPEN`` session and return the number of its turns.
 
-        The same *key* as at the last turn, unless empty, counts nothing: it is that turn asked for again.
+        If *key* is not empty and equals the last turn's key, nothing is counted: the request repeats that turn.
 
         Raises:
-            SessionNotFound: it is unknown, of another lease, or being deleted.
-            SessionClosed: ended by us, or just being ended.
+            SessionNotFound: The session is unknown, has another lease, or is being deleted.
+            SessionClosed: The gateway ended the session, or is ending it.
         """
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         """Turn an ``OPENING`` or ``OPEN`` session into a ``CLOSING`` one; it keeps its slot until `release`.
 
-        *lease*, if given, must be the session's: an opening that failed must not end its successor of the same id.
-        Publishes `SessionEnded`. Returns the session, or None if there is none in those states. A session that nobody
-        releases within ``closing_s`` becomes `due`.
+        *lease*, if given, must be the session's: a failed opening must not end its successor of the same id. Publishes
+        `SessionEnded`. Returns the session, or None if it is in neither of these states. A session that is not released
+        within ``closing_s`` becomes `due`.
         """
 
     async def release(self, id: SessionId, lease: str) -> bool:
-        """End a ``CLOSING`` session: remember its reason, free its slot, hand the slot to the next that waits.
+        """End a ``CLOSING`` session: remember its reason and assign its slot to the first waiting opening.
 
-        Returns False, and changes nothing, if the session is unknown, of another lease, or not ``CLOSING``.
+        Return False, and change nothing, if the session is unknown, has another lease, or is not ``CLOSING``.
         """
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
-        """End a ``CLOSING`` session as `release` does, and make its slot *opening*'s in the same step.
+        """End a ``CLOSING`` session as `release` does, and transfer its slot to *opening* in the same step.
 
-        Nobody who waits comes between the two: sessions that follow each other on one attachment keep their slot, or
-        all that reset at once on a full pool would wait for each other. *opening* may be of the same id.
+        No waiting opening gets the slot in between: successive sessions of one attachment keep their slot. Otherwise
+        attachments that reset concurrently on a full pool would all wait for each other. *opening* may have the same
+        id.
 
-        Returns None, and changes nothing, if the session is unknown, of another lease, or not ``CLOSING``; or if its
-        worker is of another environment or takes no more sessions.
+        Returns None, and changes nothing, if the session is unknown, has another lease, or is not ``CLOSING``. The same
+        holds if its worker belongs to another environment or takes no more sessions.
 
         Raises:
-            SessionExists: another session has the id of *opening*, or waits for a slot.
+            SessionExists: Another session has the id of *opening*, or waits for a slot with that id.
         """
 
     async def late(self, limit: int) -> list[Session]:
-        """List up to *limit* ``OPEN`` sessions whose deadline has passed, earliest first; changes nothing.
+        """List up to *limit* ``OPEN`` sessions past their deadline, earliest first; change nothing.
 
-        The control loop asks their workers before it ends them with `expire`: a call whose trainer hung up, or whose
-        replica died, is known to its worker only.
+        The control loop queries their workers before it ends them with `expire`. If the trainer of a call disconnected,
+        or its replica died, only the worker knows of the call.
         """
 
     async def expire(self, ids: Sequence[SessionId]) -> list[Session]:
-        """Move those of *ids* that are ``OPEN`` and whose deadline has passed to ``CLOSING`` (``EXPIRED``).
+        """Move those of *ids* that are ``OPEN`` and past their deadline to ``CLOSING`` (``EXPIRED``), and return them.
 
-        The deadline is checked in the same atomic step. Publishes `SessionEnded` for each; returns them.
+        The deadline is checked in the same atomic step. Publishes `SessionEnded` for each.
         """
 
     async def due(self, limit: int) -> list[Session]:
-        """Move up to *limit* ``OPENING`` sessions whose deadline has passed to ``CLOSING`` (``OPEN_FAILED``).
+        """Move up to *limit* ``OPENING`` sessions past their deadline to ``CLOSING`` (``OPEN_FAILED``).
 
-        And take up again ``CLOSING`` ones that nobody released within ``closing_s``; they keep their reason. Returns
+        Also take up ``CLOSING`` sessions that were not released within ``closing_s``; they keep their reason. Returns
         both, earliest first. The deadline is checked in the same atomic step. Publishes `SessionEnded` for each.
         """
 
@@ -132,133 +133,140 @@ class SessionStore(Protocol):
         """List sessions that hold a slot, for operators."""
 
     def notices(self) -> AsyncIterator[Notice]:
-        """Follow what happens from now on. May lose notices (a slow reader, a broken connection): only a hint."""
+        """Follow notices from now on. Some may be lost (slow reader, broken connection), so they are only hints."""
 
 
 class WorkerStore(Protocol):
-    """Workers, their states and slots, and the openings that wait for them."""
+    """Workers with their states and slots, and the openings that wait for slots."""
 
     async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
-        """Register a worker that starts (``STARTING``), or one that was adopted.
+        """Register a worker that starts (``STARTING``), or a worker that was adopted.
 
-        *fence*, here and below, is that of the caller's `lead`; 0: it acts for itself, whoever leads.
+        *fence*, here and below, is the fence of the caller's `lead`. 0: the call does not depend on the leader.
 
         Raises:
-            NotLeading: a later leader's fence is known, or the data is gone in which the caller began to lead; nothing
-                was changed.
+            NotLeading: A later leader's fence is known, or the data of the caller's lead is lost; nothing was changed.
         """
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
-        """Make a ``STARTING`` worker ``READY`` at *address* and give its slots to those that wait.
+        """Make a ``STARTING`` worker ``READY`` at *address* and give its slots to waiting openings.
 
-        *slots*, if not 0, is the capacity that it told, and replaces the one that it was added with.
-
-        Closes the environment's breaker. Returns False if the worker is unknown or not ``STARTING``.
+        *slots*, if not 0, is the capacity that the worker reported, and replaces the capacity that it was added with.
+        Closes the environment's circuit breaker. Returns False if the worker is unknown or not ``STARTING``.
         """
 
     async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
-        """Make a ``READY`` worker that holds no session ``PAUSED``; whether it is now. Raises ``NotLeading``."""
+        """Make a ``READY`` worker without sessions ``PAUSED``.
+
+        Return True if it is paused now. Raises ``NotLeading``.
+        """
 
     async def suspect_worker(self, id: WorkerId) -> bool:
-        """Make a ``READY`` worker ``SUSPECT``: it gets no more sessions until `wake_worker`; whether it is now."""
+        """Make a ``READY`` worker ``SUSPECT``, which gets no more sessions until `wake_worker`.
+
+        Return True if it is suspect now.
+        """
 
     async def wake_worker(self, id: WorkerId) -> bool:
-        """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY``, and give its slots to those that wait.
+        """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY`` and give its slots to waiting openings.
 
-        Returns False if it is neither.
+        Return False if the worker has another state.
         """
 
     async def limit_worker(self, id: WorkerId, slots: int) -> None:
-        """Lower a worker's slots, to no less than 1: it refused a session beyond them.
+        """Lower a worker's slots, to no less than 1, because it refused a session beyond them.
 
-        Sessions that hold one beyond *slots* keep it. Nothing happens where it has fewer, or is unknown.
+        Sessions beyond *slots* keep their slot. Nothing happens if the worker has fewer slots, or is unknown.
         """
 
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
-        """Make a worker ``DRAINING``; with *only_if_idle* if it holds no session. One that starts never serves any.
+        """Make a worker ``DRAINING``; with *only_if_idle*, do so only if it holds no session.
 
-        Returns whether it is draining now (True also if it was before, whatever it holds; False if it is unknown).
-        Raises ``NotLeading``.
+        A starting worker then never serves a session. Returns True if the worker is draining now, even if it was
+        before, and False if it is unknown. Raises ``NotLeading``.
         """
 
     async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
-        """Forget a worker; its sessions become ``CLOSED`` with *reason* and are returned. Publishes for each.
+        """Delete a worker; its sessions become ``CLOSED`` with *reason* and are returned. Publishes a notice for each.
 
-        None if it is unknown: of several that remove a worker at once, one removes it. Raises ``NotLeading``.
+        Returns None if the worker is unknown: of several concurrent callers only one removes it. Raises ``NotLeading``.
         """
 
     async def worker(self, id: WorkerId) -> Worker | None:
-        """Look a worker up."""
+        """Return a worker; return None if it is unknown."""
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
-        """What every environment holds and what waits; environments without either may be absent."""
+        """Return the load of every environment; environments without workers and openings may be absent."""
 
     async def fail_waiting(
         self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
     ) -> int:
-        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``.
+        """Fail every opening that waits for *environment* with ``EnvironmentUnavailable(message)``.
 
-        With *for_s*, the breaker of the environment also opens: for so many seconds, openings that find no free slot
-        fail at once. After that time they wait again, and the next start is the trial. `worker_ready` ends it early.
-        Returns how many openings failed. Raises ``NotLeading``.
+        With *for_s*, the circuit breaker of the environment also opens. For that many seconds, openings that find no
+        free slot fail immediately. Afterwards they wait again, and the next start is the trial. `worker_ready` closes
+        the breaker early. Returns the number of failed openings. Raises ``NotLeading``.
         """
 
 
 class LeaderStore(Protocol):
-    """Which replica leads, and the recovery of a store that lost data.
+    """Leader election, and the recovery of a store that lost data.
 
-    A store that was emptied, or that came back with an older state, is not whole until its leader has rebuilt it from
-    what workers and replicas know. Until then `find` of what it lacks, `touch` and `opened` raise ``StoreUnavailable``:
-    it can't say that a session is gone. Claims wait. Nothing expires. A new store is not whole either: there is nothing
-    to rebuild then.
+    A store that was emptied, or that returned with an older state, is not whole until its leader has rebuilt it. The
+    leader rebuilds it from the knowledge of workers and replicas. Until then `find` of missing sessions, `touch` and
+    `opened` raise ``StoreUnavailable``, because the store can't say that a session is gone. Claims wait, and nothing
+    expires. A new store is not whole either, but needs no rebuild.
     """
 
     async def own(self, owner: str, *, takes_over: bool = False) -> str:
-        """Claim the store for the gateway *owner*, before any of its replicas leads; returns whose store it is.
+        """Claim the store for the gateway *owner*, before any of its replicas leads; return the store's owner.
 
-        It is *owner*'s if it is nobody's, as a new or an emptied one; or with *takes_over*, if no replica is alive, as
-        far as the store has heard. `lead` claims an emptied store anew, and raises ``StoreUnavailable`` where another
-        owner took it over.
+        The claim succeeds if the store has no owner, being new or emptied. With *takes_over* it also succeeds if no
+        replica is alive, as far as the store knows. `lead` claims an emptied store again. It raises
+        ``StoreUnavailable`` if another owner took the store over.
         """
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
-        """Become or stay the leader of the control loop for *ttl_s* seconds; and learn whether the store is whole."""
+        """Become or stay the leader of the control loop for *ttl_s* seconds; report whether the store is whole."""
 
     async def resign(self, replica: str) -> None:
-        """Give the lead up, if *replica* has it, so that another need not wait for its end."""
+        """End the lead, if *replica* has it, so that another replica need not wait for its end."""
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
-        """Register a running worker and the sessions that it holds, in one step; of known ones what is missing.
+        """Register a running worker and its sessions in one step; add only what is missing.
 
-        *sessions* become ``OPEN`` and their idle time starts now; those that the store knows, of the same lease, stay
-        as they are; one that it knows under another lease in another worker is left out. Known ``OPEN`` sessions of
-        this worker that are not among *sessions* stay as they are too. Returns the ids of the sessions that the worker
-        holds now. *worker*'s state is taken where it is new; a known one keeps its own. Raises ``NotLeading``.
+        New *sessions* become ``OPEN`` and their idle time starts now. Sessions that the store knows under the same
+        lease do not change. A session that it knows under another lease in another worker is left out. Known ``OPEN``
+        sessions of this worker that are not among *sessions* do not change either. *worker*'s state is used only if the
+        worker is new. Raises ``NotLeading``.
+
+        Returns:
+            The ids of the sessions that the worker holds now.
         """
 
     async def restore(self, sessions: Sequence[Session]) -> list[SessionId]:
-        """Register sessions that a replica serves and the store may have lost; returns those that it holds now.
+        """Register sessions that a replica serves and the store may have lost; return the sessions that it holds now.
 
-        Only those whose worker is known, and whose id is not taken by another lease; a worker may come to hold more
-        than it has slots. Their idle time starts now. Allowed while the store is not whole, and a no-op for those that
-        it knows.
+        Only sessions whose worker is known, and whose id has no other lease, are registered. A worker may then hold
+        more sessions than slots. Their idle time starts now. Allowed while the store is not whole; known sessions do
+        not change.
         """
 
     async def rebuilt(self, *, fence: int) -> None:
-        """Say that the store is whole again. Raises ``NotLeading``."""
+        """Mark the store as whole again. Raises ``NotLeading``."""
 
 
 class Store(SessionStore, WorkerStore, LeaderStore, Protocol):
-    """All of it in one place. Each method is one atomic step; time is the store's own.
+    """The whole store. Each method is one atomic step; time is the store's own.
 
-    Every method raises ``StoreUnavailable`` when the store does not answer; that is never "not found".
+    Every method raises ``StoreUnavailable`` if the store does not answer, which never means "not found".
     """
 
     async def start(self) -> None:
-        """Connect. Raises ``StoreUnavailable`` if the store does not answer; then nothing is left open."""
+        """Connect to the store. Raises ``StoreUnavailable`` if it does not answer; then nothing stays open."""
 
     async def ping(self) -> None:
         """Return if the store answers."""
 
     async def aclose(self) -> None:
-        """Let go of connections; waiting claims fail with ``StoreUnavailable``."""
+        """Close the connections; waiting claims fail with ``StoreUnavailable``."""

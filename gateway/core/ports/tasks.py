@@ -1,6 +1,6 @@
-"""The interfaces to tasks that are in no file: of the store, for tasks that come at run time, and of the workers.
+"""The interfaces to tasks that are not in files: the task store for run-time tasks, and queries to workers.
 
-The store does not read what it keeps of a task; `tasks.registry` does.
+The store keeps tasks as opaque data, which `tasks.registry` reads.
 """
 
 from __future__ import annotations
@@ -15,82 +15,83 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerTasks
 
 MAX_TASKS = 10_000
-"""Tasks of one environment."""
+"""Maximum number of tasks of one environment."""
 MAX_TASK_BYTES = 2**20
-"""One task, as compact JSON."""
+"""Maximum size of one task, as compact JSON."""
 MAX_TOTAL_BYTES = 64 * 2**20
-"""All tasks together: what each replica holds in memory besides the files'."""
+"""Maximum size of all tasks, which each replica holds in memory in addition to the tasks of files."""
 MAX_SPLITS = 100
-"""Splits of one environment that ever had a task: each has a count that is kept for ever."""
+"""Maximum number of splits of one environment that ever had a task: each split's count is kept permanently."""
 MAX_AT_ONCE = 2_000
-"""Tasks in one `TaskStore.put`: some ten milliseconds of the store's time."""
+"""Maximum number of tasks in one `TaskStore.put`, which takes the store about ten milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTask:
-    """One task as the store keeps it."""
+    """One task in the store."""
 
     environment: EnvironmentName
     id: str
-    """Unique in its environment; neither it nor a split's name has a space."""
+    """Unique in its environment; neither ids nor split names contain a space."""
     split: str
     body: bytes
     """Compact JSON."""
     signed_by: str = ""
-    """The key that signed it; empty: nobody."""
+    """The key that signed the task; empty: unsigned."""
     place: int = -1
-    """Its position among the tasks that its split was ever given; the store's to say."""
+    """Position among all tasks that its split ever got; the store assigns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskChanges:
-    """What happened to the tasks since a version."""
+    """Changes of the tasks since a version."""
 
     version: str
-    """Where these changes lead to."""
+    """The version that these changes lead to."""
     is_whole: bool
-    """These are all tasks there are: whatever was known before is to be forgotten."""
+    """True if these are all tasks, so that earlier tasks must be discarded."""
     is_last: bool
-    """There is nothing after them; otherwise ask again from ``version`` on."""
+    """True if no changes follow; otherwise the caller continues from ``version``."""
     tasks: Sequence[StoredTask]
     removed: Sequence[tuple[EnvironmentName, str]]
-    """Environment and id."""
+    """Environment and id of each removed task."""
 
 
 class TaskStore(Protocol):
-    """Tasks that come at run time, and how often tasks were begun. Each method is one atomic step.
+    """Run-time tasks, and the rate limits of task starts. Each method is one atomic step.
 
-    Every method raises ``StoreUnavailable`` when the store does not answer.
+    Every method raises ``StoreUnavailable`` if the store does not answer.
     """
 
     async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
-        """Keep *tasks*, all or none of them, and return them with their places.
+        """Store *tasks*, all or none of them, and return them with their places.
 
-        One that replaces another of its environment and id keeps that one's place, if its split is the same; every
-        other gets the next place of its split, and no place is ever given to two.
+        A task that replaces a task of the same environment, id and split keeps its place. Every other task gets the
+        next place of its split. A place is never assigned twice.
 
         Raises:
-            TaskExists: the environment has one of that id, and *replace* is not given.
-            InvalidRequest: one of the limits above is exceeded; it is named.
+            TaskExists: The environment has a task of that id, and *replace* is False.
+            InvalidRequest: A limit above is exceeded; the message names it.
         """
 
     async def remove(self, environment: EnvironmentName, id: str) -> bool:
-        """Forget a task; False if there is none."""
+        """Delete a task; return False if there is no such task."""
 
     async def version(self) -> str:
-        """Name the state that the tasks are in; another one after each change. Empty: there never was a task."""
+        """Return the version of the tasks, which is new after each change; empty if there never was a task."""
 
     async def since(self, version: str) -> TaskChanges:
-        """What changed since *version*, at most some MiB of it. An unknown version, as the empty one: everything."""
+        """Return the changes since *version*, at most some MiB. An unknown or empty version returns everything."""
 
     async def take(self, key: str, *, starts: int, per_s: float) -> float:
         """Take one of the *starts* that *key* has in any *per_s* seconds.
 
-        Returns 0.0 if it was taken, else the seconds until the next one can be, and nothing was taken.
+        Returns:
+            0.0 if it was taken; otherwise the seconds until the next start is free, and nothing was taken.
         """
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class BeingReplaced(EnvironmentUnavailable):
@@ -98,16 +99,16 @@ class BeingReplaced(EnvironmentUnavailable):
 
 
 class TaskQueries(Protocol):
-    """Queries workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
+    """Queries to workers for their own tasks: `gateway.sessions.worker_queries.WorkerQueries`."""
 
     async def registered(self, environment: Environment) -> WorkerTasks:
-        """Return the tasks that they know by id. Raises ``BeingReplaced`` too."""
+        """Return the workers' tasks by id. May also raise ``BeingReplaced``."""
 
     async def splits(self, environment: Environment) -> list[Split]:
-        """Return the splits that they have."""
+        """Return the workers' splits."""
 
     async def count(self, environment: Environment, split: str) -> int:
-        """Return how many tasks a split has. Raises ``UnknownSplit``."""
+        """Return the number of tasks in a split. Raises ``UnknownSplit``."""
 
     async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Return the tasks of a split from *start* up to, not including, *stop*. Raises ``UnknownSplit``."""
+        """Return the tasks of a split from *start* up to, but not including, *stop*. Raises ``UnknownSplit``."""

@@ -1,4 +1,4 @@
-"""Upstreams, which speak a server's protocol to a worker.
+"""The interfaces of upstreams, each of which speaks a server's protocol to a worker.
 
 One contract suite runs on every implementation (``tests/contract``).
 """
@@ -17,50 +17,54 @@ from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 
 
 class WorkerUpstream(Protocol):
-    """Asks a worker about itself and about its tasks."""
+    """Queries a worker about itself and its tasks."""
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """Return when *worker* answers as *environment* should; tries until the caller's deadline cancels it.
+        """Return when *worker* answers as *environment* requires; retry until the caller's deadline cancels it.
 
-        Returns the sessions that it can hold at once if that is to be learned (``pool.learns_slots``) and it told,
-        else 0.
+        Returns:
+            The sessions that the worker can hold concurrently, if ``pool.learns_slots`` is set and it reports them;
+                else 0.
 
         Raises:
-            UpstreamError: it answers, but is not what it should be: waiting longer would not help.
+            UpstreamError: The worker's answer does not fit *environment*, so that waiting longer would not help.
         """
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
-        """Return if *worker*, which has been ready once, still answers; takes no room, and disturbs no session.
+        """Return if *worker*, which was ready before, still answers; take no slot and disturb no session.
 
-        With *busy_counts* one that works on a request from here may count as alive without an answer: its environment
-        may hold up all that its server does.
+        With *busy_counts* a worker that is processing a request from this replica may count as alive without an answer.
+        Its environment may block its whole server.
 
         Raises:
-            UpstreamError: it does not, or is not what it should be.
+            UpstreamError: The worker does not answer, or its answer does not fit *environment*.
         """
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """The environment's tool list as JSON in ORS' form (``ListToolsOutput``)."""
+        """Return the environment's tool list as JSON in ORS format (``ListToolsOutput``)."""
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """The tasks that the worker knows by itself, by id; none where its protocol has no word for them."""
+        """Return the worker's own tasks by id; return no tasks if its protocol does not support them."""
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """The splits of tasks that the worker has by itself; none where it has no tasks, or they are the gateway's."""
+        """Return the worker's own splits.
+
+        Return an empty list if the worker has no tasks, or the gateway itself holds them.
+        """
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """How many tasks a split of the worker's has. Raises ``UnknownSplit``."""
+        """Return the number of tasks in a split of the worker. Raises ``UnknownSplit``."""
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """Tasks of a split of the worker's, from index *start* up to, not including, *stop*: ``0 <= start <= stop``.
+        """Return tasks of a worker's split from *start* up to, but not including, *stop*: ``0 <= start <= stop``.
 
-        Those beyond the end are left out. What is returned can be a ``SessionSetup``'s spec. Raises ``UnknownSplit``.
+        Indices beyond the end are left out. Each task can be a ``SessionSetup``'s spec. Raises ``UnknownSplit``.
         """
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """What the worker tells of itself in its own protocol's words, for a front of the same one; ``{}``: nothing.
+        """Return the worker's description of itself, for a frontend of the same protocol; return {} if there is none.
 
         OpenEnv: ``{"schema": …, "metadata": …}``. AReaL: the answer to ``task/info``.
         """
@@ -68,92 +72,94 @@ class WorkerUpstream(Protocol):
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
     ) -> list[WorkerSession] | None:
-        """The worker's own list of sessions; None if its protocol has none.
+        """Return the worker's own list of sessions; return None if its protocol has no list.
 
-        With *ids* at least those of them that it has: of tens of thousands a few may be asked for.
+        *ids* limits the query, because a worker may have tens of thousands of sessions. The answer then contains at
+        least the requested sessions that the worker has.
         """
 
 
 class SessionUpstream(Protocol):
-    """Runs sessions in workers. A request is sent once, and never again where it may have run."""
+    """Runs sessions in workers. A request that may have run is never sent again."""
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Open the session in its worker; returns the handle by which any replica finds it again.
+        """Open the session in its worker; return the handle by which any replica finds it again.
 
         Raises:
-            AuthorFault: the author's code failed.
-            InvalidRequest: the worker refuses the task, or would drop a part of it silently; with the reason.
-            WorkerFull: it holds fewer sessions than was thought; nothing was opened.
-            UpstreamError: it failed.
+            AuthorFault: The author's code failed.
+            InvalidRequest: The worker refuses the task, or would silently drop a part of it; the message gives the
+                reason.
+            WorkerFull: The worker holds fewer sessions than assumed; nothing was opened.
+            UpstreamError: The worker failed.
         """
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Close the session in its worker, waiting for its teardown. None if the worker does not know it.
+        """Close the session in its worker and wait for its teardown; return None if the worker does not know it.
 
-        With *keeps* a successor of the same id is about to be opened in the same slot, by this replica, and what the
-        session ran in may be kept for it. Closing this session once more, or the successor, gives that back.
+        *keeps*: this replica is about to open a successor of the same id in the same slot. The session's resources may
+        then be kept for it. A second close of this session, or a close of the successor, releases them.
 
         Raises:
-            UpstreamError: its slot can't be trusted: the worker did not take the end, or a step still runs in it.
+            UpstreamError: The worker did not confirm the end, or a step still runs; the slot can't be trusted.
         """
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """How many steps the session has seen; None if the worker does not know it."""
+        """Return the number of the session's steps; return None if the worker does not know the session."""
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """What the environment itself shows of the session's state; empty where it has no word for that."""
+        """Return the session state that the environment itself shows; return {} if it shows none."""
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """What the agent is told first; waits for the task's setup until the caller's deadline cancels it.
+        """Return the agent's first input; wait for the task's setup until the caller's deadline cancels it.
 
         Raises:
-            SessionNotFound: the worker does not know the session.
-            AuthorFault: the setup failed, with its reason.
-            UpstreamError: the worker failed.
+            SessionNotFound: The worker does not know the session.
+            AuthorFault: The setup failed, for the given reason.
+            UpstreamError: The worker failed.
         """
 
     async def act(
         self, session: Session, environment: Environment, action: Action, *, key: str | None = None
     ) -> StepResult:
-        """Run *action* once; the same *key* and action again get the outcome of the first run.
+        """Run *action* once; a repeated *key* and action get the outcome of the first run.
 
         Raises:
-            SessionNotFound: the worker does not know the session; nothing ran.
-            CallConflict: *key* stands for another action.
-            InvalidRequest: the worker can't read the action at all.
-            AuthorFault, SessionFailed: the session has failed, and is over.
-            UpstreamError: the worker failed; only ``UpstreamGone`` with ``sent`` False is sure not to have run.
+            SessionNotFound: The worker does not know the session; nothing ran.
+            CallConflict: *key* belongs to another action.
+            InvalidRequest: The worker can't read the action at all.
+            AuthorFault, SessionFailed: The session has failed, and is over.
+            UpstreamError: The worker failed. Only ``UpstreamGone`` with ``sent`` False guarantees that nothing ran.
         """
 
     async def forward(
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
     ) -> Exchange:
-        """Pass an ORS operation (``call``, ``prompt``, ``task_tools``, ``messages``, ``score_group``) on.
+        """Forward an ORS operation (``call``, ``prompt``, ``task_tools``, ``messages``, ``score_group``).
 
-        *body* and the answer are bytes in ORS' form; *headers* are those of the trainer's request that matter to
-        a worker.
+        *body* and the response are bytes in ORS format. *headers* are the headers of the trainer's request that matter
+        to a worker.
 
         Raises:
-            AuthorFault: the session has failed.
-            SessionNotFound: the worker does not know the session; nothing ran.
-            UpstreamError: as `Transport.send`.
+            AuthorFault: The session has failed.
+            SessionNotFound: The worker does not know the session; nothing ran.
+            UpstreamError: See `Transport.send`.
         """
 
 
 class Upstream(WorkerUpstream, SessionUpstream, Protocol):
-    """One protocol towards workers."""
+    """The client side of one protocol towards workers."""
 
 
 class FrameUpstream(Protocol):
-    """Passes frames of the workers' own protocol: OpenEnv's."""
+    """Forwards frames of the workers' own protocol, which is OpenEnv."""
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """Pass a message of the worker's own protocol on and return its answer, both bytes for bytes.
+        """Forward a message of the worker's own protocol unchanged and return the unchanged reply.
 
-        One frame, and the one that replies to it. An empty message asks for the reply to the reset that opened the
-        session. A reply that tells of faults is a ``FaultReply``.
+        A message is one frame, and so is the reply. An empty message requests the reply to the reset that opened the
+        session. A reply that reports faults is a ``FaultReply``.
 
         Raises:
-            SessionNotFound: the worker does not know the session; nothing ran.
-            UpstreamError: as `SessionUpstream.act`.
+            SessionNotFound: The worker does not know the session; nothing ran.
+            UpstreamError: See `SessionUpstream.act`.
         """

@@ -1,1 +1,1 @@
-"""The operators' API: health, metrics, and ``/admin/v1``."""
+"""Operators' API: health, metrics, and ``/admin/v1``."""

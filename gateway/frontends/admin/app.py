@@ -1,4 +1,4 @@
-"""For people and their tools: liveness, readiness, metrics, and the operators' view of sessions and workers."""
+"""Serves operators and their tools: liveness, readiness, metrics, sessions, workers, and restarts of environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTED = 10_000
 STORE_S: Final = 1.0
-"""How long readiness waits for the store: who asks for it, each few seconds, does not wait for long itself."""
+"""Seconds that readiness waits for the store. Probes run every few seconds and have short timeouts themselves."""
 
 
 class AdminFrontend:
@@ -39,7 +39,7 @@ class AdminFrontend:
         lifecycle: Lifecycle,
         routes: Sequence[Route] = (),
     ) -> None:
-        """*routes*: further ones for operators."""
+        """*routes* are further routes for operators."""
         self._routes = routes
         self._store = store
         self._catalog = catalog
@@ -48,7 +48,7 @@ class AdminFrontend:
         self._ping: asyncio.Future[None] | None = None
 
     def app(self) -> Starlette:
-        """The routes as an ASGI application."""
+        """Return the routes as an ASGI application."""
         return Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -66,9 +66,9 @@ class AdminFrontend:
         return JSONResponse({"status": "ok"})
 
     async def _readyz(self, _: Request) -> Response:
-        """Whether this replica is to be sent requests: without its store too, as it serves the sessions that it knows.
+        """Report whether this replica accepts requests. Without the store it still serves the sessions that it knows.
 
-        All replicas have one store. Were they not ready without it, a load balancer would send nobody to any of them.
+        All replicas share one store. If they were not ready without it, a load balancer would exclude all of them.
         """
         if self._lifecycle.is_draining:
             return JSONResponse({"status": "draining"}, 503)
@@ -77,10 +77,10 @@ class AdminFrontend:
         return JSONResponse({"status": "ok"})
 
     async def _store_trouble(self) -> str:
-        """Why the store does not answer; empty if it does."""
+        """Return why the store does not answer. Empty: the store answers."""
         if self._ping is None or self._ping.done():
-            self._ping = asyncio.ensure_future(self._store.ping())  # one at a time, however many ask
-            self._ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())  # maybe nobody asks again
+            self._ping = asyncio.ensure_future(self._store.ping())  # one ping at a time for all requests
+            self._ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())  # marks the error as read
         ping = self._ping
         await asyncio.wait({ping}, timeout=STORE_S)
         if not ping.done():
@@ -129,13 +129,13 @@ class AdminFrontend:
         return JSONResponse({"workers": rows, "waiting": waiting})
 
     async def _restart(self, request: Request) -> Response:
-        """Drain all workers of the environment and of its splits; the pool starts others as needed.
+        """Drain all workers of the environment and of its splits. The pool starts new workers as needed.
 
-        Those that start, too: one may have read its code before an edit. So are suspect ones, which are stuck.
+        This includes starting workers, which may have read the code before an edit, and suspect workers, which hang.
         """
         environment = self._catalog.wanted(request.path_params["environment"])
         if environment.server.url:
-            raise InvalidRequest(f"{environment.name!r} is a server that somebody else runs: restart it where it runs")
+            raise InvalidRequest(f"{environment.name!r} is a server outside the gateway: restart it there")
         loads = await self._store.load()
         names = [environment.name, *(split.name for split in environment.splits.values())]
         workers = [entry.worker for name in names if (load := loads.get(name)) is not None for entry in load.workers]

@@ -1,4 +1,4 @@
-"""Routes for curricula and task records: ``/admin/v1/curriculum…`` and ``/admin/v1/records``."""
+"""Serves operators' routes for curricula and task records: ``/admin/v1/curriculum…`` and ``/admin/v1/records``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 8 * 2**20
 SHOWN: Final = 20
-"""Tasks that the state of a curriculum shows, those that are drawn most often."""
+"""Default number of tasks in the state of a curriculum: the tasks with the largest shares."""
 MAX_SHOWN: Final = 1_000
 RECORD_KEYS: Final = (
     *("environment", "task", "attempts", "finished", "mean", "deviation"),
@@ -44,13 +44,13 @@ _Policy = Annotated[str, Field(max_length=POLICY_MAX_CHARS)]
 class _Sample(Body):
     count: int = Field(default=1, ge=1, le=MAX_SAMPLE)
     group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
-    """Episodes that the trainer opens of each draw; None: the curriculum's."""
+    """Episodes that the trainer opens for each draw. None: the curriculum's group size."""
     environment: str | None = None
     policy: _Policy | None = None
 
 
 class _Told(Body):
-    """An outcome that a trainer tells."""
+    """An outcome that a trainer reports."""
 
     environment: str
     task: str | None = Field(default=None, min_length=1, max_length=1024)
@@ -62,7 +62,7 @@ class _Told(Body):
     seconds: float = Field(default=0.0, ge=0)
     policy: _Policy | None = None
     key: str = Field(default="", max_length=200)
-    """The same one twice counts once."""
+    """Idempotency key: outcomes with the same key count once. Empty: the outcome always counts."""
 
 
 class _Feedback(Body):
@@ -71,7 +71,7 @@ class _Feedback(Body):
 
 
 class CurriculumRoutes:
-    """Handlers of the routes; `routes` is what the operators' front mounts."""
+    """Handlers of the routes. The operators' frontend mounts `routes`."""
 
     def __init__(self, *, curricula: Curricula, records: TaskStats, tasks: RuntimeTasks) -> None:
         self._curricula = curricula
@@ -79,7 +79,7 @@ class CurriculumRoutes:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        """The routes, for an application below the door."""
+        """Return the routes for an application behind the authenticator."""
         one = "/admin/v1/curriculum/{name}"
         return [
             Route("/admin/v1/curriculum", self._list, methods=["GET"]),
@@ -189,12 +189,12 @@ class CurriculumRoutes:
         return as_json({"noted": len(wish.outcomes)})
 
     async def _named(self, request: Request) -> Curriculum:
-        """The curriculum that the path names, also one that another replica was told of just now."""
+        """Return the curriculum in the path, also if another replica has just defined it."""
         await self._curricula.refresh()
         return self._curricula.named(request.path_params["name"])
 
     async def _keys(self, outcomes: Sequence[_Told], known: Curriculum) -> list[str]:
-        """What each outcome is kept under. Raises ``InvalidRequest``: with every one of a task that there is not."""
+        """Return the record key of each outcome. Raises ``InvalidRequest``, which lists unknown tasks."""
         keys, problems = [], []
         for number, told in enumerate(outcomes):
             environment = _component(told.environment, known, where=f"outcomes[{number}].environment")
@@ -240,7 +240,7 @@ class CurriculumRoutes:
 
 def _component(name: str, known: Curriculum, *, where: str = "environment") -> EnvironmentName:
     if name not in known.environments:
-        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(known.environments))}")
+        raise InvalidRequest(f"{where}: {name[:64]!r} is not one of {', '.join(sorted(known.environments))}")
     return EnvironmentName(name)
 
 

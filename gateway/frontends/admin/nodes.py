@@ -1,4 +1,4 @@
-"""Operators' routes for the machines of a cluster: which there are, which take workers: ``/admin/v1/nodes``."""
+"""Serves operators' routes for the nodes of a cluster, ``/admin/v1/nodes``: list nodes, and start or end a drain."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Wanted(Body):
 
 
 class NodeRoutes:
-    """Handlers of the routes; `routes` is what the operators' front mounts."""
+    """Handlers of the routes. The operators' frontend mounts `routes`."""
 
     def __init__(self, cluster: SwarmBackend | None) -> None:
-        """*cluster*: the backend of many machines; None: there is one machine, and no node to list."""
+        """*cluster* is the backend for several nodes. None: there is a single machine and no node to list."""
         self._cluster = cluster
 
     def routes(self) -> list[Route]:
-        """The routes, for an application below the door."""
+        """Return the routes for an application behind the authenticator."""
         return [
             Route("/admin/v1/nodes", self._list, methods=["GET"]),
             Route("/admin/v1/nodes/{id}", self._change, methods=["PUT"]),
@@ -60,7 +60,7 @@ class NodeRoutes:
 
 
 def _row(view: NodeView) -> dict[str, Any]:
-    """A machine as operators see it."""
+    """Return a node as a row for operators."""
     report = view.report
     row: dict[str, Any] = {
         "id": view.id,

@@ -1,4 +1,4 @@
-"""What operators' routes share: queries and bodies that are checked, JSON, and errors as JSON."""
+"""Helpers of the operators' routes: validated queries and bodies, JSON responses, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from starlette.types import ExceptionHandler
 
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
 from gateway.core.json_text import dump
+from gateway.core.validation import reason_of
 from gateway.frontends.asgi import HungUp, read_body
 from gateway.frontends.errors import headers_of, status_of
 from gateway.tasks.signing import BadSignature, NotSigned
 
 
 class Body(BaseModel):
-    """A request's body; a key that is not named is refused."""
+    """Base model of request bodies. It refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -28,7 +29,7 @@ B = TypeVar("B", bound=Body)
 
 
 async def object_of(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """Read the request's body as a JSON object; an empty body is an empty one. Raises as `read_body`."""
+    """Read the body as a JSON object. An empty body is ``{}``. Raises ``InvalidRequest``, or like `read_body`."""
     body = await read_body(request.scope, request.receive, limit_bytes)
     try:
         value = json.loads(body or b"{}")
@@ -40,16 +41,18 @@ async def object_of(request: Request, limit_bytes: int) -> dict[str, Any]:
 
 
 async def validated(request: Request, model: type[B], limit_bytes: int) -> B:
-    """Read the request's body as *model* has it. Raises as `object_of`."""
+    """Read the request's body as a *model*. Raises like `object_of`."""
     try:
         return model.model_validate(await object_of(request, limit_bytes))
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()[:10])
+        told = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'body'}: {reason_of(one, model)}" for one in error.errors()[:10]
+        )
         raise InvalidRequest(told) from None
 
 
 def queried(request: Request, *known: str) -> dict[str, str]:
-    """The query's parameters; one that is not *known* is refused."""
+    """Return the query's parameters. Raises ``InvalidRequest`` for a parameter not in *known*."""
     unknown = sorted(set(request.query_params) - set(known))
     if unknown:
         raise InvalidRequest(f"{unknown[0]}: no such parameter; there are {', '.join(known)}")
@@ -57,7 +60,7 @@ def queried(request: Request, *known: str) -> dict[str, str]:
 
 
 def numbered(query: Mapping[str, str], name: str, usual: int, *, least: int = 0, most: int) -> int:
-    """A parameter that is a number; *usual* where it is missing."""
+    """Return a parameter from *least* to *most*, or *usual* if it is missing. Raises ``InvalidRequest``."""
     text = query.get(name)
     if text is None:
         return usual
@@ -67,7 +70,7 @@ def numbered(query: Mapping[str, str], name: str, usual: int, *, least: int = 0,
 
 
 def flagged(query: Mapping[str, str], name: str) -> bool:
-    """A parameter that is true or false; false where it is missing."""
+    """Return a boolean parameter, or False if it is missing. Raises ``InvalidRequest``."""
     value = query.get(name, "false").lower()
     if value not in ("true", "false", "1", "0"):
         raise InvalidRequest(f"{name}: true or false is wanted")
@@ -75,17 +78,17 @@ def flagged(query: Mapping[str, str], name: str) -> bool:
 
 
 def operator_of(request: Request) -> str:
-    """The name of the operator's key; empty where there are no keys."""
+    """Return the name of the operator's key. Empty: the gateway has no keys."""
     return str(request.scope.get("gateway.owner", ""))
 
 
 def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer *value* as JSON."""
+    """Return a response with *value* as JSON."""
     return Response(dump(value), status, headers, media_type="application/json")
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """Answer an error: of a task all problems, each with its path."""
+    """Return the response to an error. For an invalid task it lists all problems with their paths."""
     match error:
         case TaskInvalid():
             problems = [{"path": path, "message": message} for path, message in error.problems]
@@ -97,8 +100,8 @@ async def _refused(_: Request, error: Exception) -> Response:
             status = 404 if isinstance(error, UnknownTask) else status_of(error)
             headers = {name.decode(): value.decode() for name, value in headers_of(error)}
             return as_json({"detail": error.detail, "code": error.code}, status, headers)
-    return Response(status_code=400)  # the operator hung up and does not read it
+    return Response(status_code=400)  # the operator disconnected and does not read it
 
 
 ERRORS: Mapping[Any, ExceptionHandler] = dict.fromkeys((GatewayError, HungUp), _refused)
-"""Handlers of the errors that operators' routes raise, for the application that serves them."""
+"""Exception handlers of the application that serves the operators' routes."""

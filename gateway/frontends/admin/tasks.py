@@ -1,4 +1,4 @@
-"""Operators' routes for tasks at run time: add, look at, remove, and try them; ``/admin/v1/tasks…``."""
+"""Serves operators' routes for tasks at run time, ``/admin/v1/tasks…``: add, list, read, remove and try tasks."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 
 MAX_LISTED = 1_000
 MAX_PROBED = 100
-"""Tasks that one request has tried: each takes a slot of its environment, and the request waits for all."""
+"""Largest number of tasks that one request tries. Each trial takes a slot, and the request waits for all trials."""
 PROBES_AT_ONCE = 4
 PROBE_S = 120.0
-"""The longest trial of one task, the wait for a slot included."""
+"""Seconds that the trial of one task may take, including the wait for a slot."""
 PROBES_S = 600.0
-"""The longest trial of a request's tasks; those that are left were not tried."""
+"""Seconds that all trials of a request may take together. The rest is reported as not tried."""
 YAML_TYPES = frozenset(("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"))
 LINES_TYPES = frozenset(("application/jsonl", "application/x-ndjson", "application/x-jsonlines"))
 
 LOGGED = 10
-"""Tasks of one upload that are logged by name."""
+"""Number of tasks of one upload that the log lists by name."""
 
 logger = logging.getLogger(__name__)
 
 PROBE_END_S: Final = 30.0
-"""The longest teardown that the trial of a task waits for."""
+"""Seconds that the trial of a task waits for the teardown."""
 _PROBER: Final = Owner("(probe)")
-"""The owner of the episodes in which tasks are tried."""
+"""Owner of the trial episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
-    """What a request brought: tasks that fit the schema, and who signed them."""
+    """Uploaded tasks that fit the schema, and the id of the key that signed them."""
 
     tasks: Sequence[Checked]
     signed_by: str
 
 
 class TaskProbe:
-    """Tries tasks: opens an episode of each, in a worker, and ends it."""
+    """Tries tasks: opens an episode of each task in a worker, and ends it."""
 
     def __init__(self, sessions: Sessions, catalog: Catalog) -> None:
         self._sessions = sessions
         self._catalog = catalog
 
     async def outcome(self, one: Checked) -> dict[str, Any]:
-        """Open an episode of a task, wait for its prompt, and end it; return what came of it."""
+        """Open an episode of a task, await its prompt, and end it. Return ``ok`` and, on failure, code and detail."""
         try:
             with anyio.fail_after(PROBE_S):
                 await self._play(one.environment, one.task)
@@ -79,7 +79,7 @@ class TaskProbe:
         return {"ok": True}
 
     async def _play(self, environment: Environment, task: dict[str, Any]) -> None:
-        environment = self._catalog.named(environment.name)  # as it is now
+        environment = self._catalog.named(environment.name)  # the current configuration
         name = f"probe-{secrets.token_hex(8)}"
         try:
             session = await self._sessions.open(
@@ -99,7 +99,7 @@ class TaskProbe:
 
 
 class TaskRoutes:
-    """Handlers of the routes; `routes` is what the operators' front mounts."""
+    """Handlers of the routes. The operators' frontend mounts `routes`."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class TaskRoutes:
         signatures: Literal["optional", "required"],
         probe: TaskProbe,
     ) -> None:
-        """Wire the handlers.
+        """Create the handlers.
 
         Args:
-            tasks: the registry and its store.
-            max_body_bytes: of an upload; beyond it 413.
-            trusted: the keys whose signatures count.
-            signatures: whether tasks are only taken in bundles that one of these keys signed.
-            probe: opens an episode of a task and ends it.
+            tasks: Registry of tasks and its store.
+            max_body_bytes: Size limit of an upload. A larger upload gets 413.
+            trusted: Keys whose signatures are trusted.
+            signatures: ``required``: only bundles that a trusted key signed are accepted.
+            probe: Opens an episode of a task and ends it.
         """
         self._tasks = tasks
         self._max_body_bytes = max_body_bytes
@@ -126,7 +126,7 @@ class TaskRoutes:
         self._probe = probe
 
     def routes(self) -> list[Route]:
-        """The routes, for an application below the door."""
+        """Return the routes for an application behind the authenticator."""
         one = "/admin/v1/tasks/{environment}/{id:path}"
         return [
             Route("/admin/v1/tasks", self._list, methods=["GET"]),
@@ -187,13 +187,13 @@ class TaskRoutes:
         return Response(status_code=204)
 
     def _named(self, environment: str) -> EnvironmentName:
-        """The environment of this name, or of this other name."""
+        """Return the environment's name for that name or an alias. Return an unknown name unchanged."""
         return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
 
     async def _upload(self, request: Request, *, environment: str) -> _Upload:
         body = await read_body(request.scope, request.receive, self._max_body_bytes)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # Some 0.1 ms a task: thousands of them would keep this replica's trainers waiting.
+        # A task takes about 0.1 ms. Thousands of tasks in the event loop would delay this replica's trainers.
         return await anyio.to_thread.run_sync(self._read, body, kind, environment)
 
     def _read(self, body: bytes, kind: str, environment: str) -> _Upload:
@@ -217,7 +217,7 @@ class TaskRoutes:
         return _Upload(self._tasks.check(documents, environment=environment), signed_by)
 
     def _vouched(self, bundle: Mapping[str, Any]) -> tuple[list[Any], str]:
-        """A bundle's tasks and who signed them; where signatures are optional an unknown key vouches for nothing."""
+        """Return a bundle's tasks and the trusted key's id, or ``""`` for an unknown key if signatures are optional."""
         try:
             return self._trusted.verify(bundle)
         except NotSigned:
@@ -226,7 +226,7 @@ class TaskRoutes:
             return list(bundle["tasks"]), ""
 
     async def _tried(self, request: Request, upload: _Upload) -> list[dict[str, Any]]:
-        """Open an episode of each task and end it; what became of each, in their order."""
+        """Try each task. Return the outcomes in the order of the tasks."""
         if len(upload.tasks) > MAX_PROBED:
             raise InvalidRequest(f"{len(upload.tasks)} tasks to try at once; at most {MAX_PROBED} are")
         told: dict[int, dict[str, Any]] = {}
@@ -251,7 +251,7 @@ class TaskRoutes:
 
 
 def _named_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Tasks for the log: the first few by name, the others by their number."""
+    """Return tasks for the log: names of the first `LOGGED` tasks, and the number of the rest."""
     names = ",".join(f"{row['environment']}/{row['id']}" for row in rows[:LOGGED])
     return names if len(rows) <= LOGGED else f"{names}+{len(rows) - LOGGED}"
 

@@ -1,15 +1,15 @@
-"""The OpenEnv front: each environment as an OpenEnv server at ``/openenv/{environment}``.
+"""Serves each environment as an OpenEnv server at ``/openenv/{environment}``.
 
-Clients speak over the WebSocket ``/ws``, where a connection is an attachment: each reset on it ends one session and
-opens the next. ``/mcp`` has the tools over JSON-RPC, HTTP the rest.
+Clients use the WebSocket ``/ws``. Its connection is an attachment: each reset on it ends one session and opens the
+next. ``/mcp`` serves tools over JSON-RPC. HTTP serves the rest.
 
 Differences from a stock server:
-* Nothing is opened at connect; the first reset takes a slot, waiting for one in turn. Where it finds none in time it
-  is told ``CAPACITY_REACHED`` as there.
-* A step before the first reset, or after the episode was lost, is one ``SESSION_ERROR``, and the socket stays.
-* ``reset`` understands ``task``: an id, or a task as an object.
-* Where an image of somebody else's speaks OpenEnv itself, its own frames go through; see `openenv_relayed`.
-* No web interface; no harness.
+* A connection opens nothing. The first reset waits in the queue for a slot. If none is free in time, the client gets
+  ``CAPACITY_REACHED``, as from a stock server.
+* A step before the first reset, or after a loss, gets one ``SESSION_ERROR``, and the socket stays open.
+* ``reset`` accepts ``task``: an id, or a task as an object.
+* Frames of third-party images that speak OpenEnv pass through unchanged; see `Passthrough`.
+* There is no web interface and no harness.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class OpenEnvFrontend:
         secret: bytes,
         max_body_bytes: int,
     ) -> None:
-        """Wire the front.
+        """Create the parts of the frontend.
 
         Args:
-            secret: What session ids are proved with: the same at all replicas.
-            max_body_bytes: Of HTTP requests; frames are bounded by the server.
+            secret: The key of the HMAC in session ids. All replicas share it.
+            max_body_bytes: Size limit of HTTP request bodies. The server limits the size of frames.
         """
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
@@ -83,7 +83,7 @@ class OpenEnvFrontend:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one socket, or answer one request."""
+        """Serve one socket or one HTTP request."""
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:
@@ -91,7 +91,7 @@ class OpenEnvFrontend:
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         environment, rest = self._place(scope["path"])
-        await receive()  # the wish to connect
+        await receive()  # the connect event
         if environment is None or rest not in (("ws",), ("mcp",)):
             detail = "Not Found: sockets are at /openenv/{environment}/ws and /openenv/{environment}/mcp"
             if environment is None:
@@ -118,6 +118,8 @@ class OpenEnvFrontend:
         except HungUp:
             pass
         except HttpRefusal as refusal:
+            if refusal.status == 404:
+                logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], refusal.detail)
             await respond_json(send, refusal.status, {"detail": refusal.detail}, refusal.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
@@ -129,16 +131,16 @@ class OpenEnvFrontend:
             await respond_json(send, refused.status, body, extra)
         except GatewayError as error:
             await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, headers_of(error))
-        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+        except Exception:  # the client gets a JSON body, and other episodes continue
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})
 
     def _unknown(self, path: str) -> str:
-        """Say why there is no environment at *path*."""
+        """Return the error message for a *path* without an environment."""
         return self._catalog.unknown(path.lstrip("/").removeprefix("openenv").strip("/").partition("/")[0]).detail
 
     def _place(self, path: str) -> tuple[Environment | None, tuple[str, ...]]:
-        # Empty segments do not count: a base URL may end in a slash.
+        # Ignore empty segments: a base URL may end in a slash.
         match [segment for segment in path.split("/") if segment]:
             case ["openenv", name, *rest]:
                 return self._catalog.offered.get(name.lower()), tuple(rest)

@@ -1,11 +1,12 @@
-"""Episodes of OpenEnv's clients: reset, step, state and tool calls, whatever they came over.
+"""Runs episodes of OpenEnv clients: reset, step, state and tool calls, over WebSockets, HTTP and JSON-RPC.
 
-An episode is a session; its name is the attachment's, and outlives its episodes. All errors leave here as `FrameError`.
+An episode is a session. The session's name is its attachment's and outlives its episodes. All errors that leave this
+module are `FrameError`.
 
 Differences from a stock server:
-* An environment is not there before its first reset: a step then is refused, and never answered by one that nobody
-  reset. After an episode was lost it is the same.
-* A step has a deadline (``step_s``); one that is late ends its episode, as nobody can know any more what it did.
+* No environment exists before the first reset or after a loss. A step is then refused, instead of run in an
+  environment that was not reset.
+* A step has a deadline (``step_s``). A late step ends its episode, because its effect is unknown.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gateway.core.errors import (
     SessionClosed,
     SessionNotFound,
     StoreUnavailable,
+    UnknownTask,
     UpstreamError,
     UpstreamTimeout,
 )
@@ -72,7 +74,7 @@ T = TypeVar("T")
 
 CLEANUP_S: Final = 30.0
 TEARDOWN_WAIT_S: Final = 2.0
-"""An end that somebody waits for waits this long for the teardown; the rest of it goes on."""
+"""Seconds that the end of an episode waits for the teardown. A longer teardown continues in the background."""
 
 
 class Episodes:
@@ -93,13 +95,13 @@ class Episodes:
         self._resolver = resolver
         self._lifecycle = lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
-        """The last listing of each environment, and what it was read as."""
+        """Last tool listing of each environment, as bytes and parsed."""
 
     async def reset(self, owner: Owner, name: str, environment: Environment, reset: ResetRequest) -> Json:
-        """Begin an episode in the place of the one that is open under *name*, if any; answers its first observation.
+        """Start an episode, which replaces the open episode of *name*, if any. Return its first observation.
 
         Raises:
-            FrameError: What is wrong with *reset* leaves the open episode as it was; any other failure leaves none.
+            FrameError: The reset is invalid or not admitted: the open episode stays. A later failure leaves none open.
         """
 
         async def first(session: ActiveSession, within_s: float) -> list[Block]:
@@ -116,9 +118,9 @@ class Episodes:
         reset: ResetRequest,
         first: Callable[[ActiveSession, float], Awaitable[T]],
     ) -> tuple[TaskRef, T]:
-        """Begin an episode; answers its task and what *first* found of it, which gets the session and its seconds.
+        """Start an episode. Return its task and the result of *first*, called with the session and the seconds left.
 
-        Raises as `reset`.
+        Raises like `reset`.
         """
         if self._lifecycle.is_closing:
             message = "this replica takes no new episodes: it is about to stop"
@@ -168,10 +170,10 @@ class Episodes:
         )
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
-        """Act; answers what is observed.
+        """Run an action and return its observation.
 
         Raises:
-            FrameError: the action is refused or failed, and the episode goes on; or the episode is over.
+            FrameError: The action was refused or failed, and the episode continues. Or the episode is over.
         """
         kind = data.get("type")
         if kind == "call_tool":
@@ -181,20 +183,20 @@ class Episodes:
         if kind == "list_tools":
             validated(ListTools, data)
             return listed(await self.tools(environment))
-        if data.get("metadata") == {}:  # of the clients' base class for actions, and no field of this one
+        if data.get("metadata") == {}:  # the clients' base class adds it to actions without such a field
             data = {key: value for key, value in data.items() if key != "metadata"}
         return step_reply(await self._act(owner, name, environment, Action(fields=data)), data)
 
     async def call_tool(
         self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json
     ) -> StepResult:
-        """Call a tool by its name; what runs the episode is none, whatever an environment calls its tools."""
+        """Call a tool by its name. Names in `RESERVED` control the episode and are never tools."""
         if tool in RESERVED:
             return unknown_tool(tool)
         return await self._act(owner, name, environment, Action(name=tool, arguments=arguments))
 
     async def state(self, owner: Owner, name: str, environment: Environment) -> Json:
-        """The state of the episode; an empty one where none was ever begun."""
+        """Return the state of the episode, or an empty state if there is no such session."""
         async with self.refusing(environment):
             try:
                 active = await self._sessions.find(owner, name)
@@ -206,7 +208,7 @@ class Episodes:
             return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
 
     async def tools(self, environment: Environment) -> list[Json]:
-        """The tools that an agent may call: name, description and input schema of each."""
+        """Return name, description and input schema of each tool that an agent may call."""
         async with self.refusing(environment, closes=False):
             listing = await self._queries.tools(patient(environment))
             known = self._tools.get(environment.name)
@@ -218,7 +220,7 @@ class Episodes:
             return known[1]
 
     async def default_tool(self, environment: Environment) -> str | None:
-        """The tool that an action without a tool's name is an input of; None where none is named."""
+        """Return the tool that gets actions without a tool name. None: the environment names no such tool."""
         if environment.wire is not UpstreamKind.OWN:
             return environment.actions.default_tool or None
         async with self.refusing(environment, closes=False):
@@ -226,7 +228,7 @@ class Episodes:
         return about.get("default_tool")
 
     async def has(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Whether an episode is open under *name*. Raises ``FrameError`` if nobody can tell."""
+        """Return True if an episode is open under *name*. Raises ``FrameError`` if the store does not answer."""
         async with self.refusing(environment, closes=False):
             try:
                 await self._sessions.find(owner, name)
@@ -235,10 +237,10 @@ class Episodes:
             return True
 
     async def knows(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Return True if there is an episode under *name*, or was one that we ended.
+        """Return True if an episode is open under *name*, or if the gateway ended one.
 
         Raises:
-            FrameError: nobody can tell.
+            FrameError: The store does not answer.
         """
         async with self.refusing(environment, closes=False):
             with contextlib.suppress(SessionClosed):
@@ -249,13 +251,13 @@ class Episodes:
         return True
 
     async def end(self, owner: Owner, name: str) -> bool:
-        """End the episode, if there is one; once begun it goes through, whatever becomes of who asked for it."""
-        # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+        """End the episode, even if the caller is cancelled. Return False without an episode, or if the store fails."""
+        # Without the shield, a cancelled anyio scope would cancel each await of the cleanup again.
         with anyio.move_on_after(CLEANUP_S, shield=True):
             try:
                 return await self._sessions.end(owner, name, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
             except StoreUnavailable:
-                logger.warning("episode_not_ended name=%s", name)  # it expires
+                logger.warning("episode_not_ended name=%s", name)  # the session expires later
         return False
 
     async def _act(self, owner: Owner, name: str, environment: Environment, action: Action) -> StepResult:
@@ -266,7 +268,7 @@ class Episodes:
             raise await self.failed(owner, name, environment, error) from error
 
     async def failed(self, owner: Owner, name: str, environment: Environment, error: GatewayError) -> FrameError:
-        """What a client is told whose request in an episode ended with *error*; the episode ends where it broke."""
+        """Return the error for a client whose request failed with *error*. End the episode if a worker failed."""
         if isinstance(error, UpstreamTimeout):
             await self._lose(owner, name, CloseReason.TIMEOUT)
             step_s = environment.openenv.step_s
@@ -283,25 +285,27 @@ class Episodes:
         return await refusal(error, environment, self._store)
 
     async def _lose(self, owner: Owner, name: str, reason: CloseReason) -> None:
-        """End an episode that broke, or of which nobody knows what was done in it; its trainer hears so from now on."""
+        """End a failed episode, or one with a step of unknown effect. Later requests for it get *reason*."""
         with contextlib.suppress(StoreUnavailable):
             await self._sessions.end(owner, name, reason, wait_s=0)
 
     @contextlib.asynccontextmanager
     async def refusing(self, environment: Environment, *, closes: bool = True) -> AsyncIterator[None]:
-        """Raise ``FrameError`` for whatever fails inside; with *closes* False the socket stays open in any case."""
+        """Turn a ``GatewayError`` of the block into ``FrameError``. If *closes* is False, the socket stays open."""
         try:
             yield
         except GatewayError as error:
             refused = await refusal(error, environment, self._store)
             refused.closes = refused.closes and closes
+            if isinstance(error, UnknownTask):
+                logger.info("openenv_not_found environment=%s detail=%r", environment.name, error.detail)
             if refused.status >= 500:
                 logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)
             raise refused from error
 
 
 def empty_state() -> Json:
-    """The state before the first reset."""
+    """Return the state before the first reset."""
     return {"episode_id": None, "step_count": 0}
 
 
@@ -310,19 +314,19 @@ def _left(deadline: float) -> float:
 
 
 def patient(environment: Environment) -> Environment:
-    """The environment for questions: who asks first waits for a slot, and no longer than its client for an answer."""
+    """Return *environment* with ``open_s`` limited to ``reset_s``, so that no query to a worker outlasts a reset."""
     open_s = min(environment.timeouts.open_s, environment.openenv.reset_s)
     return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))
 
 
 def _shown_task(task: TaskRef) -> Json:
-    """What a trainer is shown of a task."""
+    """Return the fields of a task that a trainer sees."""
     shown = {"task_id": task.label or None, "split": task.split or None, "index": task.index}
     return {name: value for name, value in shown.items() if value is not None}
 
 
 def task_request(environment: Environment, reset: ResetRequest) -> TaskRequest:
-    """Return what *reset* says of its task.
+    """Return the request for the task of *reset*.
 
     Raises:
         FrameError: The reset names its task twice.
@@ -346,7 +350,7 @@ def task_request(environment: Environment, reset: ResetRequest) -> TaskRequest:
 
 
 def refuse_negative_index(reset: ResetRequest) -> None:
-    """Raise ``FrameError`` if the index counts from the end, as ORS has it and OpenEnv has not."""
+    """Raise ``FrameError`` for a negative index, which ORS counts from the end and OpenEnv does not define."""
     if reset.index is not None and reset.index < 0:
         message = "Input should be greater than or equal to 0"
         entry = {"type": "greater_than_equal", "loc": ["data", "index"], "msg": message, "input": reset.index}
@@ -354,17 +358,17 @@ def refuse_negative_index(reset: ResetRequest) -> None:
 
 
 def config_of(environment: Environment, reset: ResetRequest) -> Json:
-    """Return what of *reset* the environment itself gets."""
+    """Return the fields of *reset* that the environment itself gets."""
     return {key: value for key, value in reset.config.items() if key not in environment.openenv.task_keys}
 
 
 async def refuse_unknown_keys(environment: Environment, reset: ResetRequest, queries: TaskQueries) -> None:
-    """Refuse keys that the environment would ignore.
+    """Refuse reset keys that the environment would ignore.
 
-    An OpenEnv image's own reset gets all of them, as from its own clients. Other servers report what they take.
+    An OpenEnv image's own reset gets all keys, as from its own clients. Other servers report the keys that they accept.
 
     Raises:
-        FrameError: There are such keys.
+        FrameError: The reset has such keys.
     """
     given = {key: value for key, value in config_of(environment, reset).items() if value is not None}
     if not given or environment.wire is UpstreamKind.OPENENV:
@@ -383,7 +387,7 @@ async def refuse_unknown_keys(environment: Environment, reset: ResetRequest, que
 
 
 def _spellings(environment: Environment, id: str) -> Iterator[str]:
-    """Return *id*, and *id* without the environment's name in front of it."""
+    """Yield *id*, and *id* without a leading environment name."""
     yield id
     prefix, slash, rest = id.partition("/")
     if slash and rest and prefix in (environment.name, *environment.env_types):

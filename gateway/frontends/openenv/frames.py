@@ -1,6 +1,6 @@
-"""OpenEnv's frames: requests read and refused in the exact words of its servers, replies written.
+"""Models and errors of OpenEnv frames. Refusals have exactly the wording of OpenEnv servers.
 
-A frame is JSON text. There are no ids: the n-th reply belongs to the n-th request, so each request gets exactly one.
+A frame is JSON text without an id. The n-th reply belongs to the n-th request, so each request gets exactly one reply.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARKS: Final = ("reason", "retry_after_s")
 
 
 class Code(StrEnum):
-    """Codes of error frames; clients show them, and tell by them what went wrong."""
+    """Codes of error frames. Clients show them and distinguish errors by them."""
 
     INVALID_JSON = "INVALID_JSON"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
@@ -31,10 +31,10 @@ class Code(StrEnum):
 
 
 class FrameError(Exception):
-    """Ends one request with an error; the socket stays open unless ``closes``."""
+    """Ends one request with an error. The socket stays open unless ``closes`` is True."""
 
     def __init__(self, code: Code, message: str, *, status: int, closes: bool = False, **more: Any) -> None:
-        """*status* is what it is over HTTP; *more* stands beside message and code."""
+        """*status* is the HTTP status. *more* holds fields of the body next to message and code."""
         super().__init__(message)
         self.code = code
         self.message = message
@@ -44,18 +44,18 @@ class FrameError(Exception):
 
     @property
     def entries(self) -> Sequence[Mapping[str, Any]]:
-        """What is wrong, place by place, as pydantic says it; empty where it is no matter of places."""
+        """Pydantic's error entries, one for each invalid field. Empty: the error concerns no particular field."""
         entries: Sequence[Mapping[str, Any]] = self.more.get("errors", ())
         return entries
 
     @property
     def marks(self) -> Json:
-        """What stands beside message and code over HTTP and JSON-RPC too: why it failed, and when to come again."""
+        """Reason and retry delay, the fields that HTTP and JSON-RPC errors also contain."""
         return {name: self.more[name] for name in _MARKS if name in self.more}
 
 
 def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid message") -> FrameError:
-    """A request of the wrong form: *entries* tell type, place, reason and input of each fault."""
+    """Return the error for a malformed request. *entries* state type, place, reason and input of each fault."""
     return FrameError(Code.VALIDATION_ERROR, message, status=422, errors=list(entries))
 
 
@@ -63,12 +63,12 @@ def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid messag
 
 
 class ResetRequest(BaseModel):
-    """What a reset says to the gateway; all other keys are the environment's configuration."""
+    """Fields of a reset that the gateway reads. All other keys are the environment's configuration."""
 
     model_config = ConfigDict(extra="allow")
 
     task: Any = None
-    """A task's id, or a task."""
+    """A task's id, or a task as an object."""
     split: StrictStr | None = None
     index: StrictInt | None = None
     seed: StrictInt | None = None
@@ -90,12 +90,12 @@ class ResetRequest(BaseModel):
 
     @property
     def config(self) -> Json:
-        """What the gateway has no meaning for."""
+        """Fields that the gateway does not read itself."""
         return self.model_extra or {}
 
 
 class ToolCall(BaseModel):
-    """The action that calls a tool by its name."""
+    """Action that calls a tool by its name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -106,7 +106,7 @@ class ToolCall(BaseModel):
 
 
 class ListTools(BaseModel):
-    """The action that asks for the tools."""
+    """Action that requests the list of tools."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,13 +118,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], value: Any, *place: str, explains: bool = True) -> Model:
-    """Make *value* a *model*; *place* is where in the request it stands.
+    """Validate *value* as a *model*. *place* is its path in the request.
 
-    Stock clients show their users the message only, so it *explains* the first fault, unless a stock server's is
-    wanted.
+    Stock clients show users only the message, so it states the first fault if *explains* is True. Otherwise it is
+    a stock server's message.
 
     Raises:
-        FrameError: it is none, with each fault's place.
+        FrameError: The value is invalid. The error states the place of each fault.
     """
     try:
         return model.model_validate(value)

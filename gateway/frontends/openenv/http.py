@@ -1,15 +1,17 @@
-"""OpenEnv over HTTP: discovery, the Task API, and reset, step and state for who can't keep a socket.
+"""Serves OpenEnv over HTTP: discovery, the Task API, and reset, step and state for clients that can't keep a socket.
 
 Differences from a stock server:
-* With ``X-Session-ID`` reset, step and state are of one episode. The id is one of ``openenv/session/create``, or any
-  name of the client's; ``openenv/session/close`` ends it. Without it each call has a throw-away episode, as there.
-* ``GET /state`` without it is the empty state: to open an environment only to look at it would take somebody's slot.
-* An unknown split is 400, and what fails in an episode has a JSON body; there both are 500 in plain text.
+* With ``X-Session-ID``, reset, step and state share one episode. The id comes from ``openenv/session/create``, or is
+  any name that the client chooses. ``openenv/session/close`` ends the episode. Without the header, each reset or step
+  runs in a temporary episode, as in a stock server.
+* ``GET /state`` without the header returns the empty state: an episode for a mere read would occupy a slot.
+* An unknown split gets 400, and a failure in an episode has a JSON body. In a stock server both are 500 in plain text.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
@@ -31,6 +33,8 @@ from gateway.tasks.lookup import TaskLookup
 from gateway.upstreams.ors_bodies import OfRange, OfSplit, OfTask, validate
 
 MAX_ID_CHARS: Final = 255
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Wish = TypeVar("Wish", bound=BaseModel)
@@ -60,7 +64,7 @@ class _HttpStep(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request: who asks what of which environment."""
+    """One request with its environment."""
 
     scope: Scope
     receive: Receive
@@ -69,13 +73,13 @@ class _Request:
 
     @property
     def owner(self) -> Owner:
-        """Whose key it came with; the door lets only `health` through without one."""
+        """Owner of the request's key. Only `health` is admitted without a key, and it does not read the owner."""
         owner: Owner = self.scope["gateway.owner"]
         return owner
 
 
 class HttpRoutes:
-    """The routes below ``/openenv/{environment}`` that are no WebSockets."""
+    """The HTTP routes below ``/openenv/{environment}``."""
 
     def __init__(
         self,
@@ -115,10 +119,14 @@ class HttpRoutes:
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, environment: Environment, rest: tuple[str, ...]
     ) -> None:
-        """Answer one request.
+        """Respond to one request.
 
         Raises:
-            HttpRefusal, FrameError, Unprocessable, BodyTooLarge, HungUp
+            HttpRefusal: The route, method, environment or task is wrong.
+            FrameError: An episode operation or a query to a worker failed.
+            Unprocessable: The body does not fit the route's model.
+            BodyTooLarge: The body exceeds its limit.
+            HungUp: The client disconnected.
         """
         match rest:
             case (name,) if name in self._routes:
@@ -133,10 +141,10 @@ class HttpRoutes:
             raise HttpRefusal(405, "Method Not Allowed", [(b"allow", method.encode())])
         try:
             found = await handler(_Request(scope, receive, send, environment))
-        except UnknownSplit as error:
-            raise HttpRefusal(400, error.detail) from None
-        except UnknownTask:
-            raise HttpRefusal(400, "Invalid task index") from None
+        except UnknownTask as error:
+            logger.info("openenv_not_found environment=%s detail=%r", environment.name, error.detail)
+            detail = error.detail if isinstance(error, UnknownSplit) else "Invalid task index"
+            raise HttpRefusal(400, detail) from None
         if isinstance(found, bytes):
             await respond(send, 200, found)
         else:
@@ -161,7 +169,7 @@ class HttpRoutes:
         return schemas(tools, await self._episodes.default_tool(environment))
 
     async def _image_answer(self, request: _Request, what: str) -> Json | None:
-        """What an image that speaks the protocol tells of itself."""
+        """Return the image's own ``schema`` or ``metadata``. None: it has none or does not speak OpenEnv."""
         if request.environment.wire is not UpstreamKind.OPENENV:
             return None
         return await self._attended(request, self._relayed.about(request.environment, what))
@@ -210,14 +218,14 @@ class HttpRoutes:
         return b",".join(some)
 
     async def _required(self, request: _Request, method: str) -> list[Split]:
-        """The environment's splits; there is no Task API where it has none."""
+        """Return the environment's splits. Raises ``HttpRefusal`` if there are none: the Task API needs splits."""
         splits = await self._attended(request, self._lookup.splits(patient(request.environment)))
         if not splits:
             raise HttpRefusal(501, f"{method} is not supported for this environment")
         return splits
 
     async def _refreshed(self) -> None:
-        with contextlib.suppress(StoreUnavailable):  # what is known here is still told
+        with contextlib.suppress(StoreUnavailable):  # the response then contains the known tasks
             await self._lookup.refresh()
 
     # -- episodes -------------------------------------------------------------------------------------------------
@@ -277,7 +285,7 @@ class HttpRoutes:
         return await self._attended(request, self._mcp.answer_bytes(request.owner, request.environment, body))
 
     def _name(self, request: _Request) -> str | None:
-        """The name under which the client's episode is kept; None if it has said none."""
+        """Return the session name of the client's episode. None: the client sent no ``X-Session-ID``."""
         id = header(request.scope, b"x-session-id")
         if not id:
             return None
@@ -286,13 +294,13 @@ class HttpRoutes:
         return self._ids.name(id, request.owner, request.environment.name)
 
     async def _read(self, request: _Request, model: type[Wish], *, empty: bytes = b"") -> Wish:
-        """The body as *model*; *empty* stands for an empty one. Raises ``Unprocessable``."""
+        """Return the body as *model*. *empty* replaces an empty body. Raises ``Unprocessable``."""
         body = await read_body(request.scope, request.receive, self._max_body_bytes)
         content_type = header(request.scope, b"content-type") if body else "application/json"
         return validate(model, body or empty, content_type)
 
     async def _attended(self, request: _Request, work: Awaitable[T]) -> T:
-        """Wait for *work*, which ends when the client hangs up."""
+        """Return the result of *work*. Cancel it and raise ``HungUp`` if the client disconnects."""
         async with Attended(request.scope, request.receive) as trainer:
             done = await work
             if not trainer.left:
@@ -301,5 +309,5 @@ class HttpRoutes:
 
 
 def _whole(seen: Json) -> Json:
-    """An observation as the HTTP routes answer it: with its metadata, or null."""
+    """Return an observation in the format of the HTTP routes, where ``metadata`` is always present and may be null."""
     return {**seen, "metadata": seen.get("metadata")}

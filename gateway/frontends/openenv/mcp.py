@@ -1,11 +1,11 @@
-"""Tools over JSON-RPC: ``POST /mcp``, the WebSocket ``/mcp``, and ``mcp`` frames on a gym socket.
+"""Serves tools over JSON-RPC: ``POST /mcp``, the WebSocket ``/mcp``, and ``mcp`` frames on the socket ``/ws``.
 
-Not MCP's streamable HTTP: four methods, no ``initialize``, no notifications. A tool call here is no gym step: no
-reward is shown, though the environment counts what was done.
+This is not MCP's streamable HTTP: there are four methods, no ``initialize`` and no notifications. The result of a tool
+call shows no reward, unlike a step's, but the environment counts the call.
 
 Differences from a stock server:
-* A session's tools can be called from its first reset on; before it there is no environment to call them in.
-* ``openenv/session/close`` of a session that was closed before answers ``closed`` again.
+* A session's tools can be called only after its first reset, because no environment exists before.
+* ``openenv/session/close`` of a closed session returns ``closed`` again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 SHOWN_CHARS: Final = 200
-"""Of what a client sent and is not known here, in the message that says so."""
+"""Largest number of characters of an unknown name that an error message quotes."""
 
 
 class _Request(BaseModel):
@@ -47,7 +47,7 @@ class _Request(BaseModel):
 
 
 class _RpcError(Exception):
-    """Ends a request with an error object."""
+    """Ends a request with a JSON-RPC error object."""
 
     def __init__(self, code: int, message: str, data: Json | None = None) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class _RpcError(Exception):
 
 
 class Mcp:
-    """Answers JSON-RPC."""
+    """Serves JSON-RPC requests."""
 
     def __init__(self, *, episodes: Episodes, relayed: Passthrough, ids: SessionIds, attachments: Attachments) -> None:
         self._episodes = episodes
@@ -68,7 +68,7 @@ class Mcp:
     async def answer_text(
         self, owner: Owner, environment: Environment, text: str | None, *, own: Attachment | None = None
     ) -> str:
-        """Answer what a frame of the WebSocket ``/mcp`` holds, as the text of one."""
+        """Return the text of the reply to a frame of the WebSocket ``/mcp``."""
         try:
             value = json.loads(text or "")
         except (ValueError, RecursionError) as error:
@@ -76,7 +76,7 @@ class Mcp:
         return dump(await self.answer_object(owner, environment, value, own=own)).decode()
 
     async def answer_bytes(self, owner: Owner, environment: Environment, body: bytes) -> Json:
-        """Answer the body of ``POST /mcp``."""
+        """Return the response to the body of ``POST /mcp``."""
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
@@ -88,7 +88,7 @@ class Mcp:
     async def answer_object(
         self, owner: Owner, environment: Environment, value: object, *, own: Attachment | None = None
     ) -> Json:
-        """Answer a request; *own* is the socket that it came over, if it came over one."""
+        """Return the response to a parsed request. *own* is the socket that it arrived on, if any."""
         try:
             request = _Request.model_validate(value)
         except ValidationError as error:
@@ -142,7 +142,7 @@ class Mcp:
         return await self._called(owner, id, environment, str(tool), arguments)
 
     async def _called(self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json) -> Json:
-        """Call a tool in an episode that is open; answers its result. Raises ``FrameError``, ``_RpcError``."""
+        """Call a tool in an open episode and return its result. Raises ``FrameError``, ``_RpcError``."""
         if environment.wire is UpstreamKind.OPENENV:
             found = await self._asked_image(
                 owner, name, environment, "tools/call", {"name": tool, "arguments": arguments}
@@ -155,7 +155,7 @@ class Mcp:
         return tool_result(result)
 
     async def _list(self, owner: Owner, environment: Environment, name: str | None) -> Json:
-        """The tools: of the session's image where it speaks the protocol, else those of the environment."""
+        """Return the tools of the session's image if it speaks OpenEnv, else those of the environment."""
         if (
             name is not None
             and environment.wire is UpstreamKind.OPENENV
@@ -169,7 +169,7 @@ class Mcp:
     async def _asked_image(
         self, owner: Owner, name: str, environment: Environment, method: str, params: Json
     ) -> Json | None:
-        """An image's own answer; None if it is too old to know such requests."""
+        """Return an image's own result. None: the image is too old for such requests. Raises ``_RpcError``."""
         request = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
         reply = await self._relayed.rpc(owner, name, environment, request)
         if reply is None:
@@ -184,10 +184,10 @@ class Mcp:
         return result if isinstance(result, dict) else {}
 
     async def _call_own(self, own: Attachment, environment: Environment, tool: str, arguments: Json) -> Json:
-        """Call a tool in the episode of a socket that can't reset: its first call, and one after a loss, begins one."""
+        """Call a tool for a socket that can't reset. The first call, and the next after a loss, starts an episode."""
         try:
             if not own.has_begun:
-                own.has_begun = True  # before it is: what it leaves half-made ends with the socket
+                own.has_begun = True  # set before the reset: a partial episode then ends with the socket
                 await self._episodes.reset(own.owner, own.id, environment, ResetRequest())
             return await self._called(own.owner, own.id, environment, tool, arguments)
         except FrameError:
@@ -195,7 +195,7 @@ class Mcp:
             raise
 
     async def _once(self, owner: Owner, environment: Environment, tool: str, arguments: Json) -> Json:
-        """Call a tool in an episode of its own, on a default task."""
+        """Call a tool in a temporary episode on a default task."""
         name = self._ids.new(owner, environment.name)
         try:
             await self._episodes.reset(owner, name, environment, ResetRequest())
@@ -206,14 +206,14 @@ class Mcp:
     async def _session(
         self, owner: Owner, environment: Environment, params: Json, own: Attachment | None
     ) -> str | None:
-        """The name of the session that is meant: its socket's own, else the one that is named; None if none is."""
+        """Return the name of the socket's own session, else of the requested session. None: there is neither."""
         if own is not None:
             return own.id
         id = params.get("session_id")
         return await self._known(owner, environment, id) if id else None
 
     async def _known(self, owner: Owner, environment: Environment, id: object) -> str:
-        """The name of a session that was made here, or of one that its client named over HTTP and that has begun."""
+        """Return the session name of *id*: a valid id, or a client's own name with an episode. Raises ``_RpcError``."""
         if isinstance(id, str):
             name = self._ids.name(id, owner, environment.name)
             if name == id or await self._episodes.knows(owner, name, environment):

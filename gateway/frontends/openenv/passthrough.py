@@ -1,7 +1,7 @@
-"""Episodes in OpenEnv images, for OpenEnv's clients: frames go through byte for byte.
+"""Runs episodes in OpenEnv images for OpenEnv clients: frames pass through byte for byte.
 
-The image answers for itself, also where it refuses a step: its error frames end nothing. The gateway speaks only where
-the image can't: before the first reset, when the episode was lost or is too slow, and where there is no room.
+The image itself replies, also if it refuses a step: its error frames do not end the episode. The gateway replies only
+if the image can't: before the first reset, after a loss, after a timeout, and without a free slot.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 
 _STATUS: Final = {Code.INVALID_JSON: 400, Code.UNKNOWN_TYPE: 400, Code.VALIDATION_ERROR: 422, Code.SESSION_ERROR: 409}
-"""Over HTTP; what an image fails at is 500, as there."""
+"""HTTP statuses of error frames from an image. All other codes are 500, as in a stock server."""
 _STATE: Final = b'{"type":"state"}'
 
 
 class Passthrough:
-    """Begins episodes in OpenEnv images, and passes frames on."""
+    """Starts episodes in OpenEnv images and passes frames to them."""
 
     def __init__(self, *, sessions: Sessions, queries: WorkerQueries, episodes: Episodes) -> None:
         self._sessions = sessions
@@ -34,7 +34,7 @@ class Passthrough:
         self._episodes = episodes
 
     async def reset(self, owner: Owner, name: str, environment: Environment, reset: ResetRequest) -> bytes:
-        """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``FrameError``."""
+        """Start an episode like `Episodes.reset`. Return the image's own first frame. Raises ``FrameError``."""
 
         async def first(session: ActiveSession, within_s: float) -> bytes:
             return await session.pass_frame(b"", within_s=within_s)
@@ -43,10 +43,10 @@ class Passthrough:
         return reply
 
     async def pass_on(self, owner: Owner, name: str, environment: Environment, message: bytes) -> bytes:
-        """Pass one frame on; answers the image's reply, an error frame of its own included.
+        """Pass one frame to the image. Return its reply, which may be an error frame.
 
         Raises:
-            FrameError: there is no episode, or it was lost over this frame; also if the reply is late.
+            FrameError: No episode is open, it was lost during this frame, or the reply missed the deadline.
         """
         try:
             session = await self._sessions.find(owner, name)
@@ -55,11 +55,11 @@ class Passthrough:
             raise await self._episodes.failed(owner, name, environment, error) from error
 
     async def step(self, owner: Owner, name: str, environment: Environment, action: Json) -> bytes:
-        """Act; as `pass_on`."""
+        """Send an action to the image. Returns and raises like `pass_on`."""
         return await self.pass_on(owner, name, environment, dump({"type": "step", "data": action}))
 
     async def state(self, owner: Owner, name: str, environment: Environment, message: bytes = _STATE) -> bytes:
-        """The image's state; an empty one where no episode was ever begun. Raises ``FrameError``."""
+        """Return the image's state frame, or an empty state if there is no such session. Raises ``FrameError``."""
         try:
             session = await self._sessions.find(owner, name)
             return await session.pass_frame(message, within_s=environment.openenv.step_s)
@@ -69,18 +69,18 @@ class Passthrough:
             raise await self._episodes.failed(owner, name, environment, error) from error
 
     async def rpc(self, owner: Owner, name: str, environment: Environment, request: Json) -> Json | None:
-        """Pass a JSON-RPC request on as a frame; answers the image's reply, which may be an error.
+        """Pass a JSON-RPC request to the image as a frame. Return its reply, which may be an error.
 
-        None: the image is too old to know such frames, and has done nothing. Raises ``FrameError``.
+        None: the image is too old for such frames and ran nothing. Raises ``FrameError``.
         """
         reply = read_reply(await self.pass_on(owner, name, environment, dump({"type": "mcp", "data": request})))
         return reply if reply is not None and reply.keys() & {"result", "error"} else None
 
     async def about(self, environment: Environment, what: str) -> Json | None:
-        """What the image tells of itself: its ``schema``, its ``metadata``; None where it tells nothing.
+        """Return the image's own ``schema`` or ``metadata`` (*what*). None: the image reports none.
 
         Raises:
-            FrameError: no worker could be asked.
+            FrameError: The query to a worker failed.
         """
         async with self._episodes.refusing(environment, closes=False):
             answer = (await self._queries.about(patient(environment))).get(what)
@@ -88,10 +88,10 @@ class Passthrough:
 
 
 def observed(reply: bytes) -> Json:
-    """The data of a reply.
+    """Return the data of an image's reply.
 
     Raises:
-        FrameError: it is an error frame, or none at all.
+        FrameError: The reply is an error frame or not a frame.
     """
     data = read_reply(reply)
     if data is None:
@@ -100,10 +100,10 @@ def observed(reply: bytes) -> Json:
 
 
 def read_reply(reply: bytes) -> Json | None:
-    """The data of a reply; None if the image does not know the type of the request.
+    """Return the data of an image's reply. None: the image does not know the type of the request.
 
     Raises:
-        FrameError: it is another error frame, or no frame at all.
+        FrameError: The reply is another error frame or not a frame.
     """
     try:
         whole: Mapping[str, Any] = json.loads(reply)

@@ -1,13 +1,13 @@
-"""What OpenEnv's clients get to see of prompts and results: observations, tool results, tool lists.
+"""Builds replies for OpenEnv clients: observations, tool results, tool lists and errors.
 
-Differences from ORS' words: blocks become one ``text`` and ``images``; a structured observation's keys stand beside
-them. A tool that failed is an observation where a tool was called by its name, and an error where a plain action was
-stepped: stock clients raise there, and the episode goes on.
+Differences from ORS: blocks become one ``text`` and ``images``, next to the keys of a structured observation. If a tool
+called by its name fails, the reply is an observation. If a plain action fails, the reply is an error: stock clients
+raise it, and the episode continues.
 
-Errors as OpenEnv's clients read them: a code, a sentence, and whether the socket stays open.
+An error has a code and a message, and states whether the socket stays open.
 
-A client never tries again by itself, and every error raises in its trainer. So what can be gone on from keeps the
-socket, and only what a stock server closes for closes here.
+Clients never retry by themselves, and every error raises in the trainer. So a recoverable error keeps the socket open.
+The socket closes only for errors for which a stock server closes it.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from gateway.frontends.errors import reason_of, retry_after_s, status_of
 from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))
-"""Words of those who run the episode: no tool that an agent can call bears one of them."""
+"""Names of operations that control the episode. No tool that an agent can call has such a name."""
 EPISODE_FINISHED: Final = "episode_finished"
 _ERROR_TYPES: Final = {
     "not_found": "tool_not_found",
     "name_collision": "tool_not_found",
     "input_validation": "invalid_args",
 }
-"""Of a tool that was not run; any other failure is one of its execution."""
+"""Error types by reason, for tools that did not run. Any other failure is an ``execution_error``."""
 _FAULTS: Final = "Tool input validation error: "
 _FAULTS_MAX_CHARS: Final = 16_384
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _OUTSIDE: Final = frozenset(("reward", "done"))
-"""They stand beside an observation, never in it."""
+"""Keys that are next to an observation, never in it."""
 
 
 def observed(observation: Json, *, reward: float | None = None, done: bool = False) -> Json:
-    """What `reset` and `step` answer; the observation's metadata stands beside it too, unless there is none."""
+    """Return the data of a reply to reset or step. It repeats the observation's metadata, unless that is empty."""
     data: Json = {"observation": observation, "reward": reward, "done": done}
     if observation.get("metadata"):
         data["metadata"] = observation["metadata"]
@@ -63,7 +63,7 @@ def observed(observation: Json, *, reward: float | None = None, done: bool = Fal
 
 
 def frame(kind: str, data: Json) -> str:
-    """One reply as text. What JSON has no word for becomes null; nothing that UTF-8 can't hold is left in it."""
+    """Return one reply as text. NaN and infinities, which JSON lacks, become null. The text is valid UTF-8."""
     try:
         return _ENCODER.encode({"type": kind, "data": data})
     except ValueError:
@@ -71,21 +71,21 @@ def frame(kind: str, data: Json) -> str:
 
 
 def error_frame(refused: FrameError) -> str:
-    """The reply to a request that was refused."""
+    """Return the reply to a refused request."""
     return frame("error", {"message": refused.message, "code": refused.code.value, **refused.more})
 
 
 def first_observation(blocks: Sequence[Block], told: Mapping[str, Any]) -> Json:
-    """The prompt as an observation; *told* is what the gateway tells of the task."""
+    """Return the prompt as an observation. *told* holds the gateway's fields of the task."""
     details = (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail)
     return observed(_observation(blocks, next(details, None), told))
 
 
 def step_reply(result: StepResult, action: Mapping[str, Any]) -> Json:
-    """The outcome of a plain *action*.
+    """Return the reply to a plain *action*.
 
     Raises:
-        FrameError: the environment refused it, or failed at it; the episode goes on as it was.
+        FrameError: The environment refused the action or failed. The episode continues unchanged.
     """
     if result.error is not None:
         raise _refusal(result, action)
@@ -94,10 +94,10 @@ def step_reply(result: StepResult, action: Mapping[str, Any]) -> Json:
 
 
 def tool_reply(tool: str, result: StepResult) -> Json:
-    """The outcome of a tool that was called by its name.
+    """Return the reply to a call of a tool by its name.
 
     Raises:
-        FrameError: the episode is over.
+        FrameError: The episode is over.
     """
     if result.reason == EPISODE_FINISHED:
         raise _refusal(result, {})
@@ -111,12 +111,12 @@ def tool_reply(tool: str, result: StepResult) -> Json:
 
 
 def unknown_tool(tool: str) -> StepResult:
-    """The outcome of calling a tool that there is not."""
+    """Return the result of a call of an unknown tool."""
     return StepResult(error=f"Unknown tool: {tool!r}", reason="not_found")
 
 
 def tool_result(result: StepResult) -> Json:
-    """A tool's result as MCP writes it; never its reward."""
+    """Return a tool's result in MCP's format, without its reward."""
     text = text_of(result.blocks)
     return {
         "content": [_content(block) for block in result.blocks],
@@ -128,13 +128,13 @@ def tool_result(result: StepResult) -> Json:
 
 
 def listed(tools: Sequence[Json]) -> Json:
-    """The answer to the action that asks for the tools."""
+    """Return the reply to the action that lists the tools."""
     shown = [{key: tool[key] for key in ("name", "description", "input_schema")} for tool in tools]
     return observed({"metadata": {}, "tools": shown})
 
 
 def mcp_tools(tools: Sequence[Json]) -> Json:
-    """The tools as MCP lists them."""
+    """Return the tools in the format of MCP's ``tools/list``."""
     return {
         "tools": [
             {
@@ -154,7 +154,7 @@ def mcp_tools(tools: Sequence[Json]) -> Json:
 
 
 def read_tools(listing: Mapping[str, Any]) -> list[Json]:
-    """The tools of ORS' ``ListToolsOutput`` that an agent may call, each with a schema."""
+    """Return the tools of an ORS ``ListToolsOutput`` that an agent may call, each with a schema."""
     return [
         {
             "name": str(tool["name"]),
@@ -167,7 +167,7 @@ def read_tools(listing: Mapping[str, Any]) -> list[Json]:
 
 
 def text_of(blocks: Sequence[Block]) -> str:
-    """The text among the blocks."""
+    """Return the text of the text blocks, joined by line breaks."""
     return "\n".join([block.text for block in blocks if isinstance(block, TextBlock)])
 
 
@@ -202,7 +202,7 @@ def _refusal(result: StepResult, action: Mapping[str, Any]) -> FrameError:
 
 
 def _faults(message: str, action: Mapping[str, Any]) -> list[Json]:
-    """The faults that ORS' words for them list, which are pydantic's entries as Python writes them; else none."""
+    """Parse the pydantic entries, as a Python literal, in an ORS error message. Return an empty list without such."""
     if not message.startswith(_FAULTS) or len(message) > _FAULTS_MAX_CHARS:
         return []
     try:
@@ -239,11 +239,11 @@ _CODES: Final[dict[type[GatewayError], Code]] = {
     StoreUnavailable: Code.SESSION_ERROR,
     GatewayError: Code.EXECUTION_ERROR,
 }
-"""Of the nearest ancestor; what is wrong with one request, or one step, is EXECUTION_ERROR."""
+"""Codes by nearest ancestor class. A failure of a single request or step is ``EXECUTION_ERROR``."""
 
 
 async def refusal(error: GatewayError, environment: Environment, store: WorkerStore) -> FrameError:
-    """Say *error* in the protocol's words; *store* tells how full the environment is, where that is the reason."""
+    """Return the protocol's error for *error*. For ``PoolExhausted``, *store* supplies the number of sessions."""
     status = status_of(error)
     if isinstance(error, PoolExhausted):
         return await full(error, environment, store)
@@ -272,13 +272,13 @@ async def refusal(error: GatewayError, environment: Environment, store: WorkerSt
 
 
 def marks(error: GatewayError) -> Json:
-    """What stands in an error frame for programs: ``reason`` and ``retry_after_s``, where there are such."""
+    """Return the machine-readable fields of an error frame: ``reason`` and ``retry_after_s``, if any."""
     found = {"reason": reason_of(error) or None, "retry_after_s": retry_after_s(error)}
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
 async def full(error: PoolExhausted, environment: Environment, store: WorkerStore) -> FrameError:
-    """No slot in time: how many are held, of how many there can be."""
+    """Return the error for an opening without a slot in time, with the number of sessions and its maximum."""
     most = environment.pool.slots * environment.pool.max_workers
     try:
         load = (await store.load()).get(environment.name)

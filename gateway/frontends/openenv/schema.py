@@ -1,4 +1,4 @@
-"""What an environment tells about itself over OpenEnv's HTTP: metadata, JSON Schemas, an OpenAPI page."""
+"""Builds an environment's self-description over OpenEnv's HTTP: metadata, JSON Schemas and an OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.core.environment import Environment
 from gateway.frontends.openenv.frames import Json
 
 API_VERSION: Final = "1.0.0"
-"""Of the protocol's HTTP side, as its servers and its validator have it."""
+"""Version of the protocol's HTTP API, as in its servers and its validator."""
 
 _METADATA: Final[Json] = {"type": "object", "additionalProperties": True, "title": "Metadata"}
 _REWARD: Final[Json] = {
@@ -51,7 +51,7 @@ _STATE: Final[Json] = {
 
 
 def metadata(environment: Environment) -> Json:
-    """The answer to ``GET /metadata``."""
+    """Return the body of ``GET /metadata``."""
     return {
         "name": environment.name,
         "description": environment.description or f"{environment.name} environment",
@@ -63,9 +63,10 @@ def metadata(environment: Environment) -> Json:
 
 
 def schemas(tools: Sequence[Json], default_tool: str | None) -> Json:
-    """The answer to ``GET /schema``; an action is an input of the default tool, or a call of a tool by its name.
+    """Return the body of ``GET /schema``.
 
-    Without *default_tool* the only tool is the default one; of several none is.
+    An action is an input of the default tool, a call of a tool by its name, or the request to list the tools. Without
+    *default_tool* a single tool is the default. Of several tools, none is.
     """
     return {
         "action": _action(tools, default_tool),
@@ -104,7 +105,7 @@ def _action(tools: Sequence[Json], default_tool: str | None) -> Json:
 
 
 def openapi(environment: Environment) -> Json:
-    """The answer to ``GET /openapi.json``: which paths there are, and what they are for."""
+    """Return the body of ``GET /openapi.json``: the paths and their purposes."""
     paths: dict[str, Json] = {}
     for method, path, summary in _PATHS:
         paths.setdefault(path, {})[method] = _operation(summary, path)

@@ -1,7 +1,7 @@
-"""Ids of sessions that outlive their sockets, and which of them have a socket at this replica.
+"""Creates and verifies ids of OpenEnv sessions, and tracks the sockets attached to sessions in this replica.
 
-An id proves itself: it carries an HMAC over its owner and environment, so that every replica, and this one after a
-restart, knows its own ids without keeping any. Nothing is stored for one before its first reset.
+An id contains an HMAC over its owner and environment. So every replica, also after a restart, verifies ids without
+a record of them. Nothing is stored for a session before its first reset.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _RANDOM_CHARS: Final = 32
 
 
 class SessionIds:
-    """Makes ids and recognises them."""
+    """Creates and verifies session ids."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def new(self, owner: Owner, environment: EnvironmentName) -> str:
-        """An id that nobody can guess, for this owner and environment only: ``<uuid4>.<proof>``, in hexadecimal."""
+        """Return an unguessable id for this owner and environment only: ``<uuid4>.<proof>``, in hexadecimal."""
         random = uuid.uuid4().hex
         return f"{random}.{self._proof(owner, environment, random)}"
 
     def holds(self, id: str, owner: Owner, environment: EnvironmentName) -> bool:
-        """Whether *id* was made here, or at another replica, for this owner and environment."""
+        """Return True if a replica of this gateway created *id* for this owner and environment."""
         random, dot, proof = id.partition(".")
         if not dot or len(random) != _RANDOM_CHARS or not id.isascii():
             return False
         return hmac.compare_digest(proof, self._proof(owner, environment, random))
 
     def name(self, id: str, owner: Owner, environment: EnvironmentName) -> str:
-        """The name under which the episodes of *id* are kept, which over HTTP may be any that the client has chosen."""
+        """Return the session name for *id*. Over HTTP a client may choose any id, which gets a prefix."""
         return id if self.holds(id, owner, environment) else f"http-{environment}-{id}"
 
     def _proof(self, owner: Owner, environment: EnvironmentName, random: str) -> str:
@@ -48,21 +48,21 @@ class SessionIds:
 
 @dataclass(slots=True, kw_only=True)
 class Attachment:
-    """A live socket on a session."""
+    """A socket that is attached to a session."""
 
     owner: Owner
     environment: Environment
     id: str
     outlives: bool = False
-    """The episode stays when the socket goes: its session was made to be attached to."""
+    """True if the episode stays open after the socket closes, because the client named an existing session."""
     begins: bool = False
-    """Its first tool call begins an episode, as it has no other way to."""
+    """True if the first tool call starts an episode, because this socket has no reset."""
     has_begun: bool = False
-    """An episode was begun on it, or may have been before it."""
+    """True if an episode was started on the socket, or may have been before it was attached."""
 
 
 class Attachments:
-    """The sessions that have a socket at this replica; one has at most one."""
+    """The sessions with a socket in this replica. Each has at most one socket."""
 
     def __init__(self) -> None:
         self._closing: dict[tuple[Owner, str], bool] = {}
@@ -71,19 +71,19 @@ class Attachments:
         return len(self._closing)
 
     def add(self, owner: Owner, id: str) -> bool:
-        """Attach a socket; False if there is one already."""
+        """Attach a socket. Return False if the session already has one."""
         if (owner, id) in self._closing:
             return False
         self._closing[owner, id] = False
         return True
 
     def close_later(self, owner: Owner, id: str) -> bool:
-        """Have the session end when its socket goes; False if it has none here."""
+        """End the session when its socket closes. Return False if it has no socket in this replica."""
         if (owner, id) not in self._closing:
             return False
         self._closing[owner, id] = True
         return True
 
     def remove(self, owner: Owner, id: str) -> bool:
-        """Detach the socket; True if the session is to end now."""
+        """Detach the socket. Return True if the caller must end the session now."""
         return self._closing.pop((owner, id))

@@ -1,13 +1,13 @@
-"""OpenEnv's WebSocket: an attachment, on which episodes follow each other.
+"""Serves OpenEnv's WebSocket: an attachment on which episodes follow each other.
 
-The socket outlives its episodes, whatever becomes of them: a stock client whose socket is closed opens another one
-unasked, and would act in an environment that nobody reset. So it is told of a loss in the reply to its next request,
-and nothing is ever said to it unasked.
+The socket outlives its episodes, also after a loss. A stock client whose socket closes opens another one by itself, and
+would act in an environment that was not reset. So the reply to its next request reports a loss. The gateway never
+sends a frame without a request.
 
-A client's end of a WebSocket: its frames one by one, and an end to what runs for it when it leaves.
+`ClientSocket` reads a client's frames one by one, and cancels the work for a client that disconnects.
 
-Frames are read when they are wanted, so that a client that sends ahead is held back by its own connection. Only while
-something takes long is there a reader beside it, which notices that the client leaves. An idle socket has one task.
+It reads a frame only when the server needs one, so the connection itself holds back a client that sends ahead. A
+reader task runs only during long work, to notice that the client disconnects. An idle socket has one task.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ _WITH_DATA: Final = frozenset(("reset", "step", "mcp"))
 
 
 def read_frame(text: str | None) -> tuple[str, Json]:
-    """Read one request: its type, and its data, ``{}`` where it has none.
+    """Return type and data of one request. The data is ``{}`` if the request has none.
 
     Args:
-        text: None stands for a binary frame.
+        text: Text of the frame. None: the frame is binary.
 
     Raises:
-        FrameError: what it is, in a stock server's words.
+        FrameError: The frame is invalid. The message is a stock server's.
     """
     if text is None:
         raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
@@ -101,7 +101,7 @@ def read_frame(text: str | None) -> tuple[str, Json]:
     kind = frame.get("type", "")
     if not isinstance(kind, str) or kind not in _MODELS:
         raise FrameError(Code.UNKNOWN_TYPE, f"Unknown message type: {str(kind)[:200]}", status=400)
-    if kind in _WITH_DATA and len(frame) == 2:  # the way of all good requests; pydantic explains the others
+    if kind in _WITH_DATA and len(frame) == 2:  # the fast path of valid requests: pydantic explains invalid frames
         data = frame.get("data")
         if isinstance(data, dict):
             return kind, data
@@ -122,7 +122,7 @@ class SocketServer:
         attachments: Attachments,
         catalog: Catalog,
     ) -> None:
-        """*catalog* gives the present configuration of an environment: sockets outlive a change of it."""
+        """*catalog* supplies the current configuration of an environment, because sockets outlive its changes."""
         self._episodes = episodes
         self._relayed = relayed
         self._mcp = mcp
@@ -131,7 +131,7 @@ class SocketServer:
         self._catalog = catalog
 
     async def gym(self, peer: ClientSocket, owner: Owner, environment: Environment, wanted: str | None) -> None:
-        """Serve ``/ws`` until one side closes; *wanted* is the session to attach to, None makes one for this socket."""
+        """Serve ``/ws`` until one side closes. *wanted* is the session to attach to. None: a new one."""
         id = wanted if wanted is not None else self._ids.new(owner, environment.name)
         is_old = wanted is not None
         at = Attachment(owner=owner, environment=environment, id=id, outlives=is_old, has_begun=is_old)
@@ -146,7 +146,7 @@ class SocketServer:
             await self._detach(at)
 
     async def rpc(self, peer: ClientSocket, owner: Owner, environment: Environment) -> None:
-        """Serve ``/mcp``: JSON-RPC in every frame, with an episode of its own that begins with its first tool call."""
+        """Serve ``/mcp``: JSON-RPC in every frame. The first tool call starts the socket's own episode."""
         id = self._ids.new(owner, environment.name)
         at = Attachment(owner=owner, environment=environment, id=id, begins=True)
         self._attach(at)
@@ -187,7 +187,7 @@ class SocketServer:
                     reply = error_frame(refused)
                 except Left:
                     return
-                except Exception:  # protects the client, which waits for one reply to each request
+                except Exception:  # the client waits for exactly one reply to each request
                     logger.exception("openenv_broken environment=%s", at.environment.name)
                     reply = broken
                 if reply is None:
@@ -205,7 +205,7 @@ class SocketServer:
             return
 
     async def _answer(self, at: Attachment, text: str | None) -> str | None:
-        """The reply to one frame; None to the one that closes."""
+        """Return the reply to one frame. None: the client requests a close."""
         kind, data = read_frame(text)
         if at.environment.wire is UpstreamKind.OPENENV:
             return await self._answer_relayed(at, kind, data, (text or "").encode())
@@ -213,7 +213,7 @@ class SocketServer:
             return frame("observation", await self._step(at, data))
         if kind == "reset":
             reset = validated(ResetRequest, data, "data")
-            at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
+            at.has_begun = True  # set before the reset: a partial episode then ends with the socket
             return frame("observation", await self._episodes.reset(at.owner, at.id, at.environment, reset))
         if kind == "state":
             state = await self._episodes.state(at.owner, at.id, at.environment) if at.has_begun else empty_state()
@@ -223,12 +223,12 @@ class SocketServer:
         return None
 
     async def _answer_relayed(self, at: Attachment, kind: str, data: Json, message: bytes) -> str | None:
-        """The reply to one frame where the image speaks the protocol itself."""
+        """Return the reply to one frame if the image speaks OpenEnv. None: the client requests a close."""
         if kind == "close":
             return None
         if kind == "reset":
             reset = validated(ResetRequest, data, "data")
-            at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
+            at.has_begun = True  # set before the reset: a partial episode then ends with the socket
             return (await self._relayed.reset(at.owner, at.id, at.environment, reset)).decode()
         if kind == "mcp" and not await self._is_for_image(at, data):
             return frame("mcp", await self._mcp.answer_object(at.owner, at.environment, data, own=at))
@@ -243,7 +243,7 @@ class SocketServer:
         return (await self._relayed.pass_on(at.owner, at.id, at.environment, message)).decode()
 
     async def _is_for_image(self, at: Attachment, data: Json) -> bool:
-        """Whether a JSON-RPC request is one for the image; its sessions are the gateway's, and so are their ids."""
+        """Return True if a JSON-RPC request is for the image. The gateway itself manages sessions and their ids."""
         if data.get("method") not in ("tools/list", "tools/call") or not at.has_begun:
             return False
         params = data.get("params")
@@ -261,19 +261,19 @@ class SocketServer:
 
 
 WATCHED_AFTER_S: Final = 0.2
-"""What is answered sooner needs no reader beside it; most steps are."""
+"""Seconds after which a reader task watches the socket during work. Most steps end sooner and need no reader."""
 AHEAD_MAX: Final = 8
 AHEAD_CHARS: Final = 2**20
-"""Frames that are kept for a client that sends ahead while something runs. Beyond them nobody reads, so that it is not
-noticed before the end of what runs that the client left."""
+"""Limits for frames read ahead during work: `AHEAD_MAX` frames and `AHEAD_CHARS` characters. Beyond them the reader
+stops, so a disconnect is noticed only after the work ends."""
 
 
 class Left(Exception):
-    """The client is gone: there is nobody to answer."""
+    """The client has disconnected, so it gets no reply."""
 
 
 class ClientSocket:
-    """One WebSocket."""
+    """The WebSocket of one client."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -284,10 +284,10 @@ class ClientSocket:
         self._has_left = False
 
     async def next(self) -> str | None:
-        """The next frame; None stands for a binary one.
+        """Return the text of the next frame. None: the frame is binary.
 
         Raises:
-            Left: there is none any more.
+            Left: The client has disconnected.
         """
         if self._ahead:
             text = self._ahead.popleft()
@@ -310,10 +310,10 @@ class ClientSocket:
         await self._put({"type": "websocket.close", "code": code})
 
     async def attended(self, work: Awaitable[T]) -> T:
-        """Wait for *work*, which is cancelled when the client leaves.
+        """Return the result of *work*, which is cancelled if the client disconnects.
 
         Raises:
-            Left: it left; *work* has ended.
+            Left: The client disconnected, and *work* has ended.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -328,7 +328,7 @@ class ClientSocket:
             timer.cancel()
             if self._watcher is not None:
                 await self._stop_watching(self._watcher)
-        if self._has_left:  # it ended all the same: a client library may have swallowed the cancellation
+        if self._has_left:  # the work completed: a client library may have swallowed the cancellation
             task.uncancel()
             raise Left
         return done
@@ -347,7 +347,7 @@ class ClientSocket:
             self._ahead_chars += len(text or "")
 
     async def _stop_watching(self, watcher: asyncio.Task[None]) -> None:
-        # A read that is broken off loses nothing: a message leaves the server's queue in the turn that hands it out.
+        # A cancelled read loses no message: the server's queue removes one in the same loop iteration that delivers it.
         self._watcher = None
         watcher.cancel()
         await asyncio.wait({watcher})
@@ -362,6 +362,6 @@ class ClientSocket:
     async def _put(self, message: Message) -> None:
         try:
             await self._send(message)
-        except OSError:  # as ASGI servers say that the client is gone
+        except OSError:  # ASGI servers report a disconnected client this way
             self._has_left = True
             raise Left from None

@@ -1,1 +1,1 @@
-"""The ORS protocol."""
+"""Frontend of the ORS protocol."""

@@ -1,15 +1,15 @@
-"""The ORS front: owns the host's root, as the SDKs drop path prefixes.
+"""Serves the ORS protocol at the host's root, because the SDKs drop path prefixes.
 
-Calls pass through as bytes. Everything else is answered here: discovery from the task registry, sessions through
+The frontend passes calls through as bytes. It serves discovery from the task registry and sessions through
 `gateway.sessions.service`.
 
-Differences from the reference servers, on purpose:
-* Once a byte of a call went to a worker no status >= 500 is answered: both SDKs repeat those, and the tool would run
-  twice. It is 410 before the headers, an ``error`` event after them.
-* Bare paths are served directly instead of by a 308.
-* A path that names another environment than the session's is 409 (setting ``strict_paths``).
-* A create by split and index without a name, with several environments, is bound by its first request's path
-  (setting ``lazy_binding``): one SDK never names the environment there, and would be served by the wrong one.
+Deliberate differences from the reference servers:
+* Once a byte of a call was sent to a worker, no response has a status >= 500: both SDKs retry those, and the tool would
+  run twice. A failure is 410 before the headers, and an ``error`` event after them.
+* Paths without an environment are served directly instead of by a 308 redirect.
+* A path that names another environment than the session's gets 409 (setting ``strict_paths``).
+* With several environments, a create by split and index may name none. The path of the session's first request then
+  selects it (setting ``lazy_binding``). One SDK never names it in the create, and would get the wrong environment.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from gateway.upstreams.ors_bodies import (
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20
-"""Of a prompt or a tool list; calls are streamed and not bounded here."""
+"""Largest response in bytes that is not an event stream, such as a prompt or a tool list. Streams have no limit."""
 STARTING_PAUSE_S: Final = 0.5
 
 _POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
@@ -109,7 +109,7 @@ class OrsFrontend:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; every error becomes the protocol's own body."""
+        """Respond to one request, and turn every error into a body of the protocol."""
         try:
             await self._dispatch(scope, receive, send)
         except OrsError as answer:
@@ -123,7 +123,7 @@ class OrsFrontend:
         except GatewayError as error:
             if isinstance(error, UnknownEnvironment | UnknownTask):
                 logger.info("ors_not_found detail=%r", error.detail)
-            # What is wrong with a request is told in the reference servers' exact form.
+            # Errors about the request itself have exactly the reference servers' body.
             body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
             await respond_json(send, status_of(error, ORS_STATUS), body, headers_of(error))
 
@@ -165,7 +165,7 @@ class OrsFrontend:
             await self._ping(scope, send)
         elif name == "delete":
             await self._delete(scope, send)
-        else:  # delete_session: keeps no state, so there is nothing to delete
+        else:  # delete_session: create_session keeps no state, so there is nothing to delete
             await respond_json(send, 200, {"sid": _sid(scope)})
 
     async def _operation(
@@ -185,7 +185,7 @@ class OrsFrontend:
         else:
             body = await read_body(scope, receive, self._max_body_bytes)
             env_name, content_type = segment or environment.name, header(scope, b"content-type")
-            if name != "task":  # a listing shows what is new; one task that is not known is looked for
+            if name != "task":  # a listing needs fresh data; the lookup of a single unknown task refreshes by itself
                 await self._lookup.refresh()
             async with Attended(scope, receive):
                 try:
@@ -198,7 +198,7 @@ class OrsFrontend:
     async def _discover(
         self, name: str, environment: Environment, env_name: str, body: bytes, content_type: str | None
     ) -> bytes:
-        """Answer the operation *name*: ``tasks``, ``num_tasks``, ``task`` or ``task_range``. Raises ``UnknownTask``."""
+        """Return the body for ``tasks``, ``num_tasks``, ``task`` or ``task_range`` (*name*). Raises ``UnknownTask``."""
         tail = b',"env_name":' + dump(env_name) + b"}"
         if name == "num_tasks":
             count = await self._lookup.count(environment, validate(OfSplit, body, content_type).split)
@@ -214,7 +214,7 @@ class OrsFrontend:
         return b'{"tasks":[' + b",".join(tasks) + b"]" + tail
 
     def _meant(self, scope: Scope) -> Environment:
-        """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
+        """Return the environment of a path that names none: the one in ``X-Deployment``, else the default."""
         deployment = header(scope, b"x-deployment") or ""
         name = deployment.rstrip("/").rpartition("/")[2].strip().lower()
         return self._catalog.offered.get(name, self._catalog.default)
@@ -225,7 +225,7 @@ class OrsFrontend:
         body = await read_body(scope, receive, self._max_body_bytes)
         fields = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
         if isinstance(fields, dict) and fields.get("env"):
-            # Variables of a container need a container for this session alone; to drop them silently would be worse.
+            # Container variables would need a container for this session alone. Dropping them silently would be worse.
             raise OrsError(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
         accept = header(scope, b"accept") or ""
@@ -250,7 +250,7 @@ class OrsFrontend:
                 return
             if self._creator.is_kept(owner, sid):
                 raise SessionExists(sid)
-            async with Attended(scope, receive):  # an image may be queried for the task
+            async with Attended(scope, receive):  # may query a worker for the task
                 setup, task = await self._creator.resolve(create)
         except (UnknownEnvironment, UnknownTask, InvalidRequest, OrsError):
             if await self._is_active(owner, sid):
@@ -324,7 +324,7 @@ class OrsFrontend:
                 raise as_order(error, name) from error
             try:
                 if _is_starting(exchange) and loop.time() < deadline:
-                    # Its setup runs, and nothing else did: not every SDK waits for that by itself.
+                    # Only the setup runs, so a retry is safe. The gateway waits because some SDKs do not.
                     await asyncio.sleep(STARTING_PAUSE_S)
                     continue
                 await self._copy(exchange, name, send, deadline)
@@ -348,7 +348,7 @@ class OrsFrontend:
             late = UpstreamTimeout("the call took longer than its environment allows")
             text = told(error if isinstance(error, GatewayError) else late)
             logger.warning("call_broken operation=%s error=%s", name, text)
-            # The blank line ends an event that broke off in its middle.
+            # The blank line terminates an incomplete event.
             await send(
                 {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
             )
@@ -387,11 +387,11 @@ def _sid(scope: Scope) -> str:
 
 
 MAX_SID_CHARS: Final = 1024
-"""Far beyond any SDK's (36); it is kept in the store."""
+"""Largest length of a session id, which the store keeps. SDKs use 36 characters."""
 
 
 def _sid_after_json(scope: Scope, body: bytes) -> str:
-    """The session's id; a malformed body is told first, as the reference servers do."""
+    """Return the session's id. A malformed body raises first, as in the reference servers."""
     try:
         return _sid(scope)
     except OrsError:
@@ -405,9 +405,9 @@ def _refuse_malformed(scope: Scope, body: bytes) -> None:
 
 
 def _without_slash(scope: Scope) -> bytes:
-    """The address without its slash: absolute, as the reference servers say it.
+    """Return the URL without its trailing slash: absolute, as in the reference servers.
 
-    Relative below a key in the path, and behind a proxy, which alone knows what the client calls it.
+    The URL is relative if the path contains a key, or behind a proxy, because only the proxy knows the client's URL.
     """
     query = b"?" + scope["query_string"] if scope.get("query_string") else b""
     if scope.get("gateway.keyed") or header(scope, b"x-forwarded-proto") is not None:

@@ -1,8 +1,8 @@
-"""The sessions that ORS' creates ask for: their task, and their environment, which a first request may name later.
+"""Opens the sessions of ORS creates: finds the task, and the environment, which a later request may name.
 
-A create by split and index that names no environment is kept until its first request names it: in this replica's
-memory only, for a minute. The SDK that needs it sends its next request at once, over the same connection pool. Its
-secrets must not go to the store.
+A create by split and index may name no environment. This replica then keeps it in memory for 60 s, until the session's
+first request names one. The SDK that needs this sends its next request immediately over the same connection pool.
+The store does not hold such creates, because they contain secrets.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ KEPT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """What a create asks for, with what its headers say."""
+    """Body and headers of a create."""
 
     environment: Environment | None
-    """None: its first request names it."""
+    """Requested environment. None: the session's first request names it."""
     body: CreateSession
     secrets: Mapping[str, str] = field(repr=False)
     policy: str
-    """The trainer's tag of the policy that is to play."""
+    """The trainer's tag of the policy that plays the episode."""
     group: Group | None
-    """The openings that the session begins together with."""
+    """Group of openings that start together."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for identical creates. It covers all secrets as they came."""
+        """Hash that is equal for identical creates. It covers all secrets as received."""
         text = json.dumps([self.body.model_dump(exclude={"secrets"}), sorted(self.secrets.items())], sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def task(self) -> TaskRequest:
-        """The task that it asks for."""
+        """The requested task."""
         body = self.body
         return TaskRequest(spec=body.task_spec, split=body.split, index=body.index, passes_unknown=True)
 
 
 @dataclass(slots=True, eq=False)
 class PendingCreate:
-    """A create that waits for its environment's name."""
+    """A create that waits for the name of its environment."""
 
     create: Create
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the request that opens the session."""
+    """Lock that the request holds while it opens the session."""
     added_at: float = field(default_factory=time.monotonic)
 
 
 class PendingCreates:
-    """The creates that wait for their environment's name, oldest first."""
+    """Creates that wait for the name of their environment, oldest first."""
 
     def __init__(self, *, lookup: TaskLookup, catalog: Catalog) -> None:
         self._lookup = lookup
@@ -79,12 +79,12 @@ class PendingCreates:
         self._creates: OrderedDict[tuple[Owner, str], PendingCreate] = OrderedDict()
 
     async def add(self, owner: Owner, sid: str, create: Create) -> None:
-        """Keep *create*. An identical one may be there already.
+        """Keep *create*, unless an identical create already waits.
 
         Raises:
-            UnknownTask: No environment has its split or index.
-            SessionExists: Another create of this id waits.
-            PoolExhausted: Too many wait.
+            UnknownTask: No environment has the split or index.
+            SessionExists: A different create of this id waits.
+            PoolExhausted: Too many creates wait.
         """
         await self._lookup.sure(lambda: self._refuse_unknown(create))
         known = self.get(owner, sid)
@@ -97,31 +97,31 @@ class PendingCreates:
         self._creates[owner, sid] = PendingCreate(create)
 
     def get(self, owner: Owner, sid: str) -> PendingCreate | None:
-        """Return the create of this id, if one waits."""
+        """Return the waiting create of this id, if any, after dropping expired creates."""
         limit = time.monotonic() - KEPT_S
         while self._creates and next(iter(self._creates.values())).added_at < limit:
             self._creates.popitem(last=False)
         return self._creates.get((owner, sid))
 
     def pop(self, owner: Owner, sid: str) -> PendingCreate | None:
-        """Take one away."""
+        """Remove and return the waiting create of this id, if any."""
         return self._creates.pop((owner, sid), None)
 
     def _refuse_unknown(self, create: Create) -> None:
-        """Refuse a split or index that no environment has, as far as that is known without a query to workers."""
+        """Refuse a split or index that no environment has, without a query to workers."""
         refusal: UnknownTask | None = None
         for environment in self._catalog:
             error = self._lookup.why_not(environment, create.body.split or "", create.body.index or 0)
             if error is None:
                 return
-            # "Invalid index" says more than "Invalid split": some environment has the split.
+            # Prefer "Invalid index" to "Invalid split": it shows that an environment has the split.
             refusal = error if refusal is None or type(error) is UnknownTask else refusal
         if refusal is not None:
             raise refusal
 
 
 class SessionCreator:
-    """Opens the sessions that creates ask for."""
+    """Opens the sessions of creates."""
 
     def __init__(
         self,
@@ -137,14 +137,15 @@ class SessionCreator:
         self._catalog = catalog
         self._strip_platform_keys = strip_platform_keys
         self.binds_late = lazy_binding and len(catalog) > 1
-        """Whether a create's first request may name its environment."""
+        """True if a session's first request may name the environment of its create."""
         self._pending = PendingCreates(lookup=resolver.lookup, catalog=catalog) if self.binds_late else None
 
     def read(self, body: CreateSession, scope: Scope, usual: Environment) -> Create:
-        """Read what a create asks for. *usual* is the environment of one that names none.
+        """Read body and headers of a create. *usual* serves a create that names no environment and is not bound later.
 
         Raises:
-            UnknownEnvironment, InvalidRequest
+            UnknownEnvironment: There is no environment of that name.
+            InvalidRequest: A header is invalid.
         """
         environment: Environment | None
         if body.env_name is not None:
@@ -164,13 +165,13 @@ class SessionCreator:
         )
 
     async def resolve(self, create: Create) -> tuple[SessionSetup, str]:
-        """Find the task of a create; returns what the worker gets and the task's name for people.
+        """Find the task of a create. Return the setup for the worker and the task's readable name.
 
-        The caller gives back a curriculum's group membership in it unless a session is opened with it.
+        If no session is opened with the setup, the caller must release its curriculum group membership.
 
         Raises:
-            UnknownTask: There is no such split, or index in it.
-            InvalidRequest: The create asks for a toolset, which only standard ORS servers have.
+            UnknownTask: The split or the index does not exist.
+            InvalidRequest: The create requests a toolset, and the environment is not a standard ORS server.
         """
         body, environment = create.body, create.environment
         assert environment is not None
@@ -199,7 +200,7 @@ class SessionCreator:
     async def open(
         self, owner: Owner, sid: str, create: Create, setup: SessionSetup, task: str, trainer: Attended | None = None
     ) -> None:
-        """Open the session of a create; nothing is left of it if its *trainer* has left."""
+        """Open the session of a create. If *trainer* disconnected meanwhile, close it again and raise ``HungUp``."""
         assert create.environment is not None
         async with self._resolver.admitted(create.environment, setup):
             await self._sessions.open(
@@ -217,26 +218,26 @@ class SessionCreator:
                 raise HungUp
 
     async def keep(self, owner: Owner, sid: str, create: Create) -> None:
-        """Keep a create that names no environment; see `PendingCreates.add`."""
+        """Keep a create that names no environment. Raises like `PendingCreates.add`."""
         if self._pending is not None:
             await self._pending.add(owner, sid, create)
 
     def is_kept(self, owner: Owner, sid: str) -> bool:
-        """Return True if the create of this id waits for its environment's name."""
+        """Return True if the create of this id waits for the name of its environment."""
         return self._pending is not None and self._pending.get(owner, sid) is not None
 
     async def bind(self, owner: Owner, sid: str, environment: Environment) -> None:
-        """Open a session whose create named no environment, now that its first request does."""
+        """Open the session of a waiting create in *environment*, which the session's first request names."""
         pending = self._pending.get(owner, sid) if self._pending is not None else None
         if pending is None or self._pending is None:
             return
         async with pending.lock:
             if self._pending.get(owner, sid) is not pending:
-                return  # another request has bound it meanwhile
+                return  # another request opened the session meanwhile
             create = replace(pending.create, environment=environment)
             await self.open(owner, sid, create, *await self.resolve(create))
             self._pending.pop(owner, sid)
 
     def drop(self, owner: Owner, sid: str) -> bool:
-        """Drop the create of this id; returns False if none waited."""
+        """Drop the create of this id. Return False if no create waits."""
         return self._pending is not None and self._pending.pop(owner, sid) is not None

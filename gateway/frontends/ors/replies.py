@@ -1,4 +1,4 @@
-"""Answers of the ORS frontend that end a request, and worker failures in words after which no SDK runs a step again."""
+"""Error responses of the ORS frontend. After a worker failure, they keep the SDKs from running a step twice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gateway.core.errors import AuthorFault, UpstreamError, UpstreamGone
 from gateway.frontends.errors import marks, told
 
 ONCE: Final = frozenset(("call", "score_group"))
-"""Operations that must not be repeated, and so never answer with a status >= 500."""
+"""Operations that must not run twice. SDKs retry a status >= 500, so a failure that may have run gets 410."""
 
 
 class OrsError(Exception):
-    """Ends a request with this answer."""
+    """Ends a request with an error response."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class OrsError(Exception):
         *,
         beside: Mapping[str, str] | None = None,
     ) -> None:
-        """*extra* are headers; *beside* stands in the body with ``detail``."""
+        """*extra* are headers. *beside* adds fields to the body next to ``detail``."""
         super().__init__(detail)
         self.status = status
         self.body = {"detail": detail, **(beside or {})}
@@ -31,9 +31,9 @@ class OrsError(Exception):
 
 
 def as_order(error: UpstreamError, name: str) -> Exception:
-    """Say a worker's failure so that no SDK runs the step again.
+    """Return the error to raise for a worker's failure in operation *name*, so that no SDK runs a step twice.
 
-    Only where no byte had gone out it is 503: nothing ran, and the SDKs may come again.
+    Steps get 410. The exception is 503 if no byte of the request was sent: nothing ran, and the SDKs may retry.
     """
     if name not in ONCE:
         return error

@@ -1,4 +1,4 @@
-"""Reading ``environment.toml``: what is refused, and that each refusal names file, line and reason."""
+"""Reading ``environment.toml``: the files that are refused, each with file, line and reason."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ directory = "tasks/math"
 
 
 def written(root: Path, text: str | bytes, folder: str = "math") -> Path:
-    """Write an environment's file where a catalog has it."""
+    """Write an environment's file into the folder of a catalog."""
     path = root / "env_images" / folder / "environment.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -102,7 +102,7 @@ def written(root: Path, text: str | bytes, folder: str = "math") -> Path:
 
 
 def complaint(path: Path) -> str:
-    """Why the file at *path* is refused, without the path's folder."""
+    """Return the reason why the file at *path* is refused, without the path's folder."""
     with pytest.raises(ConfigError) as refusal:
         read_environment(path)
     return refusal.value.detail.replace(f"{path.parent}/", "")
@@ -123,7 +123,7 @@ def test_two_lines_are_an_environment_with_the_documented_defaults(tmp_path: Pat
     assert read_environment(written(tmp_path, GOOD)).timeouts.idle_s == 300
 
 
-def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:
+def test_every_key_sets_its_field(tmp_path: Path) -> None:
     (tmp_path / "tasks" / "math").mkdir(parents=True)
     (tmp_path / "tasks" / "math" / "extra.jsonl").touch()
 
@@ -158,7 +158,7 @@ def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:
     assert environment.worker_name == "mathenv"
 
 
-def test_the_split_that_areal_serves_has_to_be_there(tmp_path: Path) -> None:
+def test_the_split_that_areal_serves_must_exist(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "test.jsonl").touch()
     tasks = '[tasks]\ndirectory = "tasks"\n'
@@ -172,7 +172,7 @@ def test_the_split_that_areal_serves_has_to_be_there(tmp_path: Path) -> None:
     assert (served.areal.split, by_default.areal) == ("test", Areal())
 
 
-def test_an_environment_of_sandboxes_may_bound_them_and_have_a_network(tmp_path: Path) -> None:
+def test_a_sandboxed_environment_may_set_sandbox_limits_and_a_network(tmp_path: Path) -> None:
     limits = "memory_mib = 256\npids = 64\ndisk_mib = 32\ncpu_s = 60"
     text = f'{SANDBOX}[sandbox]\n{limits}\n[loosened]\nnetwork = "mirrors"\n'
 
@@ -206,67 +206,77 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "where", "reason"),
     [
-        pytest.param(GOOD + 'colour = "red"\n', "3: colour", "Extra inputs", id="unknown key"),
-        pytest.param(GOOD + "[pool]\nsolts = 3\n", "4: pool.solts", "Extra inputs", id="unknown key in a table"),
-        pytest.param(GOOD + "[areal]\nmax_turns = 0\n", "4: areal.max_turns", "greater than", id="no turns"),
+        pytest.param(GOOD + 'colour = "red"\n', "3: colour", "there is no such key", id="unknown key"),
+        pytest.param(
+            GOOD + "[pool]\nsolts = 3\n", "4: pool.solts", "there is no such key", id="unknown key in a table"
+        ),
+        pytest.param(GOOD + "[areal]\nmax_turns = 0\n", "4: areal.max_turns", "at least", id="no turns"),
         pytest.param(
             GOOD + '[areal]\nobservation_type = "sound"\n',
             "4: areal.observation_type",
             "'text'",
             id="unknown observation",
         ),
-        pytest.param(GOOD + "[gpu]\nany = 1\n", "3: gpu", "Extra inputs", id="unknown table"),
-        pytest.param('image = "x"\n', "1: name", "Field required", id="missing name"),
+        pytest.param(GOOD + "[gpu]\nany = 1\n", "3: gpu", "there is no such key", id="unknown table"),
+        pytest.param('image = "x"\n', "1: name", "it is required", id="missing name"),
         pytest.param('# why\n\nname = "math"\ncommand = []\n', "1: image", "name an image", id="missing image"),
-        pytest.param(GOOD + '[tasks]\nmodule = "a b"\n', "4: tasks.module", "match pattern", id="not a module's name"),
-        pytest.param(GOOD + '[tasks]\nfolder = "../x"\n', "4: tasks.folder", "match pattern", id="not a folder's name"),
+        pytest.param(GOOD + '[tasks]\nmodule = "a b"\n', "4: tasks.module", "must match", id="not a module's name"),
+        pytest.param(GOOD + '[tasks]\nfolder = "../x"\n', "4: tasks.folder", "must match", id="not a folder's name"),
         pytest.param('name = "math"\nimage = ""\ncommand = []\n', "2: image", "name an image", id="empty image"),
-        pytest.param('name = 3\nimage = "x"\n', "1: name", "valid string", id="wrong type"),
-        pytest.param(GOOD + '[pool]\nslots = "many"\n', "4: pool.slots", "valid integer", id="wrong type in a table"),
-        pytest.param(GOOD + "[pool]\nslots = 1.5\n", "4: pool.slots", "valid integer", id="a fraction of a slot"),
-        pytest.param(GOOD + "[pool]\nslots = 0\n", "4: pool.slots", "greater than or equal to 1", id="no slots"),
-        pytest.param(GOOD + "[pool]\nmax_workers = 0\n", "4: pool.max_workers", "greater", id="no workers"),
-        pytest.param(GOOD + "[pool]\nmin_workers = -1\n", "4: pool.min_workers", "greater", id="less than no workers"),
-        pytest.param(GOOD + "[limits]\nmemory_mib = 8\n", "4: limits.memory_mib", "greater", id="no memory"),
-        pytest.param(GOOD + "[limits]\ncpus = 0\n", "4: limits.cpus", "greater than 0", id="no processor"),
-        pytest.param(GOOD + "[limits]\ngpus = -1\n", "4: limits.gpus: ", "greater than or equal to 0", id="no GPUs"),
-        pytest.param(GOOD + '[limits]\ngpus = "some"\n', "4: limits.gpus: ", "valid integer", id="GPUs by a word"),
-        pytest.param(GOOD + '[limits]\ngpu_ids = ["a b"]\n', "4: limits.gpu_ids", "pattern", id="no GPU's name"),
+        pytest.param('name = 3\nimage = "x"\n', "1: name", "a text", id="wrong type"),
+        pytest.param(GOOD + '[pool]\nslots = "many"\n', "4: pool.slots", "an integer", id="wrong type in a table"),
+        pytest.param(GOOD + "[pool]\nslots = 1.5\n", "4: pool.slots", "an integer", id="a fraction of a slot"),
+        pytest.param(GOOD + "[pool]\nslots = 0\n", "4: pool.slots", "at least 1, not 0", id="no slots"),
+        pytest.param(GOOD + "[pool]\nmax_workers = 0\n", "4: pool.max_workers", "at least", id="no workers"),
+        pytest.param(
+            GOOD + "[pool]\nmin_workers = -1\n", "4: pool.min_workers", "at least", id="a negative number of workers"
+        ),
+        pytest.param(GOOD + "[limits]\nmemory_mib = 8\n", "4: limits.memory_mib", "at least", id="no memory"),
+        pytest.param(GOOD + "[limits]\ncpus = 0\n", "4: limits.cpus", "greater than 0", id="no CPU"),
+        pytest.param(
+            GOOD + "[limits]\ngpus = -1\n", "4: limits.gpus: ", "at least 0, not -1", id="a negative number of GPUs"
+        ),
+        pytest.param(GOOD + '[limits]\ngpus = "some"\n', "4: limits.gpus: ", "an integer", id="GPUs by a word"),
+        pytest.param(GOOD + '[limits]\ngpu_ids = ["a b"]\n', "4: limits.gpu_ids", "must match", id="an invalid GPU id"),
         pytest.param(GOOD + '[limits]\ngpu_ids = ["0", "0"]\n', "4: limits.gpu_ids", "twice", id="a GPU twice"),
         pytest.param(
             GOOD + '[limits]\ngpus = 1\ngpu_ids = ["0"]\n', "5: limits.gpu_ids", "either gpus", id="GPUs in two ways"
         ),
-        pytest.param(GOOD + "[pool]\nwarm = -1\n", "4: pool.warm", "greater", id="less than nothing warm"),
+        pytest.param(GOOD + "[pool]\nwarm = -1\n", "4: pool.warm", "at least", id="a negative number of warm slots"),
         pytest.param(
             GOOD + "[pool]\nslots = 2\nmax_workers = 3\nwarm = 7\n",
             "6: pool.warm",
             "max_workers = 3 hold, with 2 sessions each",
-            id="more warm than there may be",
+            id="more warm slots than the workers hold",
         ),
         pytest.param(
             GOOD + "[pool]\nslots = 9\nmax_uses = 1\nmax_workers = 3\nwarm = 4\n",
             "7: pool.warm",
             "with 1 session each",
-            id="more warm than uses",
+            id="more warm slots than uses",
         ),
         pytest.param(
             GOOD + "[pool]\npause_idle_s = 60\n",
             "4: pool.pause_idle_s",
             "stopped after idle_worker_s = 60",
-            id="a pause that never comes",
+            id="a pause after the worker is stopped",
         ),
-        pytest.param(GOOD + "[pool]\npause_idle_s = -1\n", "4: pool.pause_idle_s", "greater", id="a negative pause"),
-        pytest.param(GOOD + "[limits]\ncpus = nan\n", "4: limits.cpus", "", id="a processor that is no number"),
-        pytest.param(GOOD + "[timeouts]\nidle_s = 0\n", "4: timeouts.idle_s", "greater than 0", id="no time"),
-        pytest.param(GOOD + "[timeouts]\nopen_s = inf\n", "4: timeouts.open_s", "finite", id="a wait without an end"),
-        pytest.param(GOOD + "[limits]\ncpus = inf\n", "4: limits.cpus", "finite", id="processors without end"),
-        pytest.param(GOOD + '[loosened]\nuser = "root"\n', "4: loosened.user", "match pattern", id="a user by name"),
-        pytest.param(GOOD + '[loosened]\nnetwork = "a b"\n', "4: loosened.network", "match pattern", id="odd network"),
+        pytest.param(GOOD + "[pool]\npause_idle_s = -1\n", "4: pool.pause_idle_s", "at least", id="a negative pause"),
+        pytest.param(GOOD + "[limits]\ncpus = nan\n", "4: limits.cpus", "", id="NaN as the number of CPUs"),
+        pytest.param(GOOD + "[timeouts]\nidle_s = 0\n", "4: timeouts.idle_s", "greater than 0", id="a timeout of 0"),
+        pytest.param(GOOD + "[timeouts]\nopen_s = inf\n", "4: timeouts.open_s", "finite", id="an infinite timeout"),
+        pytest.param(GOOD + "[limits]\ncpus = inf\n", "4: limits.cpus", "finite", id="an infinite number of CPUs"),
+        pytest.param(GOOD + '[loosened]\nuser = "root"\n', "4: loosened.user", "must match", id="a user by name"),
+        pytest.param(
+            GOOD + '[loosened]\nnetwork = "a b"\n', "4: loosened.network", "must match", id="an invalid network name"
+        ),
         pytest.param(GOOD + 'protocol = "smtp"\n', "3: protocol", "'ors', 'openenv' or 'areal'", id="unknown protocol"),
         pytest.param(GOOD + 'protocol = "openenv"\n', "3: protocol", "needs [server] port", id="no port"),
-        pytest.param(GOOD + "[sandbox]\npids = 64\n", "3: sandbox", "only for isolation", id="limits of no sandbox"),
-        pytest.param(SANDBOX + "[sandbox]\npids = 0\n", "5: sandbox.pids", "greater than", id="no processes"),
-        pytest.param(SANDBOX + "[sandbox]\nmemory_mib = 1\n", "5: sandbox.memory_mib", "greater", id="tiny sandbox"),
+        pytest.param(
+            GOOD + "[sandbox]\npids = 64\n", "3: sandbox", "only for isolation", id="sandbox limits without a sandbox"
+        ),
+        pytest.param(SANDBOX + "[sandbox]\npids = 0\n", "5: sandbox.pids", "at least", id="no processes"),
+        pytest.param(SANDBOX + "[sandbox]\nmemory_mib = 1\n", "5: sandbox.memory_mib", "at least", id="tiny sandbox"),
         *(
             pytest.param(f"{SANDBOX}[loosened]\n{line}\n", "4: loosened", "only network is free", id=f"sandbox, {line}")
             for line in ('user = "0:0"', "writable_root = true", 'capabilities = ["SETUID"]')
@@ -275,7 +285,7 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
             GOOD + "[pool]\nmax_workers = 2\nmin_workers = 3\n",
             "5: pool.min_workers",
             "more than max_workers",
-            id="least above most",
+            id="min_workers above max_workers",
         ),
         pytest.param(
             GOOD + 'isolation = "exclusive"\n[pool]\nslots = 2\nmax_uses = 1\n',
@@ -284,24 +294,40 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
             id="exclusive with two slots",
         ),
         pytest.param(
-            GOOD + 'isolation = "exclusive"\n[pool]\nslots = 1\n', "3: isolation", "max_uses = 1", id="exclusive twice"
+            GOOD + 'isolation = "exclusive"\n[pool]\nslots = 1\n',
+            "3: isolation",
+            "max_uses = 1",
+            id="exclusive with many uses",
         ),
-        pytest.param(GOOD + '[tasks]\ndirectory = "nosuch"\n', "4: tasks.directory", "no such folder", id="no tasks"),
         pytest.param(
-            GOOD + '[variables]\nENVSERVER_PORT = "1"\n', "4: variables.ENVSERVER_PORT", "own variable", id="ours"
+            GOOD + '[tasks]\ndirectory = "nosuch"\n',
+            "4: tasks.directory",
+            "no such folder",
+            id="a missing tasks folder",
         ),
-        pytest.param(GOOD + '[variables]\n"A B" = "1"\n', "variables.A B", "own variable", id="no variable's name"),
-        pytest.param(GOOD + '[variables]\n"A=B" = "1"\n', "variables.A=B", "own variable", id="a name with a sign"),
         pytest.param(
-            GOOD + "[variables]\nA = 1\n", "4: variables.A", "valid string", id="a variable that is no string"
+            GOOD + '[variables]\nENVSERVER_PORT = "1"\n',
+            "4: variables.ENVSERVER_PORT",
+            "own variable",
+            id="a variable of the gateway",
         ),
+        pytest.param(
+            GOOD + '[variables]\n"A B" = "1"\n', "variables.A B", "own variable", id="an invalid variable name"
+        ),
+        pytest.param(
+            GOOD + '[variables]\n"A=B" = "1"\n',
+            "variables.A=B",
+            "own variable",
+            id="a variable name with an equals sign",
+        ),
+        pytest.param(GOOD + "[variables]\nA = 1\n", "4: variables.A", "a text", id="a variable that is not a string"),
         pytest.param('name = "math\nimage = "x"\n', "1: ", "at line 1", id="syntax error"),
-        pytest.param(GOOD + "pool = \n", "3: ", "Invalid value", id="a value that is missing"),
-        pytest.param('name = "a"\nname = "b"\n', "2: ", "overwrite", id="a key that stands twice"),
-        pytest.param('name = """math\n\nimage', "3: ", "end of", id="a text that does not end"),
+        pytest.param(GOOD + "pool = \n", "3: ", "Invalid value", id="a missing value"),
+        pytest.param('name = "a"\nname = "b"\n', "2: ", "overwrite", id="a duplicate key"),
+        pytest.param('name = """math\n\nimage', "3: ", "end of", id="an unterminated string"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, where: str, reason: str) -> None:
+def test_an_error_in_a_file_is_reported_with_its_line(tmp_path: Path, text: str, where: str, reason: str) -> None:
     said = complaint(written(tmp_path, text))
 
     assert said.startswith("environment.toml:")
@@ -310,21 +336,21 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, where: s
 
 
 @pytest.mark.parametrize("name", ["Math", "1math", "-math", "ma th", "math/x", "", "m" * 64, "é"])
-def test_a_name_is_short_and_fit_for_a_path(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_long_or_not_fit_for_a_path_is_refused(tmp_path: Path, name: str) -> None:
     said = complaint(written(tmp_path, f'image = "x"\nname = "{name}"\n'))
 
     assert said.startswith("environment.toml:2: name: ")
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_no_environment_bears_the_name_of_a_route_or_operation(tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_route_or_operation_is_refused(tmp_path: Path, name: str) -> None:
     said = complaint(written(tmp_path, f'image = "x"\nname = "{name}"\n'))
 
     assert said.startswith("environment.toml:2: name: ")
     assert "reserved" in said or not name.isidentifier()
 
 
-def test_the_reserved_names_are_those_of_the_protocol_and_of_our_own_routes() -> None:
+def test_the_reserved_names_are_those_of_the_protocol_and_of_the_gateways_own_routes() -> None:
     protocol = (
         "health version ping list_environments create delete create_session delete_session docs redoc openapi.json"
     )
@@ -336,23 +362,23 @@ def test_the_reserved_names_are_those_of_the_protocol_and_of_our_own_routes() ->
     assert set(ours.split()) == GATEWAY_SEGMENTS
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_together(tmp_path: Path) -> None:
     said = complaint(written(tmp_path, 'name = "math"\nimage = 3\n[pool]\nslots = 0\n')).splitlines()
 
     assert [line.split(" ")[0] for line in said] == ["environment.toml:2:", "environment.toml:4:"]
 
 
-def test_a_file_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "not UTF-8" in complaint(written(tmp_path, b'name = "\xff"\n'))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert complaint(tmp_path / "environment.toml") == "environment.toml: No such file or directory"
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a?b", "math\\r\\nx: y", "é"])
-def test_a_name_towards_workers_is_fit_for_a_path(tmp_path: Path, name: str) -> None:
-    # It goes into the request line as it is.
+def test_an_upstream_name_that_is_not_fit_for_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    # The gateway writes the name into the request line unchanged.
     assert "upstream_name" in complaint(written(tmp_path, GOOD + f'upstream_name = "{name}"\n'))
 
 
@@ -415,7 +441,7 @@ def test_all_environments_of_the_folder_are_served_by_name(tmp_path: Path) -> No
     assert (catalog.default.name, len(catalog)) == ("alpha", 2)
 
 
-def test_those_that_are_named_are_served_in_that_order(tmp_path: Path) -> None:
+def test_only_the_named_environments_are_served_in_the_given_order(tmp_path: Path) -> None:
     catalog = catalog_of(tmp_path, "alpha", "beta", "zeta", names=("zeta", "alpha"))
 
     assert [environment.name for environment in catalog] == ["zeta", "alpha"]
@@ -444,7 +470,7 @@ def test_names_are_matched_without_regard_to_case(tmp_path: Path) -> None:
         ({"names": ("alpha", "alpha")}, "two environments have the same name"),
     ],
 )
-def test_a_choice_that_cannot_be_met_is_told(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_an_invalid_choice_of_environments_is_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         catalog_of(tmp_path, "alpha", **options)
 
@@ -487,7 +513,7 @@ def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
         catalog_of(tmp_path, "math")
 
 
-def test_a_folder_that_is_missing_or_empty_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         load_catalog(tmp_path / "nosuch")
     with pytest.raises(ConfigError, match=r"no \*/environment.toml"):
@@ -500,7 +526,7 @@ def test_a_folder_that_is_missing_or_empty_is_told(tmp_path: Path) -> None:
 
 BASE = Environment(name=EnvironmentName("math"), image="one", directory=Path("/a"), command=("python3", "server.py"))
 OTHER_LIMITS: dict[str, Any] = {"gpu_ids": ("GPU-1",)}
-"""Those that are no numbers."""
+"""Values for the limits that are not numbers."""
 WORKERS_ARE_MADE_ANEW = {
     "name": replace(BASE, name=EnvironmentName("sums")),
     "image": replace(BASE, image="two"),
@@ -563,16 +589,16 @@ def test_the_two_tables_name_every_field() -> None:
 
 
 @pytest.mark.parametrize("changed", WORKERS_ARE_MADE_ANEW.values(), ids=WORKERS_ARE_MADE_ANEW.keys())
-def test_what_a_worker_is_made_from_changes_the_digest(changed: Environment) -> None:
+def test_a_change_that_needs_new_workers_changes_the_digest(changed: Environment) -> None:
     assert changed.digest() != BASE.digest()
 
 
 @pytest.mark.parametrize("changed", WORKERS_STAY.values(), ids=WORKERS_STAY.keys())
-def test_what_needs_no_new_workers_leaves_the_digest(changed: Environment) -> None:
+def test_a_change_that_needs_no_new_workers_keeps_the_digest(changed: Environment) -> None:
     assert changed.digest() == BASE.digest()
 
 
-def test_the_digest_is_the_same_in_every_process_and_whatever_the_order_of_variables() -> None:
+def test_the_digest_does_not_depend_on_the_order_of_variables() -> None:
     one = replace(BASE, variables={"A": "1", "B": "2"})
     other = replace(BASE, variables={"B": "2", "A": "1"})
 
@@ -581,17 +607,17 @@ def test_the_digest_is_the_same_in_every_process_and_whatever_the_order_of_varia
     assert len(BASE.digest()) == 16
 
 
-# -- for people -----------------------------------------------------------------------------------------------------
+# -- the output of a check ------------------------------------------------------------------------------------------
 
 
-def test_what_is_loosened_is_named_word_by_word() -> None:
+def test_each_relaxation_is_listed_by_name() -> None:
     everything = Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("A", "B"))
 
     assert Relaxations().words() == ()
     assert everything.words() == ("user=0:0", "writable root", "network=bridge", "capability A", "capability B")
 
 
-def test_a_check_shows_what_an_environment_is() -> None:
+def test_a_check_shows_the_settings_of_an_environment() -> None:
     shown = describe(replace(BASE, loosened=Relaxations(user="0:0")))
 
     assert shown == {
@@ -607,7 +633,7 @@ def test_a_check_shows_what_an_environment_is() -> None:
     }
 
 
-def test_a_check_shows_what_is_kept_warm_what_is_paused_and_the_gpus() -> None:
+def test_a_check_shows_warm_slots_pauses_and_gpus() -> None:
     pool = PoolPolicy(slots=2, warm=3, pause_idle_s=30)
     one = describe(replace(BASE, pool=pool, limits=Limits(cpus=2.5, gpus=1)))
     every = describe(replace(BASE, limits=Limits(gpus=ALL_GPUS)))
@@ -621,7 +647,7 @@ def test_a_check_shows_what_is_kept_warm_what_is_paused_and_the_gpus() -> None:
     assert other["resources"] == "not ours"
 
 
-def test_task_modules_are_told_among_what_is_loosened() -> None:
+def test_task_modules_are_listed_among_the_relaxations() -> None:
     shown = describe(replace(BASE, custom_tasks=CustomTasks(module="custom_tasks.mine", folder="math")))
 
     assert shown["loosened"] == ["task modules custom_tasks.mine of folder math"]

@@ -1,4 +1,4 @@
-"""Splits with resources of their own, and a catalog that changes: who finds what by which name."""
+"""Splits with their own resources, and lookups by name in a catalog that changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def complaint(tmp_path: Path, text: str) -> str:
 # -- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_a_split_has_a_pool_and_limits_of_its_own_and_all_else_of_its_environment(tmp_path: Path) -> None:
+def test_a_split_has_its_own_pool_and_limits_and_inherits_the_rest(tmp_path: Path) -> None:
     environment = read(tmp_path, HARD + '[variables]\nMODE = "strict"\n')
 
     hard = environment.splits["hard"]
@@ -54,7 +54,7 @@ def test_a_split_has_a_pool_and_limits_of_its_own_and_all_else_of_its_environmen
     assert "train" not in environment.splits
 
 
-def test_a_split_that_says_nothing_has_the_same_resources_in_workers_of_its_own(tmp_path: Path) -> None:
+def test_a_split_without_keys_has_the_same_resources_in_its_own_workers(tmp_path: Path) -> None:
     environment = read(tmp_path, BASE + "[splits.hard]\n")
 
     hard = environment.splits["hard"]
@@ -67,14 +67,14 @@ def test_a_split_that_says_nothing_has_the_same_resources_in_workers_of_its_own(
     ("limits", "split", "gpus", "gpu_ids"),
     [
         pytest.param("gpus = 1", "", 1, (), id="the environment's"),
-        pytest.param("gpus = 1", "gpus = 0", 0, (), id="none"),
-        pytest.param("gpus = 1", 'gpus = "all"', ALL_GPUS, (), id="all"),
-        pytest.param("gpus = 1", 'gpu_ids = ["0", "1"]', 0, ("0", "1"), id="certain ones instead of a number"),
-        pytest.param('gpu_ids = ["0"]', "gpus = 2", 2, (), id="a number instead of certain ones"),
-        pytest.param('gpu_ids = ["0"]', "gpu_ids = []", 0, (), id="none of the certain ones"),
+        pytest.param("gpus = 1", "gpus = 0", 0, (), id="no GPUs"),
+        pytest.param("gpus = 1", 'gpus = "all"', ALL_GPUS, (), id="all GPUs"),
+        pytest.param("gpus = 1", 'gpu_ids = ["0", "1"]', 0, ("0", "1"), id="GPU ids instead of a number"),
+        pytest.param('gpu_ids = ["0"]', "gpus = 2", 2, (), id="a number instead of GPU ids"),
+        pytest.param('gpu_ids = ["0"]', "gpu_ids = []", 0, (), id="an empty list of GPU ids"),
     ],
 )
-def test_gpus_of_a_split_take_the_place_of_its_environments(
+def test_the_gpus_of_a_split_replace_those_of_its_environment(
     tmp_path: Path, limits: str, split: str, gpus: int, gpu_ids: tuple[str, ...]
 ) -> None:
     found = read(tmp_path, f"{HEAD}[limits]\n{limits}\n[splits.hard]\n{split}\n").splits["hard"].limits
@@ -89,10 +89,15 @@ def test_gpus_of_a_split_take_the_place_of_its_environments(
         pytest.param('[splits."a.b"]\n', "splits.a.b", "[a-z0-9]", id="a dot"),
         pytest.param("[splits.-a]\n", "3: splits.-a", "[a-z0-9]", id="a dash first"),
         pytest.param(f"[splits.{'a' * 64}]\n", "3: splits.a", "63 characters", id="too long"),
-        pytest.param("[splits.hard]\nslots = 3\n", "4: splits.hard.slots", "Extra inputs", id="what no split has"),
-        pytest.param("[splits.hard]\ncpus = 0\n", "4: splits.hard.cpus", "greater than 0", id="no processor"),
-        pytest.param("[splits.hard]\ngpus = -1\n", "4: splits.hard.gpus: ", "greater than", id="less than no GPU"),
-        pytest.param('[splits.hard]\ngpus = "x"\n', "4: splits.hard.gpus: ", "valid integer", id="GPUs by a word"),
+        pytest.param(
+            "[splits.hard]\nslots = 3\n",
+            "4: splits.hard.slots",
+            "there is no such key",
+            id="a key that splits do not have",
+        ),
+        pytest.param("[splits.hard]\ncpus = 0\n", "4: splits.hard.cpus", "greater than 0", id="no CPU"),
+        pytest.param("[splits.hard]\ngpus = -1\n", "4: splits.hard.gpus: ", "at least", id="a negative number of GPUs"),
+        pytest.param('[splits.hard]\ngpus = "x"\n', "4: splits.hard.gpus: ", "an integer", id="GPUs by a word"),
         pytest.param(
             '[splits.hard]\ngpus = 1\ngpu_ids = ["0"]\n', "5: splits.hard.gpu_ids", "either", id="GPUs in two ways"
         ),
@@ -100,7 +105,7 @@ def test_gpus_of_a_split_take_the_place_of_its_environments(
         pytest.param("[splits.hard]\nwarm = 65\n", "4: splits.hard.warm", "max_workers = 4 hold", id="too warm"),
     ],
 )
-def test_what_is_wrong_about_a_split_is_told_with_its_line(tmp_path: Path, split: str, where: str, reason: str) -> None:
+def test_an_error_in_a_split_is_reported_with_its_line(tmp_path: Path, split: str, where: str, reason: str) -> None:
     said = complaint(tmp_path, HEAD + split)
 
     assert where in said
@@ -151,7 +156,7 @@ def test_sessions_find_a_splits_environment_by_name_and_trainers_do_not(tmp_path
     assert [one.name for one in catalog.all()] == ["math", "math.hard", "game"]
 
 
-def test_no_split_is_the_default_environment(tmp_path: Path) -> None:
+def test_a_split_cannot_be_the_default_environment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'math\.hard' is not on offer"):
         Catalog([read(tmp_path, HARD)], "math.hard")
 
@@ -207,7 +212,7 @@ def test_a_split_that_loses_its_own_resources_is_known_while_its_sessions_may_li
     ending = catalog.named("math.hard")
 
     assert "hard" not in catalog.named("math").splits
-    assert ending.digest() == digest  # its workers are drained by nobody
+    assert ending.digest() == digest  # An unchanged digest keeps its workers from being drained.
     assert (ending.pool.min_workers, ending.pool.warm, ending.pool.idle_worker_s) == (0, 0, 0)
     assert [one.name for one in catalog.all()] == ["math", "math.hard"]
 
@@ -216,7 +221,7 @@ def test_a_split_that_loses_its_own_resources_is_known_while_its_sessions_may_li
     assert [one.name for one in catalog.all()] == ["math", "math.hard"]
 
 
-def test_what_is_withdrawn_is_asked_for_by_nobody_and_its_sessions_go_on(tmp_path: Path) -> None:
+def test_a_withdrawn_environment_is_not_offered_and_its_sessions_continue(tmp_path: Path) -> None:
     math = read(tmp_path, HARD)
     catalog = Catalog([GAME, math])
 
@@ -235,7 +240,7 @@ def test_what_is_withdrawn_is_asked_for_by_nobody_and_its_sessions_go_on(tmp_pat
     assert catalog.named("math").pool.min_workers == 0
 
 
-def test_an_environment_is_offered_again_as_it_is_now(tmp_path: Path) -> None:
+def test_a_withdrawn_environment_is_offered_again_in_its_new_form(tmp_path: Path) -> None:
     math = read(tmp_path, HARD)
     catalog = Catalog([GAME, math])
     catalog.withdraw("math")
@@ -257,7 +262,7 @@ def test_the_default_environment_is_not_withdrawn() -> None:
     assert catalog.default is GAME
 
 
-def test_a_walk_through_the_catalog_is_not_broken_by_a_change(tmp_path: Path) -> None:
+def test_a_change_during_an_iteration_does_not_disturb_the_iteration(tmp_path: Path) -> None:
     math = read(tmp_path, HARD)
     catalog = Catalog([GAME, math])
     seen = []

@@ -1,4 +1,4 @@
-"""Environments whose server somebody else made, or runs: what their ``environment.toml`` may say."""
+"""Environments with a third-party or external server: the keys that their ``environment.toml`` may have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(tmp_path: Path, text: str) -> Environment:
     return read_environment(path)
 
 
-def test_an_image_with_a_port_is_spoken_to_in_its_protocol(tmp_path: Path) -> None:
+def test_an_image_with_a_port_is_called_in_its_own_protocol(tmp_path: Path) -> None:
     environment = read(
         tmp_path,
         PORT
@@ -86,11 +86,11 @@ def test_other_servers_hold_many_sessions(tmp_path: Path, protocol: str) -> None
     assert (environment.pool.slots, environment.wire) == (16, UpstreamKind(protocol))
 
 
-def test_our_own_images_are_spoken_to_in_our_own_way(tmp_path: Path) -> None:
+def test_the_gateways_own_images_are_called_in_the_gateways_own_protocol(tmp_path: Path) -> None:
     assert read(tmp_path, 'name = "counter"\nimage = "x"\n').wire is UpstreamKind.OWN
 
 
-def test_a_command_runs_it_without_its_image(tmp_path: Path) -> None:
+def test_a_server_with_a_command_runs_without_its_image(tmp_path: Path) -> None:
     text = PORT.replace("[server]", 'command = ["uvicorn", "app:app", "--port", "{port}"]\n[server]')
 
     assert not read(tmp_path, text).needs_an_engine
@@ -116,23 +116,25 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
         (PORT.replace('image = "counter:1"\n', ""), "1: image", "name an image"),
         ('image = "x"\n' + STATIC, "1: image", "has no image"),
         (STATIC + "[pool]\nmax_workers = 2\n", "5: pool", "one worker"),
-        (STATIC.replace("http://10.0.0.7:8000/env", "ftp://h"), "4: server.url", "match pattern"),
+        (STATIC.replace("http://10.0.0.7:8000/env", "ftp://h"), "4: server.url", "must match"),
         (STATIC.replace("http://10.0.0.7:8000/env", "http://:80"), "4: server.url", "no host"),
         (STATIC + '[[volumes]]\nsource = "/a"\ntarget = "/a"\n', "5: volumes", "no volumes"),
-        (PORT.replace("openenv", "ors") + '[pool]\nslots = "learn"\n', "7: pool.slots", "only OpenEnv"),
+        (PORT.replace("openenv", "ors") + '[pool]\nslots = "learn"\n', "7: pool.slots", "OpenEnv servers"),
         (PORT.replace("openenv", "ors") + "[resets]\nseeds = 3\n", "6: resets", "only OpenEnv"),
         (PORT.replace("openenv", "ors") + "[timeouts]\nidle_s = 900\n", "7: timeouts.idle_s", "after 900 s"),
         ('isolation = "sandbox"\n' + PORT, "1: isolation", "our own environment server"),
         (PORT + '[tasks]\nmodule = "custom"\n', "7: tasks.module", "our own environment server"),
         ('name = "counter"\nimage = "x"\n[actions]\ntext_field = "a"\n', "3: actions", "other people's"),
-        (PORT + '[[volumes]]\nsource = "../a"\ntarget = "/a"\n', "source", "match pattern"),
-        (PORT + '[[volumes]]\nsource = "/a"\ntarget = "b"\n', "target", "match pattern"),
+        (PORT + '[[volumes]]\nsource = "../a"\ntarget = "/a"\n', "source", "must match"),
+        (PORT + '[[volumes]]\nsource = "/a"\ntarget = "b"\n', "target", "must match"),
         (PORT + 2 * '[[volumes]]\nsource = "/a"\ntarget = "/b"\n', "volumes", "same target"),
-        (PORT + 'ready = "health"\n', "6: server.ready", "match pattern"),
-        (PORT + "[resets]\nseeds = 0\n", "7: resets.seeds", "greater than or equal to 1"),
+        (PORT + 'ready = "health"\n', "6: server.ready", "must match"),
+        (PORT + "[resets]\nseeds = 0\n", "7: resets.seeds", "at least 1, not 0"),
     ],
 )
-def test_what_does_not_fit_together_is_told_with_its_line(tmp_path: Path, text: str, where: str, reason: str) -> None:
+def test_keys_that_contradict_each_other_are_reported_with_their_line(
+    tmp_path: Path, text: str, where: str, reason: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, text)
 

@@ -1,4 +1,4 @@
-"""What a server is, decided by what it answers; and how an image is run of which nothing is known."""
+"""Detection of a server's protocol from its answers, and trial runs of an unknown image."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NOWHERE = ProbeAnswer(404, b'{"detail":"Not Found"}')
 
 @dataclass
 class Scripted(Probe):
-    """A server that says what it is told to, and 404 to all else."""
+    """A server with scripted answers. It answers every other path with 404."""
 
     gets: Mapping[str, Any] = field(default_factory=dict)
     posts: Mapping[str, Any] = field(default_factory=dict)
     capacity: int = 0
-    """Sockets that it holds; 0: it has none."""
+    """Number of sockets that the server holds; 0 if it has no WebSocket."""
     first_frame: Mapping[str, Any] = field(default_factory=lambda: {"type": "state", "data": {}})
     reset_reply: Mapping[str, Any] = field(default_factory=lambda: {"type": "observation", "data": {"observation": {}}})
     open: int = 0
@@ -116,7 +116,7 @@ def properties(**given: Any) -> Mapping[str, Any]:
     return {"properties": {"metadata": {"type": "object"}, **given}, "required": list(given)}
 
 
-async def test_an_ors_server_is_asked_all_and_a_session_on_its_first_task_is_ended() -> None:
+async def test_an_ors_server_is_queried_fully_and_the_session_on_its_first_task_is_ended() -> None:
     server = ors()
 
     findings = await detect(server)
@@ -128,7 +128,7 @@ async def test_an_ors_server_is_asked_all_and_a_session_on_its_first_task_is_end
     assert server.asked.index("POST /create") < server.asked.index("POST /delete")
 
 
-async def test_a_session_that_fails_is_told_in_the_servers_words_and_ended() -> None:
+async def test_a_failed_session_is_reported_with_the_servers_message_and_ended() -> None:
     server = ors(gets={"/riddles/prompt": ProbeAnswer(500, b'{"detail":"KeyError: \'OPENAI_API_KEY\'"}')})
 
     findings = await detect(server)
@@ -138,7 +138,7 @@ async def test_a_session_that_fails_is_told_in_the_servers_words_and_ended() -> 
     assert "POST /delete" in server.asked
 
 
-async def test_a_server_with_a_terminal_tool_gives_texts_to_it() -> None:
+async def test_a_server_with_a_terminal_tool_needs_no_default_tool() -> None:
     server = ors(gets={"/riddles/tools": {"tools": [], "terminal_tool": {"name": "submit", "arg": "final"}}})
 
     findings = await detect(server)
@@ -146,7 +146,7 @@ async def test_a_server_with_a_terminal_tool_gives_texts_to_it() -> None:
     assert (findings.terminal, findings.default_tool, findings.text_field) == ("submit.final", "", "")
 
 
-async def test_a_server_without_tasks_has_no_session_of_trial() -> None:
+async def test_a_server_without_tasks_gets_no_trial_session() -> None:
     findings = await detect(ors(gets={"/riddles/splits": []}))
 
     assert findings.trouble == "it has no task to open a session with"
@@ -167,7 +167,7 @@ async def test_an_environment_that_is_not_served_is_refused() -> None:
         ({}, {}, "openenv-core 0.2.0"),
     ],
 )
-async def test_the_version_of_an_openenv_server_is_told_by_what_each_brought(
+async def test_the_version_of_an_openenv_server_is_recognized_by_its_features(
     gets: Mapping[str, Any], posts: Mapping[str, Any], version: str
 ) -> None:
     findings = await detect(openenv(action=properties(text=TEXT), gets=gets, posts=posts))
@@ -175,7 +175,7 @@ async def test_the_version_of_an_openenv_server_is_told_by_what_each_brought(
     assert (findings.protocol, findings.version) == (ServerProtocol.OPENENV, version)
 
 
-async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
+async def test_an_openenv_server_with_a_task_api_is_not_taken_for_an_ors_server() -> None:
     paths = (*OPENENV_PATHS, "/list_environments", "/{env_name}/splits")
     gets = {"/list_environments": ["x"], "/x/splits": [{"name": "train", "type": "train"}]}
     posts = {"/x/num_tasks": {"num_tasks": 3}}
@@ -187,13 +187,13 @@ async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
     assert findings.places
 
 
-async def test_without_its_http_reset_an_openenv_server_is_known_too() -> None:
+async def test_an_openenv_server_without_an_http_reset_is_recognized() -> None:
     findings = await detect(openenv(action=properties(text=TEXT), paths=("/health", "/metadata", "/schema", "/mcp")))
 
     assert findings.protocol is ServerProtocol.OPENENV
 
 
-async def test_a_server_of_openenv_0_1_is_refused_with_what_to_do() -> None:
+async def test_a_server_of_openenv_0_1_is_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"version 0\.1.*Build it on openenv-core 0\.2"):
         await detect(Scripted(gets={"/openapi.json": openapi("/reset", "/step", "/state", "/health")}))
 
@@ -212,7 +212,7 @@ async def test_sockets_are_opened_until_one_is_refused_and_all_are_closed(capaci
     assert (server.open, server.most_open) == (0, min(capacity + 1, 64))
 
 
-async def test_a_server_whose_places_are_taken_tells_how_many_it_has() -> None:
+async def test_a_full_server_reports_its_capacity() -> None:
     server = openenv(action=properties(text=TEXT), capacity=3)
     server.open = 3
     others = server.open
@@ -232,7 +232,7 @@ async def test_a_server_whose_places_are_taken_tells_how_many_it_has() -> None:
         ({"capacity": 0}, "no WebSocket"),
     ],
 )
-async def test_a_reset_that_fails_is_told_and_no_socket_stays_open(script: dict[str, Any], trouble: str) -> None:
+async def test_a_failed_reset_is_reported_and_no_socket_stays_open(script: dict[str, Any], trouble: str) -> None:
     server = openenv(action=properties(text=TEXT), **script)
 
     findings = await detect(server)
@@ -241,7 +241,7 @@ async def test_a_reset_that_fails_is_told_and_no_socket_stays_open(script: dict[
     assert server.open == 0
 
 
-async def test_a_state_that_cannot_be_told_before_a_reset_is_no_trouble() -> None:
+async def test_a_state_error_before_the_first_reset_is_not_reported() -> None:
     frame = {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "call reset first"}}
 
     findings = await detect(openenv(action=properties(text=TEXT), first_frame=frame))
@@ -249,14 +249,14 @@ async def test_a_state_that_cannot_be_told_before_a_reset_is_no_trouble() -> Non
     assert (findings.trouble, findings.capacity) == ("", Capacity(2, Finding.BY_SERVER))
 
 
-async def test_an_environment_on_mcp_of_an_old_version_tells_its_tools_on_a_socket() -> None:
+async def test_an_old_mcp_environment_lists_its_tools_on_a_socket() -> None:
     findings = await detect(openenv(action=properties(tool_name=TEXT, arguments={"type": "object"})))
 
     assert (findings.tools, findings.default_tool, findings.text_field) == (("say",), "say", "word")
 
 
 @pytest.mark.parametrize("prefix", ["/api", ""])
-async def test_an_areal_server_is_known_by_its_task_info(prefix: str) -> None:
+async def test_an_areal_server_is_recognized_by_its_task_info(prefix: str) -> None:
     info = {"name": "os", "num_samples": 12, "max_episode_length": 8, "observation_type": "text", "action_type": "x"}
     server = Scripted(
         gets={f"{prefix}/task/info": info, f"{prefix}/health": {}},
@@ -272,14 +272,14 @@ async def test_an_areal_server_is_known_by_its_task_info(prefix: str) -> None:
     assert server.asked[-1] == f"POST {prefix}/episode/cancel"
 
 
-async def test_samples_of_other_names_are_no_trouble_but_remarked() -> None:
+async def test_samples_with_unknown_names_add_a_remark_and_are_not_an_error() -> None:
     findings = await detect(Scripted(gets={"/api/task/info": {"name": "os", "action_type": ActionType.TEXT.value}}))
 
     assert findings.trouble == ""
     assert any("not counted from 0" in remark for remark in findings.remarks)
 
 
-async def test_what_is_none_of_them_is_refused_with_what_was_seen() -> None:
+async def test_an_unrecognized_server_is_refused_with_the_answers_it_gave() -> None:
     server = Scripted(gets={"/openapi.json": openapi("/predict"), "/health": ProbeAnswer(418, b"teapot")})
 
     with pytest.raises(NotRecognised, match=r"as no ORS, .* GET /health is 418 'teapot'.*/predict"):
@@ -302,11 +302,11 @@ async def test_what_is_none_of_them_is_refused_with_what_was_seen() -> None:
         ({"properties": [1], "required": 3}, ""),
     ],
 )
-def test_a_text_fills_the_one_field_that_it_can(schema: object, expected: str) -> None:
+def test_the_text_field_is_the_only_field_that_a_text_can_fill(schema: object, expected: str) -> None:
     assert text_field(schema) == expected
 
 
-def test_what_no_agent_fills_is_no_field_of_an_action() -> None:
+def test_the_metadata_of_an_action_is_not_a_field() -> None:
     assert fields(properties(op=TEXT)) == ("op",)
 
 
@@ -314,11 +314,11 @@ def test_what_no_agent_fills_is_no_field_of_an_action() -> None:
     ("text", "line"),
     [("a\nb\tc", "a b c"), ("a\x1b[31mred\x00", "a [31mred"), ("x" * 300, "x" * 199 + "…"), ("", "")],
 )
-def test_what_others_write_is_shown_on_one_line(text: str, line: str) -> None:
+def test_third_party_text_is_shown_on_one_line(text: str, line: str) -> None:
     assert one_line(text) == line
 
 
-async def test_a_proxy_that_says_not_yet_is_asked_again() -> None:
+async def test_a_proxy_that_answers_502_is_queried_again() -> None:
     class Slow(Scripted):
         async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
             self.asked.append(path)
@@ -331,7 +331,7 @@ async def test_a_proxy_that_says_not_yet_is_asked_again() -> None:
     assert len(server.asked) == 3
 
 
-async def test_a_wait_ends_with_what_happened_last_or_what_the_check_raises() -> None:
+async def test_a_wait_ends_with_its_last_error_or_the_error_of_the_check() -> None:
     class Down(Scripted):
         async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
             raise Unanswered("connection refused")
@@ -345,7 +345,7 @@ async def test_a_wait_ends_with_what_happened_last_or_what_the_check_raises() ->
         await until_up(Down(), timeout_s=30, check=died)
 
 
-def test_an_image_is_allowed_a_little_more_at_each_try_and_never_a_network() -> None:
+def test_each_trial_run_allows_a_little_more_but_never_a_network() -> None:
     steps = list(ladder(Image(ports=(), user="0:0")))
 
     assert steps == [
@@ -372,11 +372,11 @@ def test_the_ports_that_listen_are_read_from_the_kernels_table() -> None:
         ({}, (None, None)),
     ],
 )
-def test_memory_is_counted_without_files_that_could_be_dropped(
+def test_memory_use_excludes_the_inactive_file_cache(
     stats: Mapping[str, Any], use: tuple[int | None, int | None]
 ) -> None:
     assert use_of(stats) == Use(*use)
 
 
-def test_the_reason_of_a_failure_is_the_end_of_its_log() -> None:
+def test_the_reason_of_a_failure_is_the_last_line_of_its_log() -> None:
     assert last_line("x died at once\nTraceback\nOSError: read-only\n\n") == "OSError: read-only"

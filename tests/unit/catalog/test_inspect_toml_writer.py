@@ -1,4 +1,4 @@
-"""The environment.toml of a server that somebody else made: it loads, invents nothing, and overwrites nothing."""
+"""The generated environment.toml of a third-party server: it loads, invents nothing and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def read(tmp_path: Path, text: str) -> Environment:
 
 
 @pytest.mark.parametrize("findings", KINDS.values(), ids=KINDS)
-def test_the_file_of_a_url_means_what_is_served_of_it_directly(tmp_path: Path, findings: Findings) -> None:
+def test_the_file_of_a_url_describes_the_same_environment_as_serving_the_url_directly(
+    tmp_path: Path, findings: Findings
+) -> None:
     environment = read(tmp_path, file_text("thing", findings, url=URL + "/"))
 
     assert environment == replace(environment_of("thing", URL, findings), directory=environment.directory)
@@ -91,7 +93,7 @@ def test_the_file_of_a_url_means_what_is_served_of_it_directly(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("findings", KINDS.values(), ids=KINDS)
-def test_the_file_of_an_image_means_what_was_found(tmp_path: Path, findings: Findings) -> None:
+def test_the_file_of_an_image_describes_the_findings(tmp_path: Path, findings: Findings) -> None:
     environment = read(tmp_path, file_text("thing", findings, ran=RAN))
 
     assert environment.image == RAN.image
@@ -106,7 +108,7 @@ def test_the_file_of_an_image_means_what_was_found(tmp_path: Path, findings: Fin
     assert (environment.resets, environment.upstream_name) == (usual.resets, usual.upstream_name)
 
 
-def test_places_and_splits_are_taken_over(tmp_path: Path) -> None:
+def test_reset_keys_and_splits_are_written_to_the_file(tmp_path: Path) -> None:
     counter = read(tmp_path, file_text("thing", OPENENV, ran=RAN))
     riddles = read(tmp_path, file_text("thing", ORS, ran=RAN))
     shell = read(tmp_path, file_text("thing", AREAL, ran=RAN))
@@ -118,7 +120,7 @@ def test_places_and_splits_are_taken_over(tmp_path: Path) -> None:
     assert (shell.areal.observation_type, shell.areal.action_type) == ("messages", "structured")
 
 
-def test_what_had_to_be_loosened_is_written_with_its_reason(tmp_path: Path) -> None:
+def test_a_needed_relaxation_is_written_with_its_reason(tmp_path: Path) -> None:
     loosened = Relaxations(writable_root=True, user="0:0")
     text = file_text("thing", ORS, ran=replace(RAN, loosened=loosened, reason="OSError: Read-only\nfile system"))
 
@@ -127,7 +129,7 @@ def test_what_had_to_be_loosened_is_written_with_its_reason(tmp_path: Path) -> N
     assert "Nothing had to be loosened" in file_text("thing", ORS, ran=RAN)
 
 
-def test_an_image_of_our_own_stays_on_its_socket(tmp_path: Path) -> None:
+def test_an_image_of_the_gateways_own_kind_stays_on_its_socket(tmp_path: Path) -> None:
     environment = read(tmp_path, file_text("thing", OWN, ran=replace(RAN, port=0)))
 
     assert (environment.wire, environment.server, environment.needs_an_engine) == (UpstreamKind.OWN, Server(), True)
@@ -145,7 +147,7 @@ def test_each_value_says_whether_it_was_found(findings: Findings, place: str) ->
             assert why.startswith(("found", "assumed", "as given", "what trainers", "of the engine", "a server")), line
 
 
-def test_words_of_the_server_cannot_break_the_file(tmp_path: Path) -> None:
+def test_text_from_the_server_cannot_break_the_file(tmp_path: Path) -> None:
     nasty = 'a"b\\\n[loosened]\nwritable_root = true # \x00\x7f\u2028é🎲'
     findings = replace(
         ORS,
@@ -168,18 +170,18 @@ def test_words_of_the_server_cannot_break_the_file(tmp_path: Path) -> None:
     assert environment.loosened == Relaxations()
     assert environment.actions == ActionMapping(default_tool=nasty, text_field=nasty)
     assert environment.variables == {"A": nasty}
-    assert environment.upstream_name == ""  # it is no name
+    assert environment.upstream_name == ""  # The text is not a valid name.
     assert read(tmp_path, file_text("thing", findings, url=URL)).actions.default_tool == nasty
 
 
 @pytest.mark.parametrize(
     ("used", "allowed"), [(1, 256), (128 * MIB, 256), (129 * MIB, 320), (1000 * MIB, 2048), (4096 * MIB, 8192)]
 )
-def test_twice_what_was_used_is_allowed_in_steps(used: int, allowed: int) -> None:
+def test_the_memory_limit_is_twice_the_use_rounded_up_in_steps(used: int, allowed: int) -> None:
     assert memory_mib(used) == allowed
 
 
-def test_what_the_engine_does_not_tell_is_assumed(tmp_path: Path) -> None:
+def test_limits_that_the_engine_does_not_report_are_assumed(tmp_path: Path) -> None:
     text = file_text("thing", ORS, ran=Ran(image="x", port=80))
 
     table = tomllib.loads(text)
@@ -215,12 +217,12 @@ def test_a_reserved_name_is_refused() -> None:
         ("8ball", "env-8ball"),
     ],
 )
-def test_a_name_is_made_of_what_is_given(what: str, name: str) -> None:
+def test_a_default_name_is_derived_from_the_image_or_url(what: str, name: str) -> None:
     assert default_name(what) == name
 
 
 @pytest.mark.parametrize("what", [":", "http://"])
-def test_where_no_name_can_be_made_one_is_asked_for(what: str) -> None:
+def test_without_a_derivable_name_the_error_asks_for_one(what: str) -> None:
     with pytest.raises(ConfigError, match="choose one with --name"):
         default_name(what)
 
@@ -242,7 +244,7 @@ def test_a_file_is_overwritten_only_if_that_is_forced(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_a_second_file_with_the_same_name_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "other" / "environment.toml", file_text("thing", ORS, url=URL), force=False)
 
     with pytest.raises(ConfigError, match=r"other/environment.toml describes an environment 'thing' already"):
@@ -257,7 +259,7 @@ def test_a_file_that_does_not_load_is_not_left_behind(tmp_path: Path, text: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "catalog").write_text("a file")
 
     with pytest.raises(ConfigError, match="catalog"):

@@ -1,4 +1,4 @@
-"""What changes while the gateway runs: which files and images the catalog takes up, and when."""
+"""Changes while the gateway runs: which files and images the catalog takes up, and when."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPLIT = "[splits.hard]\ncpus = 2\n"
 
 @dataclass
 class Engine:
-    """Names images: what `ids` has; asked for one that is in `slow`, it waits until it is taken out of there."""
+    """An engine that returns the image ids in `ids`. For an image in `slow` it waits until the event is set."""
 
     ids: dict[str, str | Exception] = field(default_factory=lambda: {"env-math": "sha256:m1", "env-game": "sha256:g1"})
     slow: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Engine:
 
 @dataclass
 class Completing:
-    """Adds to environments what a function of the test's does."""
+    """Completes environments with a function of the test."""
 
     completed: Callable[[Environment], Awaitable[Environment]]
 
@@ -69,7 +69,7 @@ class Completing:
 
 
 class World:
-    """A folder of environments, game (the default one) and math, and who watches it."""
+    """A folder with the environments game (the default) and math, and the reload that watches it."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / "env_images"
@@ -80,7 +80,7 @@ class World:
         self.begin()
 
     def begin(self, catalog: Catalog | None = None, *, asks: bool = True, complete: Any = None, **options: Any) -> None:
-        """Read the catalog and watch it anew, as a gateway does that is started."""
+        """Read the catalog and watch it anew, as a gateway does at its start."""
         self.catalog = catalog or load_catalog(self.directory, names=options.get("names", ()))
         self.reload = CatalogReload(
             self.catalog,
@@ -130,7 +130,7 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-async def test_files_in_which_nothing_changed_change_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unchanged_files_change_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     before = list(world.catalog)
 
     await world.look(times=3)
@@ -139,7 +139,9 @@ async def test_files_in_which_nothing_changed_change_nothing(world: World, caplo
     assert (world.changes, caplog.records) == (0, [])
 
 
-async def test_another_limit_is_another_make_from_then_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_changed_limit_changes_the_digest_from_the_next_look_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     before = world.math
     world.write("math", MATH + "[limits]\ncpus = 2\n")
 
@@ -161,7 +163,7 @@ async def test_another_limit_is_another_make_from_then_on(world: World, caplog: 
         ("somebody/math", "somebody/math"),
     ],
 )
-async def test_our_own_images_have_the_tag_of_the_settings_before_an_edit_and_after_it(
+async def test_the_gateways_own_images_have_the_tag_of_the_settings_before_and_after_an_edit(
     world: World, image: str, told: str
 ) -> None:
     text = f'name = "math"\nimage = "{image}"\n'
@@ -194,7 +196,7 @@ async def test_pool_policy_and_timeouts_change_without_new_workers(world: World)
     assert world.math.digest() == before
 
 
-async def test_what_was_found_out_of_an_environment_outlives_an_edit_of_its_file(world: World) -> None:
+async def test_the_image_id_and_task_modules_of_an_environment_survive_an_edit_of_its_file(world: World) -> None:
     tasks = '[tasks]\nmodule = "m"\n'
     world.write("math", MATH + tasks)
     await world.look()
@@ -208,7 +210,7 @@ async def test_what_was_found_out_of_an_environment_outlives_an_edit_of_its_file
     assert (world.math.splits["hard"].image_id, world.math.splits["hard"].custom_tasks) == ("sha256:m1", found)
 
 
-async def test_a_wrong_file_changes_nothing_and_is_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_file_changes_nothing_and_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     before = world.math
     path = world.write("math", MATH + "[pool]\nslots = 0\n")
 
@@ -222,10 +224,10 @@ async def test_a_wrong_file_changes_nothing_and_is_told_once(world: World, caplo
     await world.look()
     world.write("math", MATH + "[pool]\nslots = 0\n")
     await world.look()
-    assert len(logged(caplog, "environment_file_refused")) == 2  # it was mended between
+    assert len(logged(caplog, "environment_file_refused")) == 2  # The file was correct in between.
 
 
-async def test_a_file_that_was_wrong_for_what_it_names_is_taken_up_when_that_is_there(
+async def test_a_file_that_names_a_missing_folder_is_taken_up_once_the_folder_exists(
     world: World, tmp_path: Path
 ) -> None:
     world.write("math", MATH + '[tasks]\ndirectory = "tasks"\n')
@@ -240,11 +242,11 @@ async def test_a_file_that_was_wrong_for_what_it_names_is_taken_up_when_that_is_
 
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment_looks, "_SETTLED_S", -60.0)  # as if all files were a minute old
+    monkeypatch.setattr(environment_looks, "_SETTLED_S", -60.0)  # As if all files were a minute old.
 
 
 @pytest.mark.usefixtures("long_ago")
-async def test_a_file_at_rest_is_read_again_as_long_as_it_was_wrong(world: World, tmp_path: Path) -> None:
+async def test_an_unchanged_file_is_read_again_while_it_is_wrong(world: World, tmp_path: Path) -> None:
     world.write("math", MATH + '[tasks]\ndirectory = "tasks"\n')
     await world.look(times=2)
     (tmp_path / "tasks").mkdir()
@@ -255,7 +257,7 @@ async def test_a_file_at_rest_is_read_again_as_long_as_it_was_wrong(world: World
 
 
 @pytest.mark.usefixtures("long_ago")
-async def test_a_file_at_rest_is_read_when_it_changes_though_its_date_is_kept(world: World) -> None:
+async def test_a_settled_file_is_read_when_it_changes_although_its_date_stays_the_same(world: World) -> None:
     await world.look()
     path = world.directory / "math" / "environment.toml"
     before = path.stat()
@@ -278,7 +280,7 @@ def test_a_file_that_was_just_written_is_read_again(world: World, monkeypatch: p
     assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.items()})[1] == {}
 
 
-async def test_a_file_that_says_the_same_is_not_completed_again(world: World) -> None:
+async def test_a_file_with_the_same_content_is_not_completed_again(world: World) -> None:
     completed: list[str] = []
 
     async def complete(environment: Environment) -> Environment:
@@ -305,7 +307,7 @@ async def test_a_new_folder_is_offered(world: World, caplog: pytest.LogCaptureFi
     assert world.changes == 1
 
 
-async def test_where_environments_are_named_a_new_folder_is_not_offered(world: World) -> None:
+async def test_a_new_folder_is_not_offered_if_the_settings_name_the_environments(world: World) -> None:
     world.begin(names=("math",))
     world.write("chat", 'name = "chat"\nimage = "env-chat"\n')
     world.write("game", GAME + "platform_keys = true\n")
@@ -315,11 +317,13 @@ async def test_where_environments_are_named_a_new_folder_is_not_offered(world: W
     assert [one.name for one in world.catalog] == ["math"]
 
 
-async def test_what_is_gone_for_two_looks_is_withdrawn(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_environment_whose_file_is_missing_in_two_looks_is_withdrawn(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.remove("math")
 
     await world.look()
-    assert world.catalog.offered.get("math") is not None  # an editor may be at it
+    assert world.catalog.offered.get("math") is not None  # An editor may be replacing the file.
 
     await world.look(times=2)
     assert world.catalog.offered.get("math") is None
@@ -388,7 +392,9 @@ async def test_an_environment_may_be_renamed_unless_it_is_the_default_one(
     assert "keeps its name" in line
 
 
-async def test_two_files_of_one_name_leave_the_first_in_place(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_files_with_the_same_name_leave_the_first_in_place(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     before = world.math
     world.write("copy", MATH + "platform_keys = true\n")
 
@@ -411,7 +417,7 @@ async def test_a_file_does_not_take_the_name_of_a_server_that_the_settings_name(
     assert world.catalog.named("counter") is static
 
 
-async def test_for_local_processes_what_runs_in_an_image_only_is_left_out(
+async def test_the_local_backend_leaves_out_environments_that_run_only_in_an_image(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = world.math
@@ -430,9 +436,7 @@ async def test_for_local_processes_what_runs_in_an_image_only_is_left_out(
     assert "image only" in world.catalog.left_out["chat"]
 
 
-async def test_what_a_file_does_not_say_is_added_before_it_is_offered(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_environment_is_completed_before_it_is_offered(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def complete(environment: Environment) -> Environment:
         if environment.custom_tasks is None:
             raise ConfigError("no module in it")
@@ -450,7 +454,7 @@ async def test_what_a_file_does_not_say_is_added_before_it_is_offered(
     assert line.endswith("error=no module in it")
 
 
-async def test_a_fault_in_taking_up_one_file_keeps_no_other_from_being_taken_up(
+async def test_an_unexpected_error_in_one_file_does_not_stop_the_others_from_being_taken_up(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def complete(environment: Environment) -> Environment:
@@ -468,7 +472,7 @@ async def test_a_fault_in_taking_up_one_file_keeps_no_other_from_being_taken_up(
     assert "a bug" in caplog.text
 
 
-async def test_a_listener_that_fails_keeps_nothing_from_being_offered(
+async def test_a_listener_that_fails_does_not_stop_environments_from_being_offered(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -487,7 +491,7 @@ async def test_a_listener_that_fails_keeps_nothing_from_being_offered(
 # -- images ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_engine_says_at_the_start_what_images_are(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_engine_reports_the_image_ids_at_the_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.write("math", MATH + SPLIT)
     await world.look()
     assert not world.reload.is_settled("math")
@@ -501,7 +505,7 @@ async def test_the_engine_says_at_the_start_what_images_are(world: World, caplog
     assert len(logged(caplog, "environment_changed environment=math what=image")) == 1
 
 
-async def test_an_image_that_was_built_anew_is_another_make(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rebuilt_image_changes_the_digest(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.look_images()
     before, changes = world.math, world.changes
     world.engine.ids["env-math"] = "sha256:m2"
@@ -515,7 +519,7 @@ async def test_an_image_that_was_built_anew_is_another_make(world: World, caplog
     )
 
 
-async def test_an_image_that_is_pulled_for_long_holds_up_no_other(world: World) -> None:
+async def test_a_slow_image_pull_does_not_delay_other_images(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
 
     await world.reload.look_images(timeout_s=0.05)
@@ -523,7 +527,7 @@ async def test_an_image_that_is_pulled_for_long_holds_up_no_other(world: World) 
     assert world.catalog.named("game").image_id == "sha256:g1"
     assert world.reload.is_settled("game")
     assert not world.reload.is_settled("math")
-    assert not world.reload.may_start("math")  # its worker would be of a make that nobody wants in a moment
+    assert not world.reload.may_start("math")  # Its worker would be outdated once the image is known.
 
     world.engine.slow["env-math"].set()
     await until(lambda: world.reload.is_settled("math"))
@@ -531,7 +535,7 @@ async def test_an_image_that_is_pulled_for_long_holds_up_no_other(world: World) 
     assert world.reload.may_start("math")
 
 
-async def test_an_image_is_asked_for_once_at_a_time(world: World) -> None:
+async def test_an_image_has_at_most_one_request_at_a_time(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
     for _ in range(3):
         await world.reload.look_images(timeout_s=0.01)
@@ -539,7 +543,7 @@ async def test_an_image_is_asked_for_once_at_a_time(world: World) -> None:
     assert world.engine.asked.count("env-math") == 1
 
 
-async def test_an_engine_that_does_not_answer_leaves_what_is_known(
+async def test_an_engine_that_does_not_answer_leaves_the_known_image_id(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.look_images()
@@ -555,7 +559,7 @@ async def test_an_engine_that_does_not_answer_leaves_what_is_known(
     ]
 
 
-async def test_an_engine_that_names_nothing_any_more_leaves_what_is_known(world: World) -> None:
+async def test_an_engine_that_returns_an_empty_image_id_leaves_the_known_one(world: World) -> None:
     await world.look_images()
     world.engine.ids["env-math"] = ""
 
@@ -564,20 +568,20 @@ async def test_an_engine_that_names_nothing_any_more_leaves_what_is_known(world:
     assert world.math.image_id == "sha256:m1"
 
 
-async def test_an_environment_whose_image_was_never_known_is_not_settled_and_may_fail_to_start(world: World) -> None:
+async def test_an_environment_with_an_unknown_image_is_not_settled_and_may_try_to_start(world: World) -> None:
     del world.engine.ids["env-math"]
 
     await world.look_images()
 
     assert not world.reload.is_settled("math")
-    assert world.reload.may_start("math")  # and the start tells openings why it can't
+    assert world.reload.may_start("math")  # The failed start reports the reason to openings.
 
     world.engine.ids["env-math"] = "sha256:m1"
     await world.look_images()
     assert world.reload.is_settled("math")
 
 
-async def test_every_other_reason_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_change_of_the_reason_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     for error in ("one", "one", "two", "one"):
         world.engine.ids["env-math"] = StartFailed(error)
         await world.look_images()
@@ -589,10 +593,10 @@ async def test_every_other_reason_is_told(world: World, caplog: pytest.LogCaptur
     await world.look_images()
     world.engine.ids["env-math"] = StartFailed("one")
     await world.look_images()
-    assert len(logged(caplog, "environment_image_unknown")) == 4  # it had an end between
+    assert len(logged(caplog, "environment_image_unknown")) == 4  # The failure ended in between.
 
 
-async def test_a_fault_of_one_question_is_logged_and_asked_again(
+async def test_an_unexpected_error_of_one_image_request_is_logged_and_settles_the_others(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.engine.ids["env-math"] = ValueError("a bug")
@@ -604,7 +608,7 @@ async def test_a_fault_of_one_question_is_logged_and_asked_again(
     assert "a bug" in caplog.text
 
 
-async def test_a_server_that_runs_already_and_one_of_which_nobody_asks_are_settled(world: World) -> None:
+async def test_external_servers_unknown_names_and_a_backend_without_images_are_settled(world: World) -> None:
     static = Environment(
         name=EnvironmentName("counter"), image="x", directory=Path(), command=(), server=Server(url="http://10.0.0.7")
     )
@@ -620,7 +624,7 @@ async def test_a_server_that_runs_already_and_one_of_which_nobody_asks_are_settl
     assert world.reload.is_settled("math")
 
 
-async def test_workers_without_images_are_settled_once_that_is_known(world: World) -> None:
+async def test_an_environment_without_an_image_id_is_settled_once_the_engine_has_answered(world: World) -> None:
     world.engine.ids["env-math"] = ""
     before = world.math
 
@@ -630,7 +634,7 @@ async def test_workers_without_images_are_settled_once_that_is_known(world: Worl
     assert world.reload.is_settled("math")
 
 
-async def test_another_image_takes_effect_when_it_is_there_and_all_at_once(
+async def test_a_new_image_takes_effect_with_all_other_changes_once_it_is_available(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.look_images()
@@ -639,7 +643,7 @@ async def test_another_image_takes_effect_when_it_is_there_and_all_at_once(
 
     await world.look()
     await world.look_images()
-    assert world.math is before  # good workers do not go for an image that nobody has
+    assert world.math is before  # Working workers stay while the new image is missing.
     assert world.reload.is_settled("math")
 
     world.engine.ids["env-math:2"] = "sha256:m2"
@@ -648,7 +652,7 @@ async def test_another_image_takes_effect_when_it_is_there_and_all_at_once(
     assert len(logged(caplog, "environment_changed environment=math what=configuration")) == 1
 
 
-async def test_while_another_image_is_not_to_be_had_the_one_in_use_is_still_looked_at(
+async def test_the_image_in_use_is_still_checked_while_its_replacement_is_unavailable(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.look_images()
@@ -665,9 +669,9 @@ async def test_while_another_image_is_not_to_be_had_the_one_in_use_is_still_look
     ]
 
 
-async def test_a_new_leader_settles_nothing_by_what_it_knew_before(world: World) -> None:
+async def test_a_new_leader_does_not_settle_environments_by_image_ids_from_before(world: World) -> None:
     await world.look_images()
-    world.engine.ids["env-math"] = "sha256:m2"  # the one that led has workers of it already
+    world.engine.ids["env-math"] = "sha256:m2"  # The previous leader already has workers of it.
 
     world.reload.ask_again()
     assert not world.reload.is_settled("math")
@@ -677,7 +681,7 @@ async def test_a_new_leader_settles_nothing_by_what_it_knew_before(world: World)
     assert world.math.image_id == "sha256:m2"
 
 
-async def test_a_leader_whose_engine_is_silent_takes_no_worker_for_outdated(world: World) -> None:
+async def test_a_leader_whose_engine_does_not_answer_does_not_settle_the_environment(world: World) -> None:
     await world.look_images()
     world.engine.ids["env-math"] = BackendError("the engine does not answer")
 
@@ -688,7 +692,7 @@ async def test_a_leader_whose_engine_is_silent_takes_no_worker_for_outdated(worl
     assert world.reload.may_start("math")
 
 
-async def test_an_image_that_was_never_there_is_replaced_at_once(world: World) -> None:
+async def test_an_image_that_was_never_available_is_replaced_immediately(world: World) -> None:
     del world.engine.ids["env-math"]
     await world.look_images()
     world.write("math", MATH.replace("env-math", "env-maths"))
@@ -717,7 +721,7 @@ async def test_the_answer_for_an_image_that_is_no_longer_named_settles_nothing(w
     assert world.reload.is_settled("math")
 
 
-async def test_an_environment_that_becomes_a_server_of_somebody_elses_has_no_image(world: World) -> None:
+async def test_an_environment_that_becomes_an_external_server_has_no_image_id(world: World) -> None:
     await world.look_images()
     world.write("math", 'name = "math"\nprotocol = "openenv"\n[server]\nurl = "http://10.0.0.7"\n')
 
@@ -727,7 +731,7 @@ async def test_an_environment_that_becomes_a_server_of_somebody_elses_has_no_ima
     assert world.reload.is_settled("math")
 
 
-async def test_a_change_of_mind_while_another_image_is_pulled_keeps_the_first(world: World) -> None:
+async def test_an_edit_back_to_the_first_image_during_a_pull_keeps_the_first_image(world: World) -> None:
     await world.look_images()
     world.engine.slow["env-math:2"] = asyncio.Event()
     world.write("math", MATH.replace("env-math", "env-math:2"))
@@ -743,7 +747,7 @@ async def test_a_change_of_mind_while_another_image_is_pulled_keeps_the_first(wo
     assert (world.math.image, world.math.image_id, world.math.platform_keys) == ("env-math", "sha256:m1", True)
 
 
-async def test_a_change_that_is_taken_back_before_it_took_effect_is_none(
+async def test_a_change_that_is_undone_before_it_takes_effect_is_not_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.write("math", MATH + SPLIT)
@@ -759,7 +763,7 @@ async def test_a_change_that_is_taken_back_before_it_took_effect_is_none(
     assert (len(logged(caplog, "environment_changed")), world.changes) == (told, changes)
 
 
-async def test_what_is_withdrawn_while_its_image_is_pulled_is_not_waited_for(world: World) -> None:
+async def test_withdrawing_an_environment_cancels_the_pull_of_its_image(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
     await world.reload.look_images(timeout_s=0.01)
 
@@ -770,7 +774,7 @@ async def test_what_is_withdrawn_while_its_image_is_pulled_is_not_waited_for(wor
     assert world.reload.is_settled("math")
 
 
-def test_pauses_between_failed_questions_grow() -> None:
+def test_pauses_between_failed_image_requests_grow() -> None:
     pauses = [retry_s(failures) for failures in range(1, 9)]
 
     assert pauses == sorted(pauses)
@@ -786,7 +790,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(
+async def test_the_loop_takes_up_files_and_images_and_cancels_its_requests_at_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reloading, "IMAGES_EVERY_S", 0.01)
@@ -808,7 +812,7 @@ async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World) -> None:
+async def test_the_loop_requests_the_image_of_a_newly_offered_environment(world: World) -> None:
     world.engine.ids["env-chat"] = "sha256:c1"
     running = asyncio.create_task(world.reload.run())
     try:
@@ -821,7 +825,7 @@ async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World)
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_the_loop_asks_for_the_image_again_after_each_change(world: World) -> None:
+async def test_the_loop_requests_the_image_of_an_environment_again_after_each_change(world: World) -> None:
     running = asyncio.create_task(world.reload.run())
     try:
         await until(lambda: world.reload.is_settled("math"))

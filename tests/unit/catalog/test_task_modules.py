@@ -1,4 +1,4 @@
-"""Operators' folders of task modules: what counts as a change, and which folders are refused."""
+"""Operators' folders of task modules: the edits that count as changes, and the folders that are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(root: Path) -> Path:
-    """A folder as an operator makes it."""
+    """A folder of task modules as an operator creates it."""
     made = root / "mine"
     (made / "templates").mkdir(parents=True)
     (made / "mine.py").write_text("A = 1\n")
@@ -56,7 +56,7 @@ def folder(root: Path) -> Path:
 
 
 class Listening(Catalog):
-    """A catalog that notes which content it is told of."""
+    """A catalog that records the content digests that it receives."""
 
     def __init__(self, environments: Sequence[Environment]) -> None:
         super().__init__(environments)
@@ -103,7 +103,7 @@ def edit_below(folder: Path) -> None:
 
 
 def edit_a_neighbour(folder: Path) -> None:
-    """A module that another one has by ``from . import others``."""
+    """Edit a module that another module imports with ``from . import others``."""
     (folder / "others.py").write_text("B = 2\n")
 
 
@@ -161,7 +161,7 @@ def file_becomes_a_link(folder: Path) -> None:
     ],
     ids=lambda change: change.__name__,
 )
-def test_every_change_of_the_content_is_another_digest(folder: Path, change: Callable[[Path], None]) -> None:
+def test_every_change_of_the_content_changes_the_digest(folder: Path, change: Callable[[Path], None]) -> None:
     before = read_folder(folder)
 
     change(folder)
@@ -172,7 +172,7 @@ def test_every_change_of_the_content_is_another_digest(folder: Path, change: Cal
 @pytest.mark.parametrize(
     "name", ["__pycache__/mine.cpython-311.pyc", "mine.pyc", "mine.py~", ".mine.py.swp", ".#mine.py"]
 )
-def test_what_python_and_editors_leave_about_does_not_count(folder: Path, name: str) -> None:
+def test_temporary_files_of_python_and_editors_keep_the_digest(folder: Path, name: str) -> None:
     before = read_folder(folder)
 
     (folder / name).parent.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def test_what_python_and_editors_leave_about_does_not_count(folder: Path, name: 
     assert read_folder(folder, before).digest == before.digest
 
 
-def test_touching_a_file_is_no_change(folder: Path) -> None:
+def test_touching_a_file_keeps_the_digest(folder: Path) -> None:
     before = read_folder(folder)
 
     (folder / "mine.py").touch()
@@ -189,8 +189,8 @@ def test_touching_a_file_is_no_change(folder: Path) -> None:
     assert read_folder(folder, before).digest == before.digest
 
 
-def test_a_folder_in_which_nothing_changed_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom_tasks, "_SETTLED_S", -60.0)  # as if all of it were a minute old
+def test_an_unchanged_folder_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom_tasks, "_SETTLED_S", -60.0)  # As if all files were a minute old.
     before = read_folder(folder)
 
     assert read_folder(folder, before) is before
@@ -207,7 +207,7 @@ def test_a_folder_that_was_just_written_is_read_again(folder: Path) -> None:
     assert (found.digest, found is before) == (before.digest, False)
 
 
-def test_a_folder_that_changes_all_the_time_keeps_its_digest_until_it_comes_to_rest(
+def test_a_folder_that_changes_during_the_read_keeps_its_digest_until_it_is_stable(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read_folder(folder)
@@ -276,7 +276,7 @@ def link_that_leads_out_by_a_link(folder: Path) -> str:
 
 
 def absolute_link(folder: Path) -> str:
-    (folder / "same.py").symlink_to(folder / "mine.py")  # in the container the path is another
+    (folder / "same.py").symlink_to(folder / "mine.py")  # The path is different in the container.
     return "leads out"
 
 
@@ -287,7 +287,7 @@ def pipe(folder: Path) -> str:
 
 def a_socket(folder: Path) -> str:
     before = os.getcwd()
-    os.chdir(folder)  # the path of a socket is short
+    os.chdir(folder)  # The path of a socket must be short.
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("sock")
     os.chdir(before)
@@ -341,7 +341,7 @@ def test_a_folder_that_is_not_safe_is_refused_with_its_cause(folder: Path, spoil
 
 
 def test_a_file_that_cannot_be_read_is_named() -> None:
-    with tempfile.TemporaryDirectory() as name:  # pytest's own are for this user alone
+    with tempfile.TemporaryDirectory() as name:  # Only this user can enter pytest's own folders.
         os.chmod(name, 0o755)
         (Path(name) / "mine.py").touch(mode=0)
 
@@ -349,7 +349,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
             read_folder(Path(name))
 
 
-async def test_the_first_look_tells_of_folders_that_are_there_and_of_no_others(
+async def test_the_first_look_reports_only_folders_that_exist(
     folders: CustomTaskFolders, folder: Path, heard: list[tuple[str, str]]
 ) -> None:
     await folders.look()
@@ -358,7 +358,7 @@ async def test_the_first_look_tells_of_folders_that_are_there_and_of_no_others(
     assert heard == [(BROWSER, read_folder(folder).digest)]
 
 
-async def test_an_edit_is_told_once(folders: CustomTaskFolders, folder: Path, heard: list[tuple[str, str]]) -> None:
+async def test_an_edit_is_reported_once(folders: CustomTaskFolders, folder: Path, heard: list[tuple[str, str]]) -> None:
     await folders.look()
     edit(folder)
     await folders.look()
@@ -369,13 +369,13 @@ async def test_an_edit_is_told_once(folders: CustomTaskFolders, folder: Path, he
     assert heard[1][1] == read_folder(folder).digest
 
 
-async def test_a_folder_that_comes_later_or_goes_away_is_told(
+async def test_a_folder_that_appears_later_or_disappears_is_reported(
     folders: CustomTaskFolders, root: Path, heard: list[tuple[str, str]]
 ) -> None:
     await folders.look()
     (root / "games").mkdir()
     await folders.look()
-    assert heard == []  # nothing in it
+    assert heard == []  # The folder is empty.
 
     (root / "games" / "mine.py").touch()
     await folders.look()
@@ -385,7 +385,7 @@ async def test_a_folder_that_comes_later_or_goes_away_is_told(
     assert [(name, bool(digest)) for name, digest in heard] == [(GAME, True), (GAME, False)]
 
 
-async def test_without_the_folder_of_all_folders_there_is_nothing_and_no_complaint(
+async def test_a_missing_root_folder_is_ignored_without_a_log_message(
     root: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.rmdir(root)
@@ -395,7 +395,7 @@ async def test_without_the_folder_of_all_folders_there_is_nothing_and_no_complai
     assert (heard, caplog.records) == ([], [])
 
 
-async def test_without_the_setting_nothing_is_looked_at() -> None:
+async def test_without_the_setting_no_folder_is_read() -> None:
     catalog = Listening([environment(BROWSER, ".")])
     folders = CustomTaskFolders(None, catalog)
 
@@ -406,7 +406,7 @@ async def test_without_the_setting_nothing_is_looked_at() -> None:
 
 
 @SPOILED
-async def test_a_refused_folder_is_one_that_is_not_there_until_it_is_mended(
+async def test_a_refused_folder_counts_as_missing_until_it_is_repaired(
     folders: CustomTaskFolders,
     folder: Path,
     heard: list[tuple[str, str]],
@@ -430,7 +430,7 @@ async def test_a_refused_folder_is_one_that_is_not_there_until_it_is_mended(
     assert cause in complaint
 
 
-async def test_a_folder_of_folders_that_others_can_write_to_is_refused(
+async def test_a_root_folder_that_other_users_can_write_to_is_refused(
     folders: CustomTaskFolders, root: Path, folder: Path, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.chmod(root, 0o1777)
@@ -441,7 +441,7 @@ async def test_a_folder_of_folders_that_others_can_write_to_is_refused(
     assert f"chmod -R go-w {root}" in caplog.text
 
 
-async def test_a_look_at_something_else_in_place_of_a_folder_of_folders_is_a_refusal(
+async def test_a_root_folder_that_is_not_a_folder_is_refused(
     folders: CustomTaskFolders, root: Path, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.rmdir(root)
@@ -466,7 +466,7 @@ async def test_the_catalog_offers_environments_with_their_new_content(root: Path
     )
 
 
-async def test_the_watch_goes_on_after_a_look_that_failed_and_tells_it_again(
+async def test_the_watch_continues_after_a_failed_look_and_reports_the_content_again(
     root: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(custom_tasks, "POLL_S", 0.01)
@@ -494,7 +494,7 @@ async def test_the_watch_goes_on_after_a_look_that_failed_and_tells_it_again(
     assert "not ready yet" in caplog.text
 
 
-async def test_an_environment_with_another_folder_is_told_of_that_ones_content(
+async def test_an_environment_that_changes_its_folder_receives_the_new_folders_content(
     root: Path, folder: Path, folders: CustomTaskFolders, catalog: Listening
 ) -> None:
     await folders.look()
@@ -508,7 +508,7 @@ async def test_an_environment_with_another_folder_is_told_of_that_ones_content(
     assert catalog.heard == [(BROWSER, read_folder(root / "other").digest)]
 
 
-async def test_a_folder_that_was_filled_in_before_it_is_offered_is_no_change(
+async def test_content_that_was_filled_in_before_the_offer_is_not_reported_again(
     folder: Path, folders: CustomTaskFolders, catalog: Listening
 ) -> None:
     late = EnvironmentName("late")
@@ -530,7 +530,9 @@ async def test_without_the_setting_nothing_is_filled_in(catalog: Listening) -> N
     assert await folders.fill(environment(BROWSER, ".")) == environment(BROWSER, ".")
 
 
-async def test_environments_that_come_later_are_looked_at_and_those_that_go_are_not(root: Path, folder: Path) -> None:
+async def test_folders_of_new_environments_are_read_and_those_of_withdrawn_ones_are_not(
+    root: Path, folder: Path
+) -> None:
     catalog = Listening([environment(EnvironmentName("math")), environment(BROWSER, "mine")])
     (root / "games").mkdir()
     (root / "games" / "mine.py").touch()

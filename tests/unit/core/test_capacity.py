@@ -1,4 +1,4 @@
-"""Capacity that is foreseen, and capacity that environments share: tables of numbers."""
+"""Expected capacity, and capacity that environments share, as tables of numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wish(
         (Expected(1.0, 4) + Expected(2.0, 8), 4.0, 12),
     ],
 )
-def test_slots_are_kept_for_what_comes_while_a_worker_starts_and_for_a_whole_group(
+def test_slots_are_kept_for_arrivals_during_a_worker_start_and_for_a_whole_group(
     expected: Expected, start_s: float, slots: int
 ) -> None:
     assert expected.slots(start_s) == slots
@@ -52,13 +52,15 @@ def test_slots_are_kept_for_what_comes_while_a_worker_starts_and_for_a_whole_gro
     ("expected", "started"),
     [(0, 0), (1, 1), (4, 1), (5, 2), (12, 3), (400, 3)],
 )
-def test_what_is_expected_is_started_before_anybody_waits_within_the_limit(expected: int, started: int) -> None:
+def test_workers_start_for_expected_openings_before_any_opening_waits_within_the_limit(
+    expected: int, started: int
+) -> None:
     policy = PoolPolicy(slots=4, max_workers=3)
 
     assert plan(policy, EnvironmentLoad(), digest="d", expected=expected).start == started
 
 
-def test_workers_that_are_expected_to_be_needed_are_no_surplus() -> None:
+def test_idle_workers_that_expected_openings_will_need_are_not_retired() -> None:
     policy = PoolPolicy(slots=4, max_workers=3, idle_worker_s=60)
     load = EnvironmentLoad(workers=(worker("w1", idle_s=100), worker("w2", idle_s=200)))
 
@@ -67,7 +69,7 @@ def test_workers_that_are_expected_to_be_needed_are_no_surplus() -> None:
     assert plan(policy, load, digest="d", expected=5).retire == ()
 
 
-def test_without_a_limit_and_within_it_every_plan_stays() -> None:
+def test_without_a_limit_or_below_it_every_plan_stays_unchanged() -> None:
     wishes = {A: wish(worker("a1"), start=2), B: wish(start=1)}
 
     for most in (0, 4, 100):
@@ -86,7 +88,9 @@ def test_without_a_limit_and_within_it_every_plan_stays() -> None:
         (6, (1, 2, 3)),
     ],
 )
-def test_room_goes_to_those_who_wait_and_then_to_those_with_the_fewest(room: int, granted: tuple[int, ...]) -> None:
+def test_room_goes_first_to_environments_with_waiting_openings_and_then_to_those_with_the_fewest_workers(
+    room: int, granted: tuple[int, ...]
+) -> None:
     busy = [worker(f"a{n}", used=4) for n in range(3)]
     wishes = {A: wish(*busy, start=3), B: wish(start=2, waiting=7), C: wish(start=3)}
 
@@ -96,7 +100,7 @@ def test_room_goes_to_those_who_wait_and_then_to_those_with_the_fewest(room: int
     assert all(not one.retire for one in plans.values())
 
 
-def test_idle_workers_of_others_make_room_the_longest_idle_first_and_not_those_that_must_stay() -> None:
+def test_other_environments_retire_their_longest_idle_workers_to_make_room_but_keep_the_minimum() -> None:
     wishes = {
         A: wish(worker("a1", used=1), worker("a2", idle_s=5), worker("a3", idle_s=50), min_workers=1),
         B: wish(worker("b1", idle_s=20), worker("b2", idle_s=30, state=WorkerState.PAUSED)),
@@ -109,7 +113,7 @@ def test_idle_workers_of_others_make_room_the_longest_idle_first_and_not_those_t
     assert (plans[A].retire, plans[B].retire) == (("a3",), ("b2", "b1"))
 
 
-def test_what_goes_already_is_counted_and_those_who_want_more_give_nothing() -> None:
+def test_workers_that_already_leave_count_as_room_and_environments_that_start_workers_retire_none() -> None:
     wishes = {
         A: wish(worker("a1", state=WorkerState.DRAINING), worker("a2", idle_s=9), retire=("a2",)),
         B: wish(worker("b1", idle_s=99), start=1),

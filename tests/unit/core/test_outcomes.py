@@ -1,4 +1,4 @@
-"""How an episode ended is decided in one place, from why its session ended and what its worker told."""
+"""The outcome of an episode follows from its session's close reason and its worker's summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMARIES: dict[str, Summary | None] = {
     "no number": replace(WON, reward=math.nan),
 }
 OUTCOMES = {
-    # Why it ended:           what the worker told, in the order above
+    # Close reason:           one outcome for each entry of SUMMARIES, in that order
     CloseReason.DELETED: "unplayed unplayed stopped finished author_fault infrastructure author_fault",
     CloseReason.CANCELLED: "unplayed unplayed unplayed unplayed author_fault infrastructure author_fault",
     CloseReason.EXPIRED: "unplayed unplayed unplayed finished author_fault infrastructure author_fault",
@@ -39,12 +39,12 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("reason", CloseReason)
-def test_how_an_episode_ended(reason: CloseReason) -> None:
+def test_each_close_reason_and_summary_has_its_outcome(reason: CloseReason) -> None:
     assert [outcome_of(reason, summary).value for summary in SUMMARIES.values()] == OUTCOMES[reason].split()
 
 
 @pytest.mark.parametrize("reason", CloseReason)
-def test_an_end_that_its_worker_did_not_take_is_a_failure_of_infrastructure(reason: CloseReason) -> None:
+def test_an_end_that_the_worker_did_not_answer_is_a_failure_of_infrastructure(reason: CloseReason) -> None:
     is_authors = reason is CloseReason.AUTHOR_FAULT
     expected = EpisodeOutcome.AUTHOR_FAULT if is_authors else EpisodeOutcome.INFRASTRUCTURE
 
@@ -52,7 +52,7 @@ def test_an_end_that_its_worker_did_not_take_is_a_failure_of_infrastructure(reas
 
 
 @pytest.mark.parametrize("outcome", EpisodeOutcome)
-def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
+def test_only_an_outcome_that_the_agent_caused_has_a_reward(outcome: EpisodeOutcome) -> None:
     is_agents = outcome in (EpisodeOutcome.FINISHED, EpisodeOutcome.STOPPED)
 
     assert reward_of(outcome, WON) == (1.0 if is_agents else None)
@@ -60,14 +60,14 @@ def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
 
 
 @pytest.mark.parametrize("outcome", EpisodeOutcome)
-def test_an_episode_that_ended_without_a_word_of_its_reward_has_none(outcome: EpisodeOutcome) -> None:
+def test_an_unrewarded_episode_has_no_reward_unless_its_trainer_stopped_it(outcome: EpisodeOutcome) -> None:
     silent = replace(WON, reward=0.0, is_rewarded=False)
 
-    # A trainer that stopped an episode before its reward has the sum so far, as ever.
+    # A trainer that stops an episode before its reward gets the sum so far.
     assert reward_of(outcome, silent) == (0.0 if outcome is EpisodeOutcome.STOPPED else None)
 
 
-def test_an_environment_that_ends_an_episode_and_gave_no_reward_is_wrong_unless_a_judge_gives_it() -> None:
+def test_an_environment_that_ends_an_episode_without_a_reward_is_at_fault_unless_a_judge_rewards_it() -> None:
     silent = replace(WON, reward=0.0, is_rewarded=False)
 
     assert outcome_of(CloseReason.DELETED, silent) is EpisodeOutcome.AUTHOR_FAULT
@@ -76,18 +76,18 @@ def test_an_environment_that_ends_an_episode_and_gave_no_reward_is_wrong_unless_
         assert outcome_of(CloseReason.DELETED, blameless) is EpisodeOutcome.FINISHED
 
 
-def test_a_sum_of_which_a_part_is_missing_is_no_reward() -> None:
+def test_an_incomplete_sum_is_not_a_reward() -> None:
     part = replace(WON, is_whole=False)
 
     assert reward_of(outcome_of(CloseReason.DELETED, part), part) is None
 
 
 @pytest.mark.parametrize("written", [b"", b"{", b"{}", b"[1]", b'[{"kind": "agent"}]', b"[" * 100_000])
-def test_faults_that_cannot_be_read_are_none(written: bytes) -> None:
+def test_faults_that_cannot_be_parsed_are_ignored(written: bytes) -> None:
     assert read_faults(written) == ()
 
 
-def test_a_fault_is_read_with_what_it_tells() -> None:
+def test_a_fault_is_read_with_its_place_error_and_traceback() -> None:
     [fault] = read_faults(b'[{"kind":"author","place":"reset","error":"KeyError","traceback":"File \\ud800"}]')
 
     assert (fault.kind, fault.place, fault.error) == (FaultKind.AUTHOR, "reset", "KeyError")

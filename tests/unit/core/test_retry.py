@@ -1,4 +1,4 @@
-"""A store that does not answer is asked again, for a while."""
+"""A call of a store that does not answer is retried for a limited time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.core.retry import patiently
 
 
 class Asked:
-    """Fails with *errors*, one at each try, and then answers."""
+    """A call that fails once with each of *errors* and then succeeds."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -22,7 +22,7 @@ class Asked:
         return "answered"
 
 
-async def test_it_is_asked_until_it_answers() -> None:
+async def test_a_call_is_retried_until_the_store_answers() -> None:
     asked = Asked(StoreUnavailable("away"), StoreUnavailable("away"))
     missed: list[int] = []
 
@@ -32,7 +32,7 @@ async def test_it_is_asked_until_it_answers() -> None:
     assert missed == [1, 2]
 
 
-async def test_without_patience_it_is_asked_once() -> None:
+async def test_without_a_retry_time_the_store_is_called_once() -> None:
     asked = Asked(StoreUnavailable("away"))
 
     with pytest.raises(StoreUnavailable):
@@ -41,7 +41,7 @@ async def test_without_patience_it_is_asked_once() -> None:
     assert asked.tries == 1
 
 
-async def test_what_it_answers_is_no_reason_to_ask_again() -> None:
+async def test_an_error_that_the_store_answered_is_not_retried() -> None:
     asked = Asked(SessionNotFound("one"))
 
     with pytest.raises(SessionNotFound):

@@ -47,83 +47,90 @@ def policy(
 @pytest.mark.parametrize(
     ("wanted", "has", "starts"),
     [
-        pytest.param(policy(), load(), 0, id="nothing is started for nobody"),
-        pytest.param(policy(least=2), load(), 2, id="the least number is kept"),
-        pytest.param(policy(least=2), load(worker(STARTING)), 1, id="a worker that starts counts for the least number"),
-        pytest.param(
-            policy(least=2), load(worker(used=4), worker()), 0, id="a full worker counts for the least number"
-        ),
-        pytest.param(policy(), load(waiting=1), 1, id="one that waits starts one"),
-        pytest.param(policy(), load(waiting=4), 1, id="as many as a worker holds start one"),
-        pytest.param(policy(), load(waiting=5), 2, id="one more than a worker holds starts two"),
+        pytest.param(policy(), load(), 0, id="no worker starts without an opening"),
+        pytest.param(policy(least=2), load(), 2, id="the minimum is kept"),
+        pytest.param(policy(least=2), load(worker(STARTING)), 1, id="starting workers count toward the minimum"),
+        pytest.param(policy(least=2), load(worker(used=4), worker()), 0, id="full workers count toward the minimum"),
+        pytest.param(policy(), load(waiting=1), 1, id="one waiting opening starts one worker"),
+        pytest.param(policy(), load(waiting=4), 1, id="one worker for as many openings as it has slots"),
+        pytest.param(policy(), load(waiting=5), 2, id="a further opening starts a second worker"),
         pytest.param(policy(most=3), load(waiting=1000), 3, id="never more than allowed"),
-        pytest.param(policy(), load(worker(used=4), waiting=1), 1, id="a full worker has no room"),
-        pytest.param(policy(), load(worker(used=3), waiting=1), 0, id="free slots come first"),
-        pytest.param(policy(), load(worker(used=3), waiting=2), 1, id="what free slots do not hold starts one"),
-        pytest.param(policy(), load(worker(STARTING), waiting=4), 0, id="workers that start are room already"),
-        pytest.param(policy(), load(worker(STARTING), waiting=5), 1, id="what they will not hold starts another"),
-        pytest.param(policy(), load(worker(DRAINING, 1), waiting=1), 1, id="a draining worker is no room"),
-        pytest.param(policy(most=1), load(worker(DRAINING, 1), waiting=9), 0, id="a draining worker counts as living"),
-        pytest.param(policy(most=2), load(worker(make=OLD), waiting=1), 1, id="a worker of an old make is no room"),
+        pytest.param(policy(), load(worker(used=4), waiting=1), 1, id="a full worker has no free slot"),
+        pytest.param(policy(), load(worker(used=3), waiting=1), 0, id="free slots are used first"),
+        pytest.param(policy(), load(worker(used=3), waiting=2), 1, id="openings beyond the free slots start one"),
+        pytest.param(policy(), load(worker(STARTING), waiting=4), 0, id="starting workers count as room"),
+        pytest.param(policy(), load(worker(STARTING), waiting=5), 1, id="openings beyond those slots start another"),
+        pytest.param(policy(), load(worker(DRAINING, 1), waiting=1), 1, id="a draining worker is not room"),
+        pytest.param(policy(most=1), load(worker(DRAINING, 1), waiting=9), 0, id="draining workers count in the limit"),
+        pytest.param(policy(most=2), load(worker(make=OLD), waiting=1), 1, id="an old revision is not room"),
         pytest.param(
-            policy(most=1), load(worker(make=OLD, used=1), waiting=1), 1, id="an old make does not hold up the new one"
+            policy(most=1), load(worker(make=OLD, used=1), waiting=1), 1, id="an old revision delays no new one"
         ),
         pytest.param(
-            policy(most=1),
-            load(*[worker(DRAINING, 1, make=OLD)] * 2, waiting=1),
-            0,
-            id="but no more than twice as many live at once",
+            policy(most=1), load(*[worker(DRAINING, 1, make=OLD)] * 2, waiting=1), 0, id="at most twice the limit live"
         ),
-        pytest.param(policy(least=1), load(worker(make=OLD)), 1, id="an old make does not count for the least number"),
-        pytest.param(policy(slots=4, uses=1), load(waiting=3), 3, id="workers for one use serve one each"),
-        pytest.param(policy(slots=4, uses=2), load(waiting=3), 2, id="fewer uses than slots bound what one serves"),
+        pytest.param(policy(least=1), load(worker(make=OLD)), 1, id="an old revision is not in the minimum"),
+        pytest.param(policy(slots=4, uses=1), load(waiting=3), 3, id="workers for one use serve one opening each"),
+        pytest.param(policy(slots=4, uses=2), load(waiting=3), 2, id="fewer uses than slots limit a worker"),
         pytest.param(policy(slots=4, uses=9), load(waiting=5), 2, id="more uses than slots change nothing"),
-        pytest.param(policy(slots=1, most=8, least=3), load(waiting=2), 3, id="the larger of two needs counts"),
-        pytest.param(policy(most=2), load(*[worker(used=4)] * 3, waiting=1), 0, id="more than allowed start no more"),
         pytest.param(
-            policy(), load(worker(used=3, slots=1), worker(used=3), waiting=1), 0, id="who holds too many wants nothing"
+            policy(slots=1, most=8, least=3), load(waiting=2), 3, id="the larger of minimum and demand counts"
+        ),
+        pytest.param(policy(most=2), load(*[worker(used=4)] * 3, waiting=1), 0, id="no worker starts above the limit"),
+        pytest.param(
+            policy(), load(worker(used=3, slots=1), worker(used=3), waiting=1), 0, id="an overfull worker is no demand"
         ),
     ],
 )
-def test_as_many_workers_start_as_are_missing(wanted: PoolPolicy, has: EnvironmentLoad, starts: int) -> None:
+def test_as_many_workers_start_as_demand_and_minimum_need(
+    wanted: PoolPolicy, has: EnvironmentLoad, starts: int
+) -> None:
     assert plan(wanted, has, digest=NOW).start == starts
 
 
 @pytest.mark.parametrize(
     ("wanted", "has", "starts"),
     [
-        pytest.param(policy(learns=True), load(waiting=5), 2, id="until one told, the policy's number counts"),
+        pytest.param(policy(learns=True), load(waiting=5), 2, id="the policy's number without a report"),
         pytest.param(
-            policy(most=9, learns=True), load(worker(used=1, slots=1), waiting=5), 5, id="those to come hold as many"
+            policy(most=9, learns=True), load(worker(used=1, slots=1), waiting=5), 5, id="future workers hold as many"
         ),
         pytest.param(
-            policy(most=9, learns=True), load(worker(used=8, slots=8), waiting=9), 2, id="also if that is more"
+            policy(most=9, learns=True),
+            load(worker(used=8, slots=8), waiting=9),
+            2,
+            id="also above the policy's number",
         ),
         pytest.param(
             policy(most=9, learns=True),
             load(worker(used=1, slots=1), worker(used=2, slots=2), waiting=5),
             3,
-            id="of several the one that holds most",
+            id="the largest report counts",
         ),
         pytest.param(
             policy(most=9, learns=True),
             load(worker(used=1, slots=1), worker(STARTING), waiting=5),
             4,
-            id="one that starts has told nothing and will hold as many",
+            id="a starting worker will hold as many",
         ),
         pytest.param(
             policy(most=9, learns=True),
             load(worker(used=1, slots=1, make=OLD), waiting=5),
             2,
-            id="what an old make told is forgotten",
+            id="old revisions are ignored",
         ),
         pytest.param(
-            policy(most=9, uses=1, learns=True), load(worker(used=8, slots=8), waiting=3), 3, id="uses bound it still"
+            policy(most=9, uses=1, learns=True),
+            load(worker(used=8, slots=8), waiting=3),
+            3,
+            id="the limit of uses still applies",
         ),
-        pytest.param(policy(most=9), load(worker(used=1, slots=1), waiting=5), 2, id="who does not learn believes it"),
+        pytest.param(
+            policy(most=9), load(worker(used=1, slots=1), waiting=5), 2, id="without learning the number stays"
+        ),
     ],
 )
-def test_workers_to_come_are_thought_to_hold_what_others_told(
+def test_future_workers_are_expected_to_hold_as_many_slots_as_current_workers_reported(
     wanted: PoolPolicy, has: EnvironmentLoad, starts: int
 ) -> None:
     assert plan(wanted, has, digest=NOW).start == starts
@@ -132,29 +139,26 @@ def test_workers_to_come_are_thought_to_hold_what_others_told(
 @pytest.mark.parametrize(
     ("wanted", "has", "retired"),
     [
-        pytest.param(policy(), load(worker(idle_s=60, id="a")), ["a"], id="idle as long as allowed"),
+        pytest.param(policy(), load(worker(idle_s=60, id="a")), ["a"], id="idle for the allowed time"),
         pytest.param(policy(), load(worker(idle_s=59.9, id="a")), [], id="idle for less"),
-        pytest.param(policy(), load(worker(used=1, id="a")), [], id="one that holds a session stays"),
-        pytest.param(policy(least=1), load(worker(idle_s=99, id="a")), [], id="the least number stays"),
+        pytest.param(policy(), load(worker(used=1, id="a")), [], id="a worker with a session stays"),
+        pytest.param(policy(least=1), load(worker(idle_s=99, id="a")), [], id="the minimum stays"),
         pytest.param(
             policy(least=1),
             load(worker(idle_s=70, id="a"), worker(idle_s=90, id="b"), worker(idle_s=80, id="c")),
             ["b", "c"],
-            id="the longest idle ones go first",
+            id="the longest idle go first",
         ),
         pytest.param(
-            policy(least=1),
-            load(worker(idle_s=99, id="a"), worker(used=2, id="b")),
-            ["a"],
-            id="busy ones count for the least number",
+            policy(least=1), load(worker(idle_s=99, id="a"), worker(used=2, id="b")), ["a"], id="busy workers count"
         ),
         pytest.param(
-            policy(least=1), load(worker(idle_s=99, id="a"), worker(STARTING)), ["a"], id="those that start count too"
+            policy(least=1), load(worker(idle_s=99, id="a"), worker(STARTING)), ["a"], id="starting workers count too"
         ),
-        pytest.param(policy(), load(worker(idle_s=99, id="a"), waiting=1), [], id="nobody goes while somebody waits"),
-        pytest.param(policy(), load(worker(DRAINING, idle_s=99)), [], id="a draining one is not retired again"),
-        pytest.param(policy(least=2), load(worker(idle_s=99, id="a")), [], id="nobody goes while others must start"),
-        pytest.param(policy(idle_s=0), load(worker(idle_s=0, id="a")), ["a"], id="no patience at all"),
+        pytest.param(policy(), load(worker(idle_s=99, id="a"), waiting=1), [], id="none while an opening waits"),
+        pytest.param(policy(), load(worker(DRAINING, idle_s=99)), [], id="a draining worker is not retired again"),
+        pytest.param(policy(least=2), load(worker(idle_s=99, id="a")), [], id="none while others must start"),
+        pytest.param(policy(idle_s=0), load(worker(idle_s=0, id="a")), ["a"], id="an idle time of zero"),
     ],
 )
 def test_workers_that_were_idle_too_long_are_retired(
@@ -163,13 +167,13 @@ def test_workers_that_were_idle_too_long_are_retired(
     assert list(plan(wanted, has, digest=NOW).retire) == retired
 
 
-def test_workers_of_an_old_make_are_drained_and_those_that_start_are_not() -> None:
+def test_workers_of_an_old_revision_are_drained_but_starting_workers_are_not() -> None:
     has = load(worker(make=OLD, id="a"), worker(make=OLD, used=3, id="b"), worker(STARTING, make=OLD), worker(id="c"))
 
     assert plan(policy(), has, digest=NOW).drain == ("a", "b")
 
 
-def test_draining_workers_are_stopped_once_they_hold_nothing() -> None:
+def test_draining_workers_are_stopped_once_they_hold_no_session() -> None:
     has = load(worker(DRAINING, 1, id="a"), worker(DRAINING, 0, id="b"), worker(id="c"))
 
     assert plan(policy(), has, digest=NOW).stop == ("b",)
@@ -185,7 +189,7 @@ workers = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a loaded machine is
+@settings(suppress_health_check=[HealthCheck.too_slow])  # generation is slow on a loaded machine
 @given(
     has=st.builds(
         lambda some, waiting: load(*some, waiting=waiting), st.lists(workers, max_size=8), st.integers(0, 50)
@@ -230,7 +234,7 @@ def test_the_pause_doubles_with_each_failure_up_to_half_a_minute(failures: int, 
     assert backoff_s(failures) == pause_s
 
 
-def test_a_pause_can_be_told_after_any_number_of_failures() -> None:
+def test_the_pause_is_defined_after_any_number_of_failures() -> None:
     assert backoff_s(100_000) == 30.0
 
 
@@ -241,17 +245,17 @@ def warm_policy(warm: int, *, least: int = 0, most: int = 9, slots: int = 2, pau
 @pytest.mark.parametrize(
     ("wanted", "has", "starts"),
     [
-        pytest.param(warm_policy(1), load(), 1, id="a worker before anybody asked"),
-        pytest.param(warm_policy(3), load(), 2, id="workers for as many slots"),
-        pytest.param(warm_policy(3), load(worker(slots=2)), 1, id="what is free counts"),
-        pytest.param(warm_policy(3), load(worker(STARTING, slots=2)), 1, id="what starts counts"),
-        pytest.param(warm_policy(2), load(worker(used=1, slots=2)), 1, id="what is held does not"),
-        pytest.param(warm_policy(2), load(waiting=3), 3, id="those that wait come on top"),
+        pytest.param(warm_policy(1), load(), 1, id="a worker before the first opening"),
+        pytest.param(warm_policy(3), load(), 2, id="workers for the number of warm slots"),
+        pytest.param(warm_policy(3), load(worker(slots=2)), 1, id="free slots count"),
+        pytest.param(warm_policy(3), load(worker(STARTING, slots=2)), 1, id="slots of starting workers count"),
+        pytest.param(warm_policy(2), load(worker(used=1, slots=2)), 1, id="used slots do not count"),
+        pytest.param(warm_policy(2), load(waiting=3), 3, id="waiting openings are added"),
         pytest.param(warm_policy(9, most=2), load(), 2, id="never more than allowed"),
         pytest.param(warm_policy(2), load(worker(PAUSED, slots=2)), 0, id="a paused worker is woken instead"),
     ],
 )
-def test_slots_are_kept_free_ahead_of_those_who_come(wanted: PoolPolicy, has: EnvironmentLoad, starts: int) -> None:
+def test_warm_slots_are_kept_free_for_future_openings(wanted: PoolPolicy, has: EnvironmentLoad, starts: int) -> None:
     assert plan(wanted, has, digest=NOW).start == starts
 
 
@@ -263,7 +267,7 @@ def test_as_many_slots_are_kept_free_as_arrive_while_a_worker_starts() -> None:
     assert plan(policy(slots=1, most=9), load(), digest=NOW, demand=Demand(rate=0.3, start_s=1.5)).start == 0
 
 
-def test_a_steady_stream_is_seen_and_forgotten_again() -> None:
+def test_a_steady_arrival_rate_is_measured_and_decays_again() -> None:
     demand = Demand().looked(replace(load(), arrivals=100), 0.0)
     arrivals = 100
     for _ in range(400):
@@ -277,11 +281,11 @@ def test_a_steady_stream_is_seen_and_forgotten_again() -> None:
     assert quiet.rate < 0.001
 
 
-def test_a_burst_before_the_first_look_is_no_stream() -> None:
+def test_a_burst_before_the_first_measurement_is_not_an_arrival_rate() -> None:
     assert Demand().looked(replace(load(), arrivals=5000), 0.5).rate == 0
 
 
-def test_the_expected_start_follows_what_starts_take() -> None:
+def test_the_expected_start_time_follows_the_measured_start_times() -> None:
     demand = Demand().started(4.0)
     assert demand.start_s == 4.0
     for _ in range(20):
@@ -293,14 +297,14 @@ def test_the_expected_start_follows_what_starts_take() -> None:
 @pytest.mark.parametrize(
     ("has", "woken"),
     [
-        pytest.param(load(worker(PAUSED, id="a"), waiting=1), ["a"], id="for one that waits"),
-        pytest.param(load(worker(PAUSED, id="a")), [], id="not for nobody"),
+        pytest.param(load(worker(PAUSED, id="a"), waiting=1), ["a"], id="woken for a waiting opening"),
+        pytest.param(load(worker(PAUSED, id="a")), [], id="not woken without an opening"),
         pytest.param(
             load(worker(PAUSED, idle_s=9, id="a"), worker(PAUSED, idle_s=5, id="b"), waiting=4),
             ["b"],
-            id="the last used first, and no more than needed",
+            id="the last used first",
         ),
-        pytest.param(load(worker(PAUSED, make=OLD, id="a"), waiting=1), [], id="none of an old make"),
+        pytest.param(load(worker(PAUSED, make=OLD, id="a"), waiting=1), [], id="not woken if of an old revision"),
     ],
 )
 def test_paused_workers_are_woken_before_others_start(has: EnvironmentLoad, woken: list[str]) -> None:
@@ -315,17 +319,17 @@ def test_paused_workers_are_woken_before_others_start(has: EnvironmentLoad, woke
     [
         pytest.param(warm_policy(0, pause_s=5), load(worker(idle_s=5, slots=2, id="a")), ["a"], id="idle for long"),
         pytest.param(warm_policy(0, pause_s=5), load(worker(idle_s=4.9, slots=2)), [], id="idle for less"),
-        pytest.param(warm_policy(0, pause_s=5), load(worker(used=1, slots=2)), [], id="not one that is used"),
-        pytest.param(warm_policy(0), load(worker(idle_s=50, slots=2)), [], id="not unless it is asked for"),
-        pytest.param(warm_policy(1, pause_s=5), load(worker(idle_s=9, slots=2)), [], id="not the slots kept free"),
+        pytest.param(warm_policy(0, pause_s=5), load(worker(used=1, slots=2)), [], id="a used worker stays awake"),
+        pytest.param(warm_policy(0), load(worker(idle_s=50, slots=2)), [], id="no pause without a setting"),
+        pytest.param(warm_policy(1, pause_s=5), load(worker(idle_s=9, slots=2)), [], id="warm slots stay awake"),
         pytest.param(
             warm_policy(0, least=1, pause_s=5),
             load(worker(idle_s=9, slots=2, id="a"), worker(idle_s=8, slots=2, id="b")),
             ["a"],
-            id="the least number stays awake",
+            id="the minimum stays awake",
         ),
         pytest.param(
-            warm_policy(0, pause_s=5), load(worker(idle_s=9, slots=2), waiting=5), [], id="not while one waits"
+            warm_policy(0, pause_s=5), load(worker(idle_s=9, slots=2), waiting=5), [], id="not while an opening waits"
         ),
     ],
 )
@@ -333,7 +337,7 @@ def test_idle_workers_are_paused(wanted: PoolPolicy, has: EnvironmentLoad, pause
     assert list(plan(wanted, has, digest=NOW).pause) == paused
 
 
-def test_paused_workers_of_an_old_make_are_drained_and_idle_ones_retired_first() -> None:
+def test_paused_workers_of_an_old_revision_are_drained_and_paused_idle_workers_are_retired_first() -> None:
     has = load(worker(PAUSED, make=OLD, id="a"), worker(PAUSED, idle_s=70, id="b"), worker(idle_s=90, id="c"))
 
     decided = plan(policy(least=1), has, digest=NOW)
@@ -343,11 +347,11 @@ def test_paused_workers_of_an_old_make_are_drained_and_idle_ones_retired_first()
     assert decided.retire == ("b",)
 
 
-def test_after_a_failed_start_one_is_tried_at_a_time() -> None:
+def test_after_a_failed_start_only_one_worker_starts_at_a_time() -> None:
     assert plan(policy(), load(waiting=99), digest=NOW, is_trial=True).start == 1
     assert plan(policy(), load(worker(STARTING), waiting=99), digest=NOW, is_trial=True).start == 0
 
 
 @pytest.mark.parametrize(("workers", "pause_s"), [(0, 0), (20, 0.001), (2_000, 0.1), (10_000, 0.5), (1_000_000, 0.5)])
-def test_the_control_loop_rests_the_longer_the_more_workers_it_looked_at(workers: int, pause_s: float) -> None:
+def test_the_pause_of_the_control_loop_grows_with_the_number_of_workers(workers: int, pause_s: float) -> None:
     assert rest_s(workers) == pytest.approx(pause_s)

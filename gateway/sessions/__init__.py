@@ -1,1 +1,1 @@
-"""Sessions: opening, calls, closing, and what this replica remembers of them."""
+"""Sessions: their opening, calls and closing, and this replica's cache of them."""

@@ -1,6 +1,6 @@
-"""The sessions that one replica serves, cached: a call in the steady state needs no store.
+"""Caches the sessions that this replica serves, so that a call in the steady state needs no store.
 
-The replica notes when each session was last active, and writes the notes to the store once a second.
+The replica notes when each session was last active and writes these notes to the store once a second.
 """
 
 from __future__ import annotations
@@ -27,88 +27,89 @@ from gateway.sessions.interruption import Watcher
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often notes are written: idle sessions expire within about this much after their deadline."""
+"""Seconds between two writes of notes. An idle session expires within about this time after its deadline."""
 EDGE_S = 3 * TICK_S
-"""A call that begins this close to its session's deadline writes its note at once."""
+"""Seconds before a session's deadline within which a new call writes the session's note immediately."""
 CACHED_MAX = 200_000
-"""Sessions that one replica remembers; the oldest idle ones beyond it are looked up again when they call."""
+"""Number of cached sessions above which the oldest idle ones are dropped. Their next call reads the store again."""
 
 
-@dataclass(slots=True, eq=False)  # each is itself only, and so may stand in a set
+@dataclass(slots=True, eq=False)  # compared and hashed by identity, for use in a set
 class CachedSession:
-    """What this replica knows of one session."""
+    """This replica's record of one session."""
 
     session: Session
     environment: Environment
     quiet_since: float
-    """End of its last call or touch, by this process's clock."""
+    """Monotonic time at which the last call or touch ended."""
     noted_at: float
-    """When the store was last told."""
+    """Monotonic time of the last note to the store."""
     busy: int = 0
-    """Calls under way here."""
+    """Number of calls that run in this replica."""
     is_ended: bool = False
-    """Whether this replica knows that the session has ended."""
+    """True once this replica knows that the session has ended."""
     watchers: set[Watcher] = field(default_factory=set)
-    """Of those under way, the ones that end with the session."""
+    """Watchers of running calls that the session's end interrupts."""
     turns: int = 0
-    """Counted by the store, as it last told."""
+    """Number of turns that the store last returned."""
     barren: int = 0
-    """Turns from its first one on that gave no reward, as far as they were taken here."""
+    """Number of turns before the first reward, as far as this replica ran them."""
     owed: list[str] = field(default_factory=list)
-    """Keys of turns, of a worker that does not count them, that were taken while the store was away, in their order: it
-    counts them when it is back."""
+    """Keys, in order, of turns that ran while the store did not answer, in a worker that counts no turns. The store
+    counts them once it answers."""
     owes_until: float = 0.0
-    """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
+    """Monotonic time before which turns do not query the store, so that steps do not wait for it without result."""
     reported: Fault | None = None
-    """The last fault that was logged: a call that is asked for again has the same one."""
+    """The last logged fault. A repeated call reports the same fault."""
     stirred: set[CachedSession] = field(default_factory=set, repr=False)
-    """Where it enters itself when something happens in it: all of those that there is something to note of."""
+    """The cache's set of sessions with activity to note. The session adds itself."""
 
     def begin(self) -> None:
-        """A call begins."""
+        """Note that a call starts."""
         self.busy += 1
         self.stirred.add(self)
 
     def finish(self) -> None:
-        """A call has ended."""
+        """Note that a call has ended."""
         self.busy -= 1
         self.quiet_since = time.monotonic()
 
     def stir(self) -> None:
-        """Its trainer gave a sign of life."""
+        """Note that the trainer is alive."""
         self.quiet_since = time.monotonic()
         self.stirred.add(self)
 
     def end(self) -> None:
-        """Note the session's end, and interrupt what runs in it."""
+        """Note the session's end and interrupt its running calls."""
         self.is_ended = True
         for watcher in tuple(self.watchers):
             watcher.end()
 
 
 class SessionCache:
-    """The sessions that this replica serves. Reads through: what it does not hold it looks up in the store."""
+    """A read-through cache of the sessions that this replica serves. On a miss it reads the store."""
 
     def __init__(self, store: SessionStore, catalog: Catalog, *, patience_s: float = STORE_PATIENCE_S) -> None:
-        """*patience_s*: how long `find` waits for a store that does not answer, or is being rebuilt."""
+        """*patience_s*: seconds for which `find` retries a store that does not answer, or is being rebuilt."""
         self._store = store
         self._catalog = catalog
         self._patience_s = patience_s
         self._entries: dict[SessionId, CachedSession] = {}
         self._stirred: set[CachedSession] = set()
-        """Of a hundred thousand sessions most are idle: to look at each, every second, would cost as much as steps."""
+        """Sessions with activity to note. Most of 100,000 sessions are idle: a scan each second would cost as much as
+        steps."""
         self._writing = asyncio.Lock()
 
     def get(self, id: SessionId) -> CachedSession | None:
-        """Return a session that this replica holds; None: it holds none of this id."""
+        """Return the cached session of this id, or None if this replica has none."""
         return self._entries.get(id)
 
     async def find(self, id: SessionId) -> CachedSession:
-        """Return an open session: from this replica's memory, else from the store.
+        """Return an open session from this replica's cache, or else from the store.
 
         Raises:
-            SessionNotFound: never known, not open yet, deleted, or of another key.
-            SessionClosed: ended by the gateway, with the reason.
+            SessionNotFound: The session is unknown, not open yet, ended by its trainer, or of another API key.
+            SessionClosed: The gateway ended the session; the error has the reason.
         """
         entry = self._entries.get(id)
         if entry is not None:
@@ -122,14 +123,14 @@ class SessionCache:
         return self.add(session, self.environment_of(session))
 
     def environment_of(self, session: Session) -> Environment:
-        """Return the environment that *session* runs in, as it is now in the catalog."""
+        """Return the environment of *session*, in the catalog's current revision."""
         return self._catalog.named(session.environment)
 
     async def renewed(self, entry: CachedSession) -> CachedSession:
-        """Write the note of *entry* at once if its deadline in the store may be near: a call must not race its expiry.
+        """Write the note of *entry* immediately if its deadline may be near: a new call must not race the expiry.
 
-        Returns the entry that holds now: the session may have ended, and another one of its name have begun.
-        Raises as `find`.
+        Return the current entry: the session may have ended, and another of the same name may have started.
+        Raises the errors of `find`.
         """
         if entry.is_ended:
             return await self.find(entry.session.id)
@@ -139,7 +140,7 @@ class SessionCache:
         try:
             ended = await self._store.touch([Activity(entry.session.id, 0.0)])
         except StoreUnavailable:
-            return entry  # nobody can end it either; and once the store is back, its worker is asked first
+            return entry  # no replica can expire it either, and expiry asks the worker first when the store is back
         if ended:
             self.forget(entry.session.id, entry.session.lease)
             entry = await self.find(entry.session.id)
@@ -147,21 +148,21 @@ class SessionCache:
         return entry
 
     def sessions(self) -> list[Session]:
-        """All that are remembered."""
+        """Return all cached sessions."""
         return [entry.session for entry in self._entries.values()]
 
     def is_busy(self) -> bool:
-        """Whether a call is under way here."""
+        """Return True if a call runs in this replica."""
         return any(entry.busy for entry in self._stirred if self._is_here(entry))
 
     def add(self, session: Session, environment: Environment, *, noted: bool = False) -> CachedSession:
-        """Keep a session in mind; *noted* says that the store's deadline for it is fresh."""
+        """Cache a session. *noted* states that its deadline in the store is fresh."""
         now = time.monotonic()
         entry = self._entries.get(session.id)
         if entry is None or entry.session.lease != session.lease:
             if len(self._entries) >= CACHED_MAX:
                 self._drop_the_oldest()
-            # Unless fresh, the deadline may be near: noted_at in the past makes the next call tell the store at once.
+            # A deadline that is not fresh may be near. noted_at in the past makes the next call write a note first.
             noted_at = now if noted else now - session.idle_s
             entry = CachedSession(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
             self._entries[session.id] = entry
@@ -170,9 +171,10 @@ class SessionCache:
         return entry
 
     def forget(self, id: SessionId, lease: str = "") -> None:
-        """Drop a session from memory; what runs in it here, and ends with it, is woken.
+        """Drop a session from the cache and interrupt its calls that this replica runs.
 
-        *lease*, if given, must be its own: word of an end may come when the next session of the id has begun.
+        A given *lease* must be the session's own: a notice of an end may arrive after the next session of the same id
+        has started.
         """
         entry = self._entries.get(id)
         if entry is not None and lease in ("", entry.session.lease):
@@ -188,16 +190,16 @@ class SessionCache:
                 del self._entries[id]
 
     async def run(self) -> None:
-        """Write notes each second and follow notices, until cancelled."""
+        """Write notes each second and follow the store's notices, until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._write_notes)
             group.start_soon(self._follow_notices)
 
     async def write_notes(self) -> None:
-        """Tell the store what was active since the last time; what is being told already has been when this returns.
+        """Write to the store which sessions were active since the last notes. Waits for a write that already runs.
 
         Raises:
-            StoreUnavailable: the next notes tell it.
+            StoreUnavailable: The store does not answer. The next notes include these sessions.
         """
         async with self._writing:
             now = time.monotonic()
@@ -225,7 +227,7 @@ class SessionCache:
                 await self.write_notes()
             except StoreUnavailable as error:
                 logger.warning("store_unavailable during=notes error=%s", error)
-            except Exception:  # protects every session of this replica: without notes they expire
+            except Exception:  # protects all sessions of this replica, which expire without notes
                 logger.exception("notes_failed")
 
     async def _follow_notices(self) -> None:
@@ -240,9 +242,9 @@ class SessionCache:
 
 
 def session_id(owner: Owner, name: str) -> SessionId:
-    """Derive the id under which a trainer's *name* for a session is kept.
+    """Derive the id of a session from its *owner* and the *name* that the trainer chose.
 
-    Trainers choose names freely, so two keys may choose the same one: the id covers the owner, is short, and is safe in
-    any key, header or path (32 hexadecimal digits).
+    Two API keys may use the same name, so the id covers the owner. It has 32 hexadecimal digits, which are safe in any
+    key, header or path.
     """
     return SessionId(hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32])

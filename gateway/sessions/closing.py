@@ -1,8 +1,8 @@
-"""The end of a session: mark it ``CLOSING``, tell the worker, then free the slot.
+"""Ends sessions: marks the session ``CLOSING``, closes it in its worker, then frees its slot.
 
-Both the request path (a trainer's delete, an opening that failed) and the control loop (expiry) end sessions this way.
-What is to be given back goes on behind a request that ends early, and is patient with a store that does not answer:
-a slot that nobody gives back is held until a deadline.
+The request path (a trainer's delete, a failed opening) and the control loop (expiry) both end sessions this way.
+Cleanup continues in the background if its request ends early, and retries while the store does not answer. A slot
+that is not released stays held until a deadline of the session.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLEANUP_S: Final = 30.0
-"""How long a request waits for what it gives back; the rest goes on behind it."""
+"""Seconds that a request waits for its cleanup, which then continues in the background."""
 
 TOLD_S: Final = 600.0
-"""How long a worker that does not answer is told again of the end of a session."""
+"""Seconds for which a close request to a worker that does not answer is retried."""
 TOLD_PAUSE_S: Final = 1.0
 Missed = Callable[[], None]
-"""Is called when the store did not answer."""
+"""A callback for each time that the store does not answer."""
 
 
 class EpisodeRecords(Protocol):
-    """Keeps what came of the episodes on each task: `gateway.tasks.curricula.stats.TaskStats`."""
+    """Keeps the results of episodes per task; implemented by `gateway.tasks.curricula.stats.TaskStats`."""
 
     def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
-        """Note how an episode went whose *reward* the agent earned. Returns at once."""
+        """Record the result of an episode in which the agent earned *reward*. Returns immediately."""
 
 
 class SessionCloser:
-    """Ends sessions at their workers and in the store."""
+    """Ends sessions in their workers and in the store."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class SessionCloser:
     ) -> None:
         """
         Args:
-            patience_s: How long a store that does not answer is asked again, in each step of an end.
-            records: Note each session that ended with a reward; None: nobody keeps records.
+            patience_s: Seconds for which each step of an end retries a store that does not answer.
+            records: Receives the result of each session that ended with a reward; None keeps no records.
         """
         self._store = store
         self._upstreams = upstreams
         self._metrics = metrics
         self._patience_s = patience_s
         self._records = records
-        # The state: what goes on behind requests.
+        # The state: tasks that continue in the background.
         self._cleanups: set[asyncio.Task[Any]] = set()
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -93,9 +93,10 @@ class SessionCloser:
         patience_s: float | None = None,
         missed: Missed | None = None,
     ) -> Session | None:
-        """Let the store begin the end of a session, patiently; None if there is none whose end is to be begun.
+        """Mark a session ``CLOSING`` in the store, with retries, and return it; None if there is no session to end.
 
-        A try of ours whose answer was lost may have begun it. Nobody else goes on with it then, until it is due.
+        An earlier try whose answer was lost may have marked it. This call then returns it too, because otherwise the
+        session would stay ``CLOSING`` until it is due.
         """
         tries = 0
 
@@ -115,12 +116,12 @@ class SessionCloser:
     async def finish(
         self, session: Session, environment: Environment, *, counted: bool = True, missed: Missed | None = None
     ) -> Summary | None:
-        """End a session that is ``CLOSING``, and give its slot back. Returns how the episode went, if known.
+        """Close a ``CLOSING`` session in its worker and release its slot. Return the episode's summary, if known.
 
-        *counted* False leaves logs and metrics alone: the session was never one of a trainer.
+        With *counted* False, logs and metrics leave the session out: no trainer ever had it.
 
-        A worker that does not take the end of a session is drained: its slot can't be trusted, and giving it to
-        somebody else would put a session beside one that still runs.
+        A worker that fails to close a session is drained. Its slot can't be trusted: a new session in it could run next
+        to the old one.
         """
         summary, is_answered = await self._end_in_worker(session, environment, missed=missed)
         if await self._released(session, missed=missed) and counted:
@@ -130,13 +131,14 @@ class SessionCloser:
     async def hand_over(
         self, session: Session, environment: Environment, successor: SessionRequest, *, is_wanted: Callable[[], bool]
     ) -> Session | None:
-        """End a session that is ``CLOSING``, and give its slot to *successor*, which gets no other one.
+        """Close a ``CLOSING`` session in its worker and transfer its slot to *successor*.
 
-        Returns the successor's session, or None where the slot can't be used again, or is not wanted when the session
-        has ended in its worker: then it was given back.
+        Returns:
+            The successor's session. None if the slot can't be reused, or if `is_wanted` returns False after the worker
+            has closed the session; the slot is then released.
 
         Raises:
-            SessionExists: another session has the successor's id; the slot was given back.
+            SessionExists: Another session has the successor's id. The slot is released.
         """
         summary, is_answered = await self._end_in_worker(session, environment, keeps=True)
         try:
@@ -146,44 +148,46 @@ class SessionCloser:
             await self._released(session)
             raise
         if begun is None:
-            await self._end_in_worker(session, environment)  # what was kept for the successor takes the slot still
+            await self._end_in_worker(session, environment)  # frees what the worker kept in the slot for the successor
         if begun is not None or await self._released(session):
             self._count(session, environment, summary, is_answered=is_answered)
         return begun
 
-    # -- giving back ----------------------------------------------------------------------------------------------
+    # -- releasing ------------------------------------------------------------------------------------------------
 
     async def give_back(
         self, session: Session, environment: Environment, reason: CloseReason, *, counted: bool = True
     ) -> None:
-        """End a session that this caller holds, and give its slot back; see `through`. Raises nothing of ours."""
+        """End a session that the caller holds and release its slot; see `through`. Raises no ``GatewayError``."""
         await self.through(session.id, partial(self._given_back, session, environment, reason, counted))
 
     async def taken_back(
         self, session: Session, environment: Environment, reason: CloseReason, *, counted: bool, missed: Missed
     ) -> bool:
-        """Do what `give_back` lets go through; False: the session was ended by somebody else, or has no slot any more.
+        """End a session as `give_back` does, in the caller's task.
+
+        Return False if another caller ended the session, or if it has no slot any more.
 
         Raises:
-            StoreUnavailable: the slot is held until a deadline of the session.
+            StoreUnavailable: The store does not answer. The slot stays held until a deadline of the session.
         """
         closing = await self.begin(session.id, reason, lease=session.lease, missed=missed)
         if closing is None:
             return False
-        # The store has no handle yet of a session that was just being opened.
+        # The store has no handle yet if the session was still opening.
         closing = replace(closing, handle=closing.handle or session.handle)
         await self.finish(closing, environment, counted=counted, missed=missed)
         return True
 
     async def abandon(self, session: Session, environment: Environment, *, missed: Missed) -> None:
-        """Give an opening's slot back although its worker, which is suspect, answers nothing; it ends in there later.
+        """Release the slot of an opening whose suspect worker does not answer.
 
-        It is told behind the caller until it answers, by the session's lease: a successor elsewhere, or in that worker,
-        is not meant.
+        A background task retries the close request until the worker answers. The request names the session's lease, so
+        it cannot end a successor of the same id, in this worker or in another.
         """
         closing = await self.begin(session.id, CloseReason.OPEN_FAILED, lease=session.lease, missed=missed)
         if closing is None:
-            return  # who ended it meanwhile tells the worker
+            return  # the caller that ended it closes it in the worker
         task = asyncio.create_task(self._tell_end(closing, environment))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -213,10 +217,11 @@ class SessionCloser:
         await self.taken_back(session, environment, reason, counted=counted, missed=missed)
 
     async def through(self, id: SessionId, cleanup: Callable[[Missed], Coroutine[Any, Any, None]]) -> None:
-        """Run *cleanup* to its end, whatever becomes of its caller; it is handed what to call when the store is away.
+        """Run *cleanup* to its end, even if its caller is cancelled.
 
-        The caller waits for it, also when its trainer hung up, so that who asks next finds the slot free. But not
-        longer than `CLEANUP_S`, and not for a store that is away: then it goes on behind.
+        The caller waits for it even if its trainer disconnected, so that the next request finds the slot free. The wait
+        ends after `CLEANUP_S`, or when *cleanup* calls its argument because the store does not answer. Then *cleanup*
+        continues in the background.
         """
         is_away = asyncio.get_running_loop().create_future()
 
@@ -225,12 +230,12 @@ class SessionCloser:
                 is_away.set_result(None)
 
         going = self.go_on(id, cleanup(missed))
-        # Unshielded, an anyio scope that was cancelled would end this wait at once.
+        # Without the shield, a cancelled anyio scope would end this wait immediately.
         with anyio.CancelScope(shield=True):
             await asyncio.wait({going, is_away}, timeout=CLEANUP_S, return_when=asyncio.FIRST_COMPLETED)
 
     def go_on(self, id: SessionId, cleanup: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin what is to run to its end, whatever becomes of who waits for it; *id* is what the log says of it."""
+        """Start *cleanup* as a task that outlives its caller. Logs name the task by *id*."""
         task = asyncio.create_task(cleanup, name=id)
         self._cleanups.add(task)  # a bare task may be garbage-collected
         task.add_done_callback(self._gone_on)
@@ -239,11 +244,11 @@ class SessionCloser:
     def _gone_on(self, task: asyncio.Task[Any]) -> None:
         self._cleanups.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A deadline of the session does it.
+            # The slot is released when a deadline of the session passes.
             logger.warning("session_not_given_back session=%s error=%s", task.get_name(), error)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for what goes on behind requests, and for what comes of that, at most *timeout_s*."""
+        """Wait at most *timeout_s* seconds for background cleanups and for the cleanups that they start."""
         deadline = time.monotonic() + timeout_s
         while self._cleanups and (left_s := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._cleanups, timeout=left_s)
@@ -253,26 +258,26 @@ class SessionCloser:
     async def _end_in_worker(
         self, session: Session, environment: Environment, *, keeps: bool = False, missed: Missed | None = None
     ) -> tuple[Summary | None, bool]:
-        """What the worker tells of the episode, if anything; and whether it took the session's end."""
+        """Close the session in its worker. Return the worker's summary, if any, and whether the close succeeded."""
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(environment.timeouts.close_s):
                 return await self._upstreams[environment.wire].close(session, environment, keeps=keeps), True
         except (GatewayError, TimeoutError) as error:
             logger.warning("session_close_failed session=%s worker=%s error=%s", session.id, session.worker, error)
-            if not environment.server.url:  # that server would not be replaced, and says itself when it is full
+            if not environment.server.url:  # an external server is not replaced, and reports itself when it is full
                 drain = partial(self._store.drain_worker, session.worker)
                 await patiently(drain, for_s=self._patience_s, missed=missed)
             return None, False
 
     async def _released(self, session: Session, *, missed: Missed | None = None) -> bool:
-        """Free the slot of a session that is ``CLOSING``; whether it was this caller who did."""
+        """Free the slot of a ``CLOSING`` session. Return True if this caller freed it."""
         tries = 0
 
         async def release() -> bool:
             nonlocal tries
             tries += 1
-            # An answer that was lost was a yes, but for a worker that died in just that moment.
+            # A lost answer means success, unless the worker died at that moment.
             return await self._store.release(session.id, session.lease) or tries > 1
 
         return await patiently(release, for_s=self._patience_s, missed=missed)
@@ -284,7 +289,7 @@ class SessionCloser:
             nonlocal tries
             tries += 1
             begun = await self._store.hand_over(session.id, session.lease, successor)
-            if begun is None and tries > 1:  # a try whose answer was lost may have done it
+            if begun is None and tries > 1:  # an earlier try may have succeeded although its answer was lost
                 found = await self._found(successor.id)
                 if found is not None and found.lease == successor.lease and found.state is SessionState.OPENING:
                     return found
@@ -312,10 +317,12 @@ class SessionCloser:
             if reward is not None and self._records is not None:
                 self._records.note(session, environment, summary, reward)
         logger.info(
-            "session_closed session=%s name=%r environment=%s worker=%s reason=%s outcome=%s reward=%s steps=%s",
+            "session_closed session=%s name=%r environment=%s task=%r worker=%s reason=%s outcome=%s reward=%s "
+            "steps=%s",
             session.id,
             session.name,
             session.environment,
+            session.task,
             session.worker,
             reason.value,
             outcome.value,
@@ -325,7 +332,7 @@ class SessionCloser:
 
 
 def _lacks(summary: Summary) -> tuple[Fault, ...]:
-    """What operators are told of an episode without any reward: no call failed in it, so that nothing else says so."""
+    """Return the fault of an episode without any reward. No call failed in it, so no other log entry reports it."""
     if not is_without_reward(summary) or summary.fault is not None:
         return ()
     message = (
@@ -335,9 +342,9 @@ def _lacks(summary: Summary) -> tuple[Fault, ...]:
 
 
 def log_faults(session: Session, faults: Iterable[Fault]) -> None:
-    """Log *faults* in *session* for operators: a line each, with the traceback as a Python literal.
+    """Log each of *faults* in *session* on one line for operators, with the traceback as a Python literal.
 
-    A literal is on one line, in characters that every terminal and file takes, whatever an exception's text holds.
+    A literal stays on one line and uses characters that every terminal and file accepts, for any exception text.
     """
     for fault in faults:
         told = (session.environment, session.task, session.id, fault.place, fault.error, fault.traceback)

@@ -1,4 +1,4 @@
-"""Why a call failed: what became of its session, as its worker and the store report."""
+"""Finds the reason of a failed call: the state of its session, as its worker and the store report it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.sessions.interruption import SessionEndEvent
 logger = logging.getLogger(__name__)
 
 REASON_S: Final = 3.0
-"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, of
-twenty at once on a busy machine within 600; beside three other tests on two CPUs it took more than a second once."""
+"""Seconds that a call with a broken connection waits for the reason. An engine reports a death within about 100 ms, and
+20 concurrent deaths on a busy machine within 600 ms. Next to three other tests on two CPUs it once took over 1 s."""
 
 
 class SessionMoved(Exception):
-    """The cached session has ended, and another one of its name is open elsewhere. The call has not run."""
+    """The cached session has ended, and another session of the same name is open. The call has not run."""
 
     def __init__(self, entry: CachedSession) -> None:
         super().__init__(entry.session.id)
@@ -29,7 +29,7 @@ class SessionMoved(Exception):
 
 
 class FailureReasons:
-    """Finds out why calls failed, for `gateway.sessions.service.ActiveSession`."""
+    """Finds the reasons of failed calls for `gateway.sessions.service.ActiveSession`."""
 
     def __init__(self, *, store: SessionStore, cache: SessionCache, closer: SessionCloser) -> None:
         self._store = store
@@ -37,16 +37,17 @@ class FailureReasons:
         self._closer = closer
 
     async def of_unknown(self, entry: CachedSession) -> Exception:
-        """Say what became of a session that its worker does not know.
+        """Return the error for a call in a session that its worker does not know.
 
         Raises:
-            SessionNotFound, SessionClosed: with the reason that the store knows.
+            SessionNotFound: The store does not know the session any more.
+            SessionClosed: The gateway ended the session; the error has the reason.
         """
         session = entry.session
         self._cache.forget(session.id, session.lease)
         found = await self._store.find(session.id)
         if found.lease == session.lease and found.state is SessionState.OPEN:
-            # The store has it and its worker has not: what the trainer did in it is lost, and it has to hear so.
+            # Open in the store but missing in the worker: the episode is lost, and the trainer must get an error.
             logger.warning("session_lost_by_worker session=%s worker=%s", session.id, session.worker)
             await self._closer.give_back(session, entry.environment, CloseReason.WORKER_LOST)
             return SessionClosed(CloseReason.WORKER_LOST.value)
@@ -55,20 +56,20 @@ class FailureReasons:
         return SessionNotFound(session.name)
 
     async def of_end(self, entry: CachedSession) -> Exception:
-        """Say why a session was ended while something ran in it. Raises as `of_unknown`."""
+        """Return the error for a call that its session's end interrupted. Raises the errors of `of_unknown`."""
         found = await self._store.find(entry.session.id)
         if found.state is SessionState.CLOSING and found.reason is not None and found.reason not in BY_TRAINER:
             return SessionClosed(found.reason.value)
         return SessionNotFound(entry.session.name)
 
     async def explain(self, entry: CachedSession, error: UpstreamGone) -> None:
-        """A connection broke: if the session was ended, that is the better answer.
+        """Raise the reason of the session's end, if it has ended, for a call whose connection broke.
 
-        A worker that dies closes its connections a moment before the engine tells of its death and why, and the control
-        loop ends its sessions: that is waited for.
+        A dying worker closes its connections shortly before the engine reports its death, on which the control loop
+        ends the worker's sessions. This method waits for that end.
 
         Raises:
-            SessionClosed: it was ended, with the reason.
+            SessionClosed: The session was ended; the error has the reason.
         """
         if isinstance(error, ReplicaLeft):
             return

@@ -1,5 +1,5 @@
-"""What interrupts a call: the end of its session, or its deadline. What interrupts a wait for a slot: the end of this
-process. What interrupts an opening: the silence of its worker.
+"""Interrupts calls at their session's end or deadline, waits for a slot at this process's end, and openings in a worker
+that does not answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cause = Literal["ended", "late"]
 
 
 class Interrupted(Exception):
-    """What was awaited was broken off, for *cause*."""
+    """The awaited work was cancelled because of *cause*."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause)
@@ -28,14 +28,14 @@ class Interrupted(Exception):
 
 
 class Watcher(Protocol):
-    """Who is told when a session ends."""
+    """Receives a notification when a session ends."""
 
     def end(self) -> None:
-        """The session has ended."""
+        """Handle the session's end."""
 
 
 class SessionEndEvent:
-    """Waits for the end of a session, and breaks nothing off."""
+    """Waits for the end of a session without cancelling work."""
 
     __slots__ = ("_event",)
 
@@ -43,11 +43,11 @@ class SessionEndEvent:
         self._event = asyncio.Event()
 
     def end(self) -> None:
-        """The session has ended."""
+        """Note the session's end."""
         self._event.set()
 
     async def within(self, seconds: float) -> bool:
-        """Wait for it, at most so long; whether it came."""
+        """Wait at most *seconds* for the session's end. Return True if it has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -55,17 +55,18 @@ class SessionEndEvent:
 
 
 class CallScope:
-    """Breaks off what its task awaits inside, as ``asyncio.timeout`` does, for either of two causes.
+    """A context that cancels its task's work for either of two causes, as ``asyncio.timeout`` does.
 
-    One more task for each call, to be waited for beside them, would cost more than the call's own share.
+    A separate task for each call would cost more than the gateway's own work for the call.
     """
 
     __slots__ = ("_cancelling", "_cause", "_task", "_timer", "_watchers")
 
     def __init__(self, watchers: set[Watcher], within_s: float | None) -> None:
-        """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`.
-
-        *within_s* None: as long as it takes.
+        """
+        Args:
+            watchers: The session's watchers, to which this scope belongs from `__enter__` to `__exit__`.
+            within_s: Seconds until the deadline; None sets no deadline.
         """
         self._watchers = watchers
         self._timer: asyncio.TimerHandle | None = None
@@ -90,12 +91,12 @@ class CallScope:
         self._watchers.discard(self)
         task, self._task = self._task, None
         assert task is not None
-        # Somebody else may have cancelled the task, too: then that goes on.
+        # If another caller has cancelled the task too, that cancellation continues.
         if self._cause is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise Interrupted(self._cause) from error
 
     def end(self) -> None:
-        """The session has ended."""
+        """Cancel the task's work because the session has ended."""
         self._break_off("ended")
 
     def _break_off(self, cause: Cause) -> None:
@@ -105,24 +106,24 @@ class CallScope:
 
 
 class AdmissionGate:
-    """Who waits for a slot here: refused when this process ends, as another replica may serve them."""
+    """Refuses waiting openings when this process ends, because another replica may serve them."""
 
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
         self._is_over = False
 
     def end(self) -> None:
-        """Refuse those who wait, and all to come."""
+        """Refuse all waiting and all later openings."""
         self._is_over = True
         for watcher in list(self._watchers):
             watcher.end()
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """What is awaited inside waits for a slot.
+        """Return a context in which an opening waits for a slot.
 
         Raises:
-            PoolExhausted: this process ends.
+            PoolExhausted: This process ends.
         """
         if self._is_over:
             raise _stopping()
@@ -134,22 +135,22 @@ class AdmissionGate:
 
 
 SUSPECT_S: Final = 3.0
-"""How long a worker may take to open a session before it is asked whether it answers, and again after each answer."""
+"""Seconds that an opening may take before a liveness query to its worker, and between two such queries."""
 
 
 class SuspectReports(Protocol):
-    """Takes note of workers that answer nothing."""
+    """Receives reports of workers that do not answer."""
 
     def suspected(self, session: Session, environment: Environment) -> None:
-        """Let nobody get another slot in the worker of *session*, whose opening goes on. Returns at once."""
+        """Stop granting slots in the worker of *session*, whose opening continues. Returns immediately."""
 
 
 class OpeningWatch:
-    """A context in which a session is opened in its worker, which is asked for a sign of life where that takes long.
+    """A context around a session's opening in its worker. If the opening takes long, it queries the worker's liveness.
 
     Args:
-        limit: Ended early where a worker of our own images answers nothing.
-        reports: Told once where a worker of somebody else's image answers nothing; the opening goes on.
+        limit: The opening's timeout. It expires early if a worker of the gateway's own images does not answer.
+        reports: Receives one report if a third-party worker does not answer. The opening then continues.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class OpeningWatch:
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> OpeningWatch:
-        # A timer: a task would cost each opening.
+        # A timer, because a task would cost every opening.
         self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
         return self
 

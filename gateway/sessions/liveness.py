@@ -1,9 +1,9 @@
-"""Workers that answer nothing although they run: paused, starved or stuck. They are *suspect* until they answer again.
+"""Checks whether workers answer. A running worker that does not (paused, starved, stuck) is *suspect* until it does.
 
-Noticed where a session is opened in one, and asked from then on by the control loop. The server of our own images
-answers beside whatever its environments do, and ends a session that it opens late by its lease: there the opening goes
-to another worker. A server of somebody else's may answer nothing while it works, and may have begun to open: there the
-opening goes on, and no others are begun.
+An opening detects such a worker, and the control loop queries it from then on. The server of the gateway's own images
+answers while its environments work, and closes a session that it opens too late by its lease. So an opening there moves
+to another worker. A third-party server may not answer while it works, and may have started to open the session. So the
+opening there continues, and no further openings start in it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gateway.core.session import Session
 from gateway.core.worker import Worker
 
 PAUSE_S: Final = 0.5
-"""Before a server that does not answer is asked again."""
+"""Seconds between two queries to a server that does not answer."""
 ANSWER_S: Final = 2.0
-"""How long a worker has to answer at all; it takes a millisecond."""
+"""Seconds that a worker has to answer. A healthy worker takes about 1 ms."""
 
 
 class WorkerSilent(UpstreamTimeout):
-    """A worker answers nothing. What it was asked may run once it goes on."""
+    """A worker does not answer. It may still run the request later."""
 
 
 async def answers(worker: Worker, environment: Environment, upstream: WorkerUpstream) -> bool:
-    """Whether *worker* answers anything within `ANSWER_S`."""
+    """Return True if *worker* answers within `ANSWER_S`, even with an error."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            # Also of one that is busy: what is meant is whether it would take a session now.
+            # A busy worker must answer too: the question is whether it would open a session now.
             await upstream.alive(worker, environment, busy_counts=False)
     except (UpstreamGone, UpstreamTimeout, TimeoutError):
         return False
@@ -44,7 +44,7 @@ async def answers(worker: Worker, environment: Environment, upstream: WorkerUpst
 async def wait_for_answer(
     session: Session, environment: Environment, upstream: WorkerUpstream, within_s: float
 ) -> None:
-    """Return when the server of *session* answers again, or after *within_s* seconds."""
+    """Return when the server of *session* answers, or after *within_s* seconds."""
     with contextlib.suppress(TimeoutError):
         # No Redis in here: the timeout's cancellation reaches the server's connection only.
         async with asyncio.timeout(within_s):
@@ -55,5 +55,5 @@ async def wait_for_answer(
 
 
 def worker_of(session: Session) -> Worker:
-    """Return the worker of *session*, as far as its upstream has to know it."""
+    """Return the worker of *session* with the fields that its upstream needs."""
     return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)

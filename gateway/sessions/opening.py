@@ -1,7 +1,7 @@
-"""How an episode begins: claim a slot, or take over that of the episode before, and set the session up in its worker.
+"""Opens sessions: claims a slot, or takes over the previous episode's slot, then sets the session up in its worker.
 
-A trainer may hang up at any moment of it. What it held by then is given back, also what is only known to be held later:
-a command to the store that was on its way, a slot that is just being handed over.
+A trainer may disconnect at any moment. The opener then releases everything that the opening held. This includes a slot
+granted by a store command still under way, and a slot that is just being transferred.
 """
 
 from __future__ import annotations
@@ -47,44 +47,44 @@ from gateway.sessions.liveness import WorkerSilent, wait_for_answer
 logger = logging.getLogger(__name__)
 
 HIT_S: Final = 0.05
-"""An opening that has its slot within this long counts as one that did not wait; a start takes longer."""
+"""Maximum seconds to a slot for an opening that counts as one without a wait. A worker's start takes longer."""
 RETRY_PAUSE_S: Final = 0.05
 OPEN_ATTEMPTS: Final = 2
-"""Workers in which an opening is tried that had begun in them; a task that kills workers must not go on to all."""
+"""Number of workers that may die of one opening: a task that kills workers must not reach all of them."""
 FULL_PAUSE_S: Final = 0.5
-"""Before a worker is tried again that had no room and did not say how much it has."""
+"""Seconds before the retry of a worker that was full and did not state its capacity."""
 
 
 class DrawnTickets(Protocol):
-    """Takes back the places in groups of drawn tasks: `gateway.tasks.curricula.service.Curricula`."""
+    """Releases unused places in groups of drawn tasks; implemented by `gateway.tasks.curricula.service.Curricula`."""
 
     def unused(self, ticket: GroupMembership | None) -> None:
-        """Give back the place of *ticket*: nothing was opened with it. Returns at once."""
+        """Release the place of *ticket*, with which nothing was opened. Returns immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRequest:
-    """What a frontend asks for."""
+    """A frontend's request for an episode."""
 
     owner: Owner
-    """The name of the trainer's key."""
+    """The name of the trainer's API key."""
     name: str
     """The session's id as the trainer knows it."""
     environment: Environment
     setup: SessionSetup
-    """Its secrets go to the worker, and are neither stored nor logged."""
+    """The setup for the worker. The gateway neither stores nor logs its secrets."""
     fingerprint: str
-    """Of all that makes this request what it is: a retry with the same one gets the same session."""
+    """The identity of the whole request. A retry with the same fingerprint gets the same session."""
     task: str = ""
     """``split/index`` or a task's id, for people."""
     episode: str = ""
-    """The trainer's own name for the episode; only a reset has one."""
+    """The trainer's own name for the episode; only resets have one."""
     within_s: float | None = None
-    """The longest wait in seconds, where it is less than the environment's own limits."""
+    """Maximum wait in seconds, if it is shorter than the environment's own limits."""
 
 
 class _Opening:
-    """One opening under way: what was asked for, and until when."""
+    """One opening under way: its request and its time limits."""
 
     def __init__(self, request: EpisodeRequest) -> None:
         self.environment = request.environment.splits.get(request.setup.of_split, request.environment)
@@ -92,21 +92,21 @@ class _Opening:
         self.within_s = request.within_s
         self.began_at = time.monotonic()
         self.claim = _claim_of(request, self.environment)
-        """What the store is asked for; each try has a lease of its own."""
+        """The request to the store. Each try has its own lease."""
 
     @property
     def open_until(self) -> float:
-        """When a slot is no longer waited for that is claimed again, by this process's clock."""
+        """Monotonic time at which the wait for another slot ends."""
         open_s = self.environment.timeouts.open_s
         return self.began_at + (open_s if self.within_s is None else min(self.within_s, open_s))
 
     def at_most(self, limit_s: float) -> float:
-        """What is left of the whole time, but no more than *limit_s*; not less than 0."""
+        """Return the seconds left of the whole opening's time, between 0 and *limit_s*."""
         left_s = limit_s if self.within_s is None else self.began_at + self.within_s - time.monotonic()
         return max(0.0, min(limit_s, left_s))
 
     def renew(self) -> None:
-        """Give the claim a new lease: the next try is another one."""
+        """Give the claim a new lease for the next try."""
         self.claim = replace(self.claim, lease=uuid.uuid4().hex)
 
 
@@ -127,9 +127,9 @@ class SessionOpener:
     ) -> None:
         """
         Args:
-            patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
-            waiting: Who waits for a slot here.
-            tickets: Takes back those with which nothing was opened.
+            patience_s: Seconds for which a store that does not answer, or is being rebuilt, is retried.
+            waiting: Refuses openings that wait for a slot when this process ends.
+            tickets: Releases the tickets with which nothing was opened.
         """
         self._store = store
         self._upstreams = upstreams
@@ -141,16 +141,17 @@ class SessionOpener:
         self._tickets = tickets
 
     async def open(self, request: EpisodeRequest) -> CachedSession:
-        """Start an episode in a slot of its own.
+        """Start an episode in a newly claimed slot.
 
         An identical retry (same fingerprint) of a session that is open, or being opened, gets that session.
 
         Raises:
-            SessionExists: *name* is taken by a session that was opened otherwise.
-            PoolExhausted, EnvironmentUnavailable: no slot in time, or this replica ends; workers do not start.
-            InvalidRequest: the worker refuses the task.
-            UpstreamError: the worker failed; the slot is given back. One that dies over it is replaced by another
-                first: nobody has seen anything of the episode yet.
+            SessionExists: Another request opened a session of this name.
+            PoolExhausted: No slot became free in time, the queue is full, or this replica shuts down.
+            EnvironmentUnavailable: The environment's workers do not start.
+            InvalidRequest: The worker refuses the task.
+            UpstreamError: The worker failed, and its slot is released. If it died, another worker is tried first: the
+                trainer has seen nothing of the episode yet.
         """
         opening = _Opening(request)
         with self._counted(opening):
@@ -158,10 +159,10 @@ class SessionOpener:
             return await self._set_up(session, opening)
 
     async def reset(self, request: EpisodeRequest) -> CachedSession:
-        """End the episode of this name, if there is one, and start another one in its place, in the same slot.
+        """End the episode of this name, if there is one, and start another episode in the same slot.
 
-        Another environment, or an exclusive one, takes another slot, in its turn. What fails here leaves no episode.
-        Raises as `open`.
+        If the environment differs or is exclusive, the opening queues for another slot. A failed reset leaves no
+        episode. Raises the errors of `open`.
         """
         opening = _Opening(request)
         with self._counted(opening):
@@ -172,10 +173,10 @@ class SessionOpener:
 
     @contextlib.contextmanager
     def _counted(self, opening: _Opening) -> Iterator[None]:
-        """Count what is refused inside, and let a drawn task's place in its group go if nothing is opened."""
+        """Count refused openings, and release a drawn task's place in its group if nothing is opened."""
         try:
             yield
-        except BaseException as error:  # a cancellation too: the trainer hung up
+        except BaseException as error:  # includes a cancellation, when the trainer disconnects
             self._unused(opening)
             if isinstance(error, GatewayError):
                 self._metrics.session_refused(opening.environment.name, error.code)
@@ -185,13 +186,13 @@ class SessionOpener:
         if opening.setup.ticket is not None:
             self._tickets.unused(opening.setup.ticket)
 
-    # -- the slot of the episode before ---------------------------------------------------------------------------
+    # -- the previous episode's slot ------------------------------------------------------------------------------
 
     async def _take_over(self, opening: _Opening) -> Session | None:
-        """End the session of the same id and take over its slot; None if there was none, or none to be had.
+        """End the session of the same id and take over its slot; None if there is no session, or no reusable slot.
 
         Raises:
-            UpstreamTimeout: that took longer than the trainer waits; it goes on.
+            UpstreamTimeout: The end took longer than the trainer waits. It continues in the background.
         """
         gone = asyncio.Event()
         id, environment, within_s = opening.claim.id, opening.environment, opening.within_s
@@ -200,17 +201,17 @@ class SessionOpener:
             await asyncio.wait({handing}, timeout=within_s)
             if not handing.done():
                 raise UpstreamTimeout(f"the episode before this one did not end within {within_s:g} s")
-        except BaseException:  # also where the trainer hung up: what it is handed all the same is given back
+        except BaseException:  # includes the trainer's disconnect: a slot that is still transferred is released
             gone.set()
             self._closer.go_on(id, self._hand_back(handing, environment))
             raise
         return handing.result()
 
     async def _transfer(self, claim: SessionRequest, environment: Environment, gone: asyncio.Event) -> Session | None:
-        """As `_take_over`, to its end; once *gone* is set nobody wants the slot any more."""
+        """Do the work of `_take_over` to its end. Once *gone* is set, the opening does not need the slot any more."""
         entry = self._cache.get(claim.id)
         ended = await self._closer.begin(claim.id, CloseReason.DELETED, patience_s=self._patience_s)
-        if entry is not None:  # only now: what this breaks off asks the store why
+        if entry is not None:  # after `begin`: the calls cancelled here ask the store why
             self._cache.forget(claim.id, entry.session.lease)
             entry.end()
         if ended is None:
@@ -225,10 +226,10 @@ class SessionOpener:
         if handing.cancelled() or handing.exception() is not None:
             return
         if (session := handing.result()) is not None:
-            # As if deleted: where an opening failed, the worker may hold something of it, and nothing was opened here.
+            # After OPEN_FAILED, an upstream expects remains of the opening in the worker. This one never reached it.
             await self._closer.give_back(session, environment, CloseReason.DELETED)
 
-    # -- a slot of its own ----------------------------------------------------------------------------------------
+    # -- a new slot -----------------------------------------------------------------------------------------------
 
     async def _claim(self, opening: _Opening, wait_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
@@ -236,13 +237,13 @@ class SessionOpener:
         try:
             with self._waiting.here():
                 return await self._claimed(opening, wait_s, given_up)
-        except BaseException:  # a cancellation too: the trainer hung up
+        except BaseException:  # includes a cancellation, when the trainer disconnects
             if given_up:
                 self._closer.go_on(opening.claim.id, self._end_given_up(opening, given_up))
             raise
 
     async def _claimed(self, opening: _Opening, wait_s: float, given_up: set[str]) -> Session:
-        """See `_claim`; leases of claims whose answer was lost are added to *given_up*."""
+        """Do the work of `_claim`; add the lease of each claim whose answer was lost to *given_up*."""
         environment = opening.environment
         began_at = time.monotonic()
         deadline = began_at + wait_s + environment.timeouts.setup_s
@@ -259,7 +260,7 @@ class SessionOpener:
                 self._metrics.claimed(environment.name, "refused", time.monotonic() - began_at)
                 raise
             except StoreUnavailable:
-                # What it did all the same is undone under the old lease, however late that comes.
+                # The store may have granted the claim, or grant it later. The old lease identifies it for undoing.
                 given_up.add(opening.claim.lease)
                 if time.monotonic() + STORE_PAUSE_S > patient_until:
                     raise
@@ -273,7 +274,7 @@ class SessionOpener:
                     raise
                 elif other is not None and other.state is SessionState.OPEN:
                     return other
-            # It waits in the queue, is being set up by another request, or is just being closed.
+            # Another opening of this id is queued or being set up, or the session is just being closed.
             if time.monotonic() > deadline:
                 raise SessionExists(opening.claim.name)
             await asyncio.sleep(pause_s)
@@ -293,9 +294,9 @@ class SessionOpener:
     # -- in the worker --------------------------------------------------------------------------------------------
 
     async def _set_up(self, session: Session, opening: _Opening) -> CachedSession:
-        """Set a session up that was granted a slot, note that it is open, and cache it.
+        """Set up a session that has a slot, note that it is open, and cache it.
 
-        Another worker is tried if the first one dies of it, has no room or answers nothing.
+        If the worker dies, is full or does not answer, the opening tries another worker.
         """
         environment = opening.environment
         deaths = 0
@@ -311,32 +312,32 @@ class SessionOpener:
                     raise
                 logger.info("session_opened_elsewhere session=%s worker=%s error=%s", session.id, session.worker, error)
                 await self._pause(session, environment, error, left_s)
-                # By itself: others of its group may have begun, and are not to be waited for again.
+                # Without its group: other members may have started, so the new claim must not wait for the group again.
                 opening.renew()
                 opening.claim = replace(opening.claim, group="")
                 session = await self._claim(opening, max(0.0, opening.open_until - time.monotonic()))
             else:
                 self._note_open(session, time.monotonic() - opening.began_at)
                 break
-        else:  # an identical request has opened it, with a place of its own
+        else:  # an identical request has opened it, with its own place in the group
             self._unused(opening)
         return self._cache.add(session, environment, noted=True)
 
     async def _pause(self, session: Session, environment: Environment, error: UpstreamError, left_s: float) -> None:
-        """Wait before the next worker is tried, which may be the same one again; at most *left_s* seconds."""
+        """Wait at most *left_s* seconds before the next try, which may use the same worker again."""
         if environment.server.url and isinstance(error, UpstreamGone):
-            # There is no other worker to go to.
+            # An external server has no other worker to try.
             await wait_for_answer(session, environment, self._upstreams[environment.wire], left_s)
         elif environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
             await asyncio.sleep(min(FULL_PAUSE_S, left_s))
 
     async def _open_in_worker(self, session: Session, opening: _Opening) -> Session:
-        """Open a session in its worker and mark it open in the store; on failure give back its slot."""
+        """Open a session in its worker and mark it open in the store; on failure release its slot."""
         environment = opening.environment
         upstream = self._upstreams[environment.wire]
         limit_s = opening.at_most(environment.timeouts.setup_s)
         try:
-            if limit_s <= 0:  # the slot came at the end of the wait, and the worker has no part in that
+            if limit_s <= 0:  # the slot came at the end of the wait, which is not the worker's fault
                 raise PoolExhausted(f"no slot of {environment.name} became free in time")
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
@@ -345,7 +346,7 @@ class SessionOpener:
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
             return await patiently(opened, for_s=self._patience_s)
-        except BaseException as error:  # a cancellation too: the trainer hung up
+        except BaseException as error:  # includes a cancellation, when the trainer disconnects
             if isinstance(error, TimeoutError) and watch.is_silent:
                 await self._closer.through(session.id, partial(self._leave, session, environment))
                 raise WorkerSilent(f"worker {session.worker} answers nothing") from error
@@ -357,12 +358,12 @@ class SessionOpener:
             raise
 
     async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:
-        """Give back the slot of an opening whose worker answers nothing, once nobody gets another one there."""
+        """Mark a silent worker as suspect, so that it gets no more sessions; then release the opening's slot."""
         await self._suspect(session, environment, missed)
         await self._closer.abandon(session, environment, missed=missed)
 
     def suspected(self, session: Session, environment: Environment) -> None:
-        """See ``SuspectReports.suspected``."""
+        """Mark the session's worker as suspect in the background; see ``SuspectReports.suspected``."""
         self._closer.go_on(session.id, self._suspect(session, environment))
 
     async def _suspect(self, session: Session, environment: Environment, missed: Missed | None = None) -> None:
@@ -371,10 +372,10 @@ class SessionOpener:
         await patiently(suspect, for_s=self._patience_s, missed=missed)
 
     async def _undo(self, session: Session, environment: Environment, error: BaseException, missed: Missed) -> None:
-        """Give back what an opening held that failed with *error*, or that nobody waits for any more."""
+        """Release everything that an opening holds after *error*: its failure, or the trainer's disconnect."""
         if isinstance(error, WorkerFull) and error.capacity:
-            with contextlib.suppress(StoreUnavailable):  # the slot is given back all the same, if it can be
-                await self._store.limit_worker(session.worker, error.capacity)  # first: it is no slot
+            with contextlib.suppress(StoreUnavailable):  # the slot is still released below, if possible
+                await self._store.limit_worker(session.worker, error.capacity)  # first: the worker lacks this slot
         is_tried_again = isinstance(error, UpstreamGone | WorkerFull)
         reason = CloseReason.AUTHOR_FAULT if isinstance(error, AuthorFault) else CloseReason.OPEN_FAILED
         was_held = await self._closer.taken_back(
@@ -384,9 +385,9 @@ class SessionOpener:
             await self._end_unheld(session, environment, missed)
 
     async def _end_unheld(self, session: Session, environment: Environment, missed: Missed) -> None:
-        """End a session in its worker that somebody ended while it was opened: the worker may know it only since."""
+        """End a session in its worker that another caller ended during the opening: the worker may hold it since."""
         holder = await patiently(partial(self._holder, session.id), for_s=self._patience_s, missed=missed)
-        if holder is None or holder.worker != session.worker:  # else the worker has its successor
+        if holder is None or holder.worker != session.worker:  # otherwise the worker holds the session's successor
             await self._closer.finish(session, environment, counted=False, missed=missed)
 
     def _note_open(self, session: Session, open_s: float) -> None:
@@ -404,15 +405,15 @@ class SessionOpener:
 
 
 def _may_be_there(error: BaseException) -> bool:
-    """Whether a worker may hold a session whose opening failed so, once the store does not know it any more."""
-    # The store was asked last, when the worker had opened it; or the worker's silence says nothing.
+    """Return True if, after *error* in an opening, the worker may hold a session that the store no longer knows."""
+    # `opened` in the store failed after the worker had opened the session, or the worker's silence proves nothing.
     if isinstance(error, SessionNotFound | SessionClosed | StoreUnavailable | UpstreamTimeout):
         return True
-    return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
+    return not isinstance(error, GatewayError)  # a timeout, or the trainer disconnected
 
 
 def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionRequest:
-    """Return what the store is asked for."""
+    """Return the request to the store for an episode's slot."""
     setup, owner = request.setup, request.owner
     claim = SessionRequest(
         id=session_id(owner, request.name),
@@ -431,7 +432,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionReque
     group, kind = (setup.ticket.group, "curriculum") if setup.ticket is not None else (setup.group, "trainer")
     if group is None or together_s <= 0:
         return claim
-    # No more than can ever be held at once, where that is known.
+    # At most the number of sessions that the environment can hold, where that is known.
     size = group.size if pool.learns_slots else min(group.size, pool.max_workers * pool.slots)
     if size <= 1:
         return claim
@@ -440,7 +441,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionReque
 
 
 def _digest(setup: SessionSetup) -> str:
-    """Name a task that was given whole and without an id; empty where there is none."""
+    """Return a digest that names a task given in full and without an id, or an empty string without a task."""
     if not setup.spec:
         return ""
     text = json.dumps(setup.spec, sort_keys=True, separators=(",", ":"), default=str)

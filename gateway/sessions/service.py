@@ -1,7 +1,7 @@
-"""The request path: open a session, run calls in it, end it.
+"""The request path: opens sessions, runs calls in them and ends them.
 
-Touches the store and the worker, never the backend: starting and stopping is the pool's business. A call keeps its
-session busy, has a deadline, and is interrupted when the session ends.
+It uses the store and the workers, never the backend. The control loop in `gateway.pool` starts and stops workers.
+A call keeps its session busy and has a deadline. The end of the session interrupts the call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sessions:
         calls: CallParts,
         patience_s: float = STORE_PATIENCE_S,
     ) -> None:
-        """*patience_s*: how long a store that does not answer, or is being rebuilt, is waited for."""
+        """*patience_s*: seconds for which a store that does not answer, or is being rebuilt, is retried."""
         self._opener = opener
         self._closer = closer
         self._cache = cache
@@ -69,23 +69,24 @@ class Sessions:
         return ActiveSession(await self._opener.open(request), self._calls)
 
     async def reset(self, request: EpisodeRequest) -> ActiveSession:
-        """End the episode of this name, if any, and start another one in its slot; see `SessionOpener.reset`."""
+        """End the session's current episode, if any, and start another in the same slot; see `SessionOpener.reset`."""
         return ActiveSession(await self._opener.reset(request), self._calls)
 
     # -- close --------------------------------------------------------------------------------------------------
 
     async def close(self, owner: Owner, name: str) -> Summary | None:
-        """End an episode, waiting for its teardown. None if there is none (any more), or its worker is gone.
+        """End an episode, wait for its teardown and return its summary.
 
-        Once begun it goes through, also when the trainer hangs up.
+        Return None if the episode does not exist, has already ended, or its worker is gone. A started end completes
+        even if the trainer disconnects.
         """
         finishing = await self._begin_end(session_id(owner, name), CloseReason.DELETED)
         return None if finishing is None else await asyncio.shield(finishing)
 
     async def end(self, owner: Owner, name: str, reason: CloseReason, *, wait_s: float) -> bool:
-        """End an episode and wait for its teardown, but not longer than *wait_s*; it goes on behind the answer.
+        """End an episode and wait at most *wait_s* seconds for its teardown, which then continues in the background.
 
-        What runs in it here or in another replica is broken off. False: there was none to end (any more).
+        Calls that run in the session, at any replica, are cancelled. Return False if there is no episode to end.
         """
         finishing = await self._begin_end(session_id(owner, name), reason)
         if finishing is None:
@@ -94,14 +95,14 @@ class Sessions:
         return True
 
     async def _begin_end(self, id: SessionId, reason: CloseReason) -> asyncio.Task[Summary | None] | None:
-        # Shielded: an end that was begun as its trainer hung up would stand still until it is due.
+        # Shielded: if the trainer's disconnect cancelled the end, the session would stay CLOSING until it is due.
         return await asyncio.shield(self._closer.go_on(id, self._begun_end(id, reason)))
 
     async def _begun_end(self, id: SessionId, reason: CloseReason) -> asyncio.Task[Summary | None] | None:
         entry = self._cache.get(id)
         session = await self._closer.begin(id, reason, patience_s=self._patience_s)
         if entry is not None:
-            self._cache.forget(id, entry.session.lease)  # only now: what this breaks off asks the store why
+            self._cache.forget(id, entry.session.lease)  # after `begin`: the calls cancelled here ask the store why
             entry.end()
         if session is None:
             return None
@@ -111,20 +112,20 @@ class Sessions:
     # -- find -----------------------------------------------------------------------------------------------------
 
     async def find(self, owner: Owner, name: str) -> ActiveSession:
-        """Look an open session up: in this replica's memory, else in the store.
+        """Look up an open session in this replica's cache, then in the store.
 
         Raises:
-            SessionNotFound: never known, deleted, or of another key.
-            SessionClosed: ended by the gateway, with the reason.
+            SessionNotFound: The session is unknown, not open yet, ended by its trainer, or of another API key.
+            SessionClosed: The gateway ended the session; the error has the reason.
         """
         return ActiveSession(await self._cache.find(session_id(owner, name)), self._calls)
 
     # -- the end of this process ----------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until no call is under way here, at most *timeout_s*; then write the last notes."""
+        """Wait at most *timeout_s* seconds until no call runs in this replica; then write the last activity notes."""
         deadline = time.monotonic() + timeout_s
-        # A poll: it runs once, at the end, and an event would cost every call of every session its upkeep.
+        # Polling: this runs once, at shutdown. An event would add work to every call.
         while time.monotonic() < deadline and self._cache.is_busy():  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_PAUSE_S)
         await self._closer.settle(max(0.0, deadline - time.monotonic()))
@@ -133,7 +134,7 @@ class Sessions:
 
 
 class CallParts:
-    """What calls need, shared by all sessions of this replica."""
+    """The collaborators that calls need, shared by all sessions of this replica."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class CallParts:
         closer: SessionCloser,
         metrics: Metrics,
     ) -> None:
-        """*frames*: for sessions whose workers speak OpenEnv."""
+        """*frames*: the upstream for sessions whose workers speak OpenEnv."""
         self.upstreams = upstreams
         self.frames = frames
         self.catalog = catalog
@@ -155,16 +156,16 @@ class CallParts:
         self.reasons = FailureReasons(store=store, cache=cache, closer=closer)
         self.turns = TurnCounter(store)
         self.playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
-        """Steps that go on although their trainers have hung up."""
+        """Running steps, each of which continues if its trainer disconnects."""
 
 
 class ActiveSession:
     """An open session, as a frontend uses it.
 
     Every call raises:
-        SessionNotFound, SessionClosed: The session has ended, also while the call ran.
-        UpstreamTimeout: The call took longer than *within_s* seconds. It may go on in the worker.
-        UpstreamGone: The worker is gone. Only with ``sent`` False it is certain that nothing ran.
+        SessionNotFound, SessionClosed: The session has ended, possibly while the call ran.
+        UpstreamTimeout: The call took longer than *within_s* seconds. It may continue in the worker.
+        UpstreamGone: The worker is gone. Only if ``sent`` is False is it certain that nothing ran.
         UpstreamError: The worker failed.
     """
 
@@ -176,12 +177,12 @@ class ActiveSession:
 
     @property
     def session(self) -> Session:
-        """The session as the store has it."""
+        """The session, as in the store."""
         return self._cached.session
 
     @property
     def environment(self) -> Environment:
-        """The environment that the trainer asked for; the session's own may be its variant for one split."""
+        """The environment that the trainer requested. The session may run in a variant of it for one split."""
         own = self._cached.environment
         return self._parts.catalog.named(own.base) if own.base else own
 
@@ -191,11 +192,11 @@ class ActiveSession:
         self._cached.stir()
 
     async def act(self, action: Action, *, within_s: float, key: str | None = None) -> StepResult:
-        """Run *action*. Also raises CallConflict, InvalidRequest: as ``Upstream.act``."""
+        """Run *action* and return its result. Also raises CallConflict and InvalidRequest, see ``Upstream.act``."""
         return await self._ask("call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key))
 
     async def prompt(self, *, within_s: float) -> list[Block]:
-        """Return what the agent is told first, once the task's setup is done."""
+        """Return the agent's first prompt, after the task's setup."""
         return await self._ask("prompt", within_s, lambda upstream, *at: upstream.prompt(*at))
 
     async def pass_frame(self, frame: bytes, *, within_s: float) -> bytes:
@@ -205,11 +206,11 @@ class ActiveSession:
         return await self._ask(operation, within_s, lambda _, session, at: frames.pass_frame(session, at, frame))
 
     async def client_state(self, *, within_s: float) -> Mapping[str, Any]:
-        """Return what the environment shows of the session's state."""
+        """Return the session's state as the environment publishes it."""
         return await self._ask("state", within_s, lambda upstream, *at: upstream.client_state(*at))
 
     async def steps(self, *, within_s: float) -> int:
-        """Return how many steps the worker has seen."""
+        """Return the session's number of steps, as the worker counts them."""
 
         async def ask(upstream: SessionUpstream, session: Session, environment: Environment) -> int:
             steps = await upstream.steps(session, environment)
@@ -220,10 +221,11 @@ class ActiveSession:
         return await self._ask("steps", within_s, ask)
 
     async def play(self, action: Action, *, within_s: float, key: str = "") -> tuple[StepResult, int]:
-        """Run *action*; return its result and the number of the turn, from 1. It is 0 if the episode was over.
+        """Run *action*; return its result and the turn's number, from 1.
 
-        A step that ran is a turn although its trainer hung up meanwhile. Our own workers see to that. Others do not
-        count turns, so their steps go on behind the request.
+        The number is 0 if the episode was already over and the worker gives none. A step that ran counts as a turn even
+        if its trainer disconnected. The gateway's own workers ensure this. Third-party workers do not count turns, so
+        their steps continue in the background.
         """
         playing = self._play(action, within_s, key)
         if self._cached.environment.wire is UpstreamKind.OWN:
@@ -237,7 +239,7 @@ class ActiveSession:
         result = await self.act(action, within_s=within_s, key=key or None)
         if result.reason == EPISODE_FINISHED:
             return result, result.turn or 0
-        if result.turn is not None:  # the worker counts
+        if result.turn is not None:  # the worker counts turns
             if result.finished and result.rewarded is False:
                 raise without_reward(self._cached, result.turn)
             return result, result.turn
@@ -246,17 +248,17 @@ class ActiveSession:
     def _played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
         self._parts.playing.discard(task)
         if not task.cancelled():
-            task.exception()  # the trainer that waited for it may have left
+            task.exception()  # marks it as retrieved: the trainer that waited may have disconnected
 
     async def forward(self, operation: str, *, body: bytes, headers: Headers) -> TrackedResponse:
-        """Pass an ORS operation to the worker; the session is busy until the response is closed."""
+        """Forward an ORS operation to the worker. The session stays busy until the response is closed."""
 
         async def send(call: Call) -> TrackedResponse:
             session, environment = call.cached.session, call.cached.environment
             upstream = self._parts.upstreams[environment.wire]
             try:
                 exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
-            except SessionNotFound as error:  # the worker says so
+            except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(call.cached) from error
             return TrackedResponse(exchange, call)
 
@@ -265,7 +267,7 @@ class ActiveSession:
     async def _ask(
         self, operation: str, within_s: float, ask: Callable[[SessionUpstream, Session, Environment], Awaitable[T]]
     ) -> T:
-        """Ask the worker for an answer that is complete when it returns."""
+        """Send a request to the worker and return its complete answer."""
 
         async def run(call: Call) -> T:
             cached, environment = call.cached, call.cached.environment
@@ -276,7 +278,7 @@ class ActiveSession:
                 if interrupted.cause == "ended":
                     raise await self._parts.reasons.of_end(cached) from None
                 raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
-            except SessionNotFound as error:  # the worker says so
+            except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(cached) from error
             if isinstance(answer, StepResult | FaultReply):
                 call.report(answer.faults)
@@ -286,11 +288,11 @@ class ActiveSession:
         return await self._run(operation, run)
 
     async def _run(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
-        """Run one call. On success *run* ends it, or passes it on to a response that does."""
+        """Run one call. On success, *run* ends the call, or returns a response that ends it when closed."""
         self._cached = await self._parts.cache.renewed(self._cached)
         try:
             return await self._run_once(operation, run)
-        except SessionMoved as moved:  # the worker said that it has not run: asking the new one is no second run
+        except SessionMoved as moved:  # the old worker reported that the call did not run: a retry cannot run it twice
             self._cached = moved.entry
             return await self._run_once(operation, run)
 
@@ -304,12 +306,12 @@ class ActiveSession:
 
 
 class Call:
-    """One call in a session, which is busy until the call has ended."""
+    """One call in a session. The session is busy until the call ends."""
 
     __slots__ = ("_began_at", "_operation", "_parts", "cached")
 
     def __init__(self, cached: CachedSession, operation: str, parts: CallParts) -> None:
-        """Begin the call."""
+        """Start the call and mark the session as busy."""
         self.cached = cached
         self._operation = operation
         self._parts = parts
@@ -317,16 +319,16 @@ class Call:
         cached.begin()
 
     def report(self, faults: Sequence[Fault]) -> None:
-        """Log *faults*, once: a call that is asked for again has the same ones."""
+        """Log *faults* once: a repeated call reports the same faults."""
         if faults and faults[-1] is not self.cached.reported:
             self.cached.reported = faults[-1]
             log_faults(self.cached.session, faults)
 
     async def explain(self, error: BaseException) -> None:
-        """Log the faults that *error* brings.
+        """Log the faults that *error* carries.
 
         Raises:
-            SessionClosed: The session was ended, which explains *error* better.
+            SessionClosed: The session was ended, which is the cause of *error*.
         """
         if isinstance(error, UpstreamError):
             self.report(error.faults)
@@ -334,7 +336,7 @@ class Call:
             await self._parts.reasons.explain(self.cached, error)
 
     async def fail(self, error: BaseException) -> None:
-        """End a call that failed with *error*. Raises as `explain`."""
+        """End a call that failed with *error*. Raises the errors of `explain`."""
         outcome = call_outcome(error)
         try:
             await self.explain(error)
@@ -353,7 +355,7 @@ class Call:
 
 
 class TrackedResponse:
-    """A worker's response to a call; the call ends when the response is closed."""
+    """A worker's response to a call. Closing the response ends the call."""
 
     def __init__(self, exchange: Exchange, call: Call) -> None:
         self._exchange = exchange
@@ -362,16 +364,16 @@ class TrackedResponse:
         self._outcome = "left"
         self._is_closed = False
         self.status = exchange.status
-        # Those of faults are for operators, and not for trainers.
+        # Headers that report faults are for operators, not for trainers.
         self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(FAULT_HEADERS)]
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """See ``Exchange.faults``."""
+        """The faults that the worker reported; see ``Exchange.faults``."""
         return self._exchange.faults
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises SessionClosed if the session was ended meanwhile."""
+        """Yield the body's chunks as they arrive. Raises SessionClosed if the session ends meanwhile."""
         return self
 
     def __aiter__(self) -> TrackedResponse:
@@ -390,11 +392,11 @@ class TrackedResponse:
             raise
 
     def overran(self) -> None:
-        """Note that the reader gave up: the call took longer than its environment allows."""
+        """Note that the reader stopped: the call took longer than its environment allows."""
         self._outcome = call_outcome(UpstreamTimeout())
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body. Raises as `chunks`."""
+        """Read the whole body, at most *limit_bytes*. Raises the errors of `chunks`."""
         try:
             body = await self._exchange.read(limit_bytes)
         except UpstreamError as error:
@@ -404,7 +406,7 @@ class TrackedResponse:
         return body
 
     def _complete(self) -> None:
-        """Note that the answer has come whole, and the faults that it reports."""
+        """Note that the response is complete, and log the faults that it reports."""
         faults = self._exchange.faults
         self._outcome = faults_outcome(faults, other="ok")
         self._call.report(faults)
@@ -420,7 +422,8 @@ class TrackedResponse:
     async def aclose(self) -> None:
         """Close the exchange and end the call.
 
-        A worker goes on with a call whose trainer hung up. It is asked before the session may expire.
+        If the trainer disconnected, the worker continues the call. The control loop asks the worker before the session
+        can expire.
         """
         if self._is_closed:
             return

@@ -1,7 +1,8 @@
-"""Turns of sessions whose workers do not count them: the store keeps the number, for all replicas.
+"""Counts turns of sessions whose workers do not count them. The store keeps the number for all replicas.
 
-Only AReaL's trainers play by turns, and at the end of an episode their API has a number. So the end of one that never
-gave any is the author's fault: 0 would be an invention. Workers that count turns tell whether any of them gave one.
+Only AReaL's trainers use turns, and their API requires a numeric reward at the end of an episode. So an episode without
+any reward is the author's fault: 0 would be an invented reward. Workers that count turns report whether any turn had a
+reward.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from gateway.sessions.closing import log_faults
 logger = logging.getLogger(__name__)
 
 OWING_S: Final = 2.0
-"""How long a store that did not count a turn is spared, and its session's steps with it."""
+"""Seconds after a failed store query in which a session's turns skip the store, so that its steps do not wait."""
 
 
 class TurnCounter:
-    """Counts them."""
+    """Counts turns in the store, or locally while the store does not answer."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
 
     async def taken(self, entry: CachedSession, result: StepResult, *, key: str = "") -> int:
-        """Count the turn that *result* came of; returns which one it is.
+        """Count the turn that produced *result* and return the turn's number.
 
         Raises:
-            AuthorFault: it ends the episode, and none of its turns gave a reward.
+            AuthorFault: The turn ends the episode, and no turn of the episode gave a reward.
         """
         turn = await self.count(entry, key=key)
         if result.reward is None and turn == entry.barren + 1:
             entry.barren = turn
-        # Turns that another replica took leave a gap: then nobody here can tell.
+        # Turns at another replica leave a gap. Then this replica can't know whether they gave a reward.
         if result.finished and entry.barren == turn:
             raise without_reward(entry, turn)
         return turn
@@ -45,8 +46,8 @@ class TurnCounter:
     async def count(self, entry: CachedSession, *, key: str = "") -> int:
         """Count one more turn; see ``SessionStore.count_turn``.
 
-        While the store is away this replica counts on from what it last heard, and tells the store later: the turn was
-        taken, and its trainer must not lose what came of it.
+        While the store does not answer, this replica continues from the last number and reports its turns to the store
+        later. The turn has run, and the trainer must not lose its result.
         """
         session = entry.session
         if time.monotonic() < entry.owes_until:
@@ -54,7 +55,7 @@ class TurnCounter:
         try:
             while entry.owed:
                 entry.turns = await self._store.count_turn(session.id, session.lease, key=entry.owed[0])
-                del entry.owed[:1]  # not pop: two steps of a session may owe at once
+                del entry.owed[:1]  # not pop: a concurrent step of the session may have emptied the list
             entry.turns = await self._store.count_turn(session.id, session.lease, key=key)
         except StoreUnavailable as error:
             logger.warning("turn_owed session=%s error=%s", session.id, error)
@@ -72,7 +73,7 @@ def without_reward(entry: CachedSession, turn: int) -> AuthorFault:
 
 
 def _owing(entry: CachedSession, key: str) -> int:
-    """Note a turn that the store is to count later; returns which one it is."""
+    """Note a turn for the store to count later and return the turn's number."""
     if not key or key not in entry.owed:
         entry.owed.append(key)
     return entry.turns + len(entry.owed)

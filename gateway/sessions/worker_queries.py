@@ -1,9 +1,9 @@
-"""What workers tell of their environment: its tools, the tasks that it has or knows, and itself in its own words.
+"""Queries workers for their environment's tools, tasks and description, and caches the answers.
 
-Asked once of a worker of each make. Where there is none, the asking takes a slot, so that one is started in the usual
-way. A server that somebody else runs may change at any time: it is asked again after a while.
+The gateway queries one worker of each revision once. Without a running worker, the query claims a slot, so that the
+control loop starts a worker as usual. An external server may change at any time, so its answers expire.
 
-Tasks of foreign images, kept page by page: as many as fit, the oldest dropped first.
+Tasks of third-party images are cached in pages. The least recently used pages are dropped first.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from gateway.sessions.interruption import AdmissionGate
 
 T = TypeVar("T")
 ASKED_S: Final = 60.0
-"""How long the slot is held at most that a worker is asked in."""
+"""Maximum seconds for one query, and for which its slot is held."""
 FRESH_S: Final = 60.0
-"""How long an answer of a server that somebody else runs holds."""
+"""Seconds for which an answer of an external server is valid."""
 PAGE: Final = 64
-"""Tasks in a page: some servers make all tasks anew for each one that they hand out."""
+"""Number of tasks in a page. Some servers generate all tasks again for each task that they return."""
 PAGES_MAX: Final = 256
 BYTES_MAX: Final = 64 * 2**20
-"""Of one environment's pages, as compact JSON."""
+"""Maximum bytes of one environment's pages, as compact JSON."""
 Page = tuple[bytes, ...]
-"""Tasks as compact JSON: a tenth of what they are as objects."""
+"""Tasks as compact JSON, which takes a tenth of the memory of Python objects."""
 
 
 class TaskPages:
-    """The pages of one environment's splits."""
+    """A bounded cache of pages of one environment's tasks, by split."""
 
     def __init__(self, *, pages_max: int = PAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._pages_max = pages_max
@@ -61,13 +61,13 @@ class TaskPages:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
+        """Size of the cached pages in bytes."""
         return self._bytes
 
     def look_up(self, split: str, start: int, stop: int) -> tuple[dict[int, Page], list[int]]:
-        """The pages that hold tasks from *start* up to, not including, *stop*, by number; and the missing ones.
+        """Return the cached pages of tasks from *start* up to, not including, *stop*, and the missing pages' numbers.
 
-        No page after the last one is missing: a page that is not full is the last.
+        A page that is not full is the split's last page: numbers after it do not count as missing.
         """
         found: dict[int, Page] = {}
         missing: list[int] = []
@@ -83,7 +83,7 @@ class TaskPages:
         return found, missing
 
     def keep(self, split: str, number: int, tasks: Sequence[TaskSpec]) -> Page:
-        """Keep a page, dropping the oldest ones beyond the bounds; returns it, kept or not."""
+        """Cache a page and drop the least recently used pages beyond the bounds. Return the page, cached or not."""
         page = tuple(json.dumps(task, separators=(",", ":")).encode() for task in tasks[:PAGE])
         size = sum(map(len, page))
         self._drop((split, number))
@@ -97,7 +97,7 @@ class TaskPages:
 
     @staticmethod
     def cut(pages: Mapping[int, Page], start: int, stop: int) -> list[TaskSpec]:
-        """The tasks from *start* up to, not including, *stop* that *pages* hold."""
+        """Return the tasks of *pages* with an index from *start* up to, not including, *stop*."""
         return [
             json.loads(page[index - number * PAGE])
             for number, page in sorted(pages.items())
@@ -118,12 +118,12 @@ class _Answer(Generic[T]):
     told: T
 
     def holds(self, environment: Environment, digest: str, now: float) -> bool:
-        """Whether it is still what a worker would say."""
+        """Return True if the answer is of the current revision and, for an external server, fresh."""
         return self.digest == digest and not (environment.server.url and now - self.at > FRESH_S)
 
 
 class _Known(Generic[T]):
-    """The answers to one question, by environment; only that of its present make is kept."""
+    """The cached answers to one query, by environment. Only the answer of the current revision is kept."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -131,31 +131,31 @@ class _Known(Generic[T]):
         self.asking: dict[EnvironmentName, asyncio.Lock] = {}
 
     def get(self, environment: Environment, digest: str) -> _Answer[T] | None:
-        """The answer that holds; None if there is none."""
+        """Return the valid answer, or None without one."""
         answer = self.answers.get(environment.name)
         return answer if answer is not None and answer.holds(environment, digest, self._clock()) else None
 
     def keep(self, environment: Environment, digest: str, told: T) -> _Answer[T]:
-        """Keep an answer, from now on."""
+        """Cache an answer, valid from now on."""
         answer = self.answers[environment.name] = _Answer(digest, self._clock(), told)
         return answer
 
     def lock(self, environment: Environment) -> asyncio.Lock:
-        """Who holds it asks; the others wait for what it is told."""
+        """Return the lock of *environment*. Its holder sends the query; other callers wait for the answer."""
         return self.asking.setdefault(environment.name, asyncio.Lock())
 
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """What is known of an environment's own tasks."""
+    """The cached counts and pages of the tasks that an environment's workers have."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """By split; only those that were asked for."""
+    """Number of tasks by split, only for splits that were requested."""
     pages: TaskPages = field(default_factory=TaskPages)
 
 
 class WorkerQueries:
-    """Asks workers, and remembers what they said."""
+    """Queries workers and caches their answers."""
 
     def __init__(
         self,
@@ -166,12 +166,12 @@ class WorkerQueries:
         waiting: AdmissionGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*waiting*: who waits for a slot here."""
+        """*waiting*: refuses queries that wait for a slot when this process ends."""
         self._store = store
         self._upstreams = upstreams
         self._closer = closer
         self._waiting = waiting
-        # The state: what was answered, which holds for as long as workers are made from the same.
+        # The state: the answers, which are valid for one revision of the environment.
         self._tools: _Known[bytes] = _Known(clock)
         self._registered: _Known[WorkerTasks] = _Known(clock)
         self._about: _Known[Mapping[str, Any]] = _Known(clock)
@@ -181,29 +181,32 @@ class WorkerQueries:
     # -- the environment ------------------------------------------------------------------------------------------
 
     async def tools(self, environment: Environment) -> bytes:
-        """The tools of *environment* as ORS' ``ListToolsOutput``. Raises as ``Store.claim`` and ``Upstream.tools``."""
+        """Return the tools as ORS' ``ListToolsOutput``. Raises the errors of ``Store.claim`` and ``Upstream.tools``."""
         return await self._once(self._tools, environment, self._upstreams[environment.wire].tools)
 
     async def registered(self, environment: Environment) -> WorkerTasks:
-        """The tasks that its workers know by themselves. Raises as ``Store.claim`` and ``Upstream.registered``."""
+        """Return the tasks that the workers provide by id.
+
+        Raises the errors of ``Store.claim`` and ``Upstream.registered``.
+        """
         return await self._once(self._registered, environment, self._upstreams[environment.wire].registered)
 
     async def about(self, environment: Environment) -> Mapping[str, Any]:
-        """What its workers tell of themselves. Raises as ``Store.claim`` and ``Upstream.about``."""
+        """Return the workers' self-description. Raises the errors of ``Store.claim`` and ``Upstream.about``."""
         return await self._once(self._about, environment, self._upstreams[environment.wire].about)
 
     # -- its tasks ------------------------------------------------------------------------------------------------
 
     async def splits(self, environment: Environment) -> list[Split]:
-        """The splits of tasks that its workers have. Raises as ``Store.claim`` and ``Upstream.splits``."""
+        """Return the workers' splits of tasks. Raises the errors of ``Store.claim`` and ``Upstream.splits``."""
         return await self._once(self._splits, environment, self._upstreams[environment.wire].splits)
 
     async def count(self, environment: Environment, split: str) -> int:
-        """How many tasks a split of theirs has.
+        """Return the number of tasks in a split of the workers.
 
         Raises:
-            UnknownSplit: they have none of this name; nobody is asked for it.
-            GatewayError: as ``Store.claim`` and ``Upstream.count``.
+            UnknownSplit: The workers have no split of this name. No worker is queried for its count.
+            GatewayError: See ``Store.claim`` and ``Upstream.count``.
         """
         await self._require(environment, split)
         digest = environment.digest()
@@ -219,11 +222,11 @@ class WorkerQueries:
             return known.counts[split]
 
     async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Tasks from index *start* up to, not including, *stop*; those beyond the end are left out.
+        """Return the tasks from index *start* up to, not including, *stop*, cut at the end of the split.
 
         Raises:
-            UnknownSplit: they have none of this name; nobody is asked for it.
-            GatewayError: as ``Store.claim`` and ``Upstream.tasks``.
+            UnknownSplit: The workers have no split of this name. No worker is queried for its tasks.
+            GatewayError: See ``Store.claim`` and ``Upstream.tasks``.
         """
         await self._require(environment, split)
         digest = environment.digest()
@@ -234,13 +237,13 @@ class WorkerQueries:
                 ask = self._upstreams[environment.wire].tasks
 
                 async def fetch(worker: Worker, environment: Environment) -> None:
-                    for number in missing:  # all that is missing from one worker: it may be there for this only
+                    for number in missing:  # all pages from one worker, which may run for this query only
                         first = number * PAGE
                         found[number] = pages.keep(
                             split, number, await ask(worker, environment, split, first, first + PAGE)
                         )
                         if len(found[number]) < PAGE:
-                            return  # the end
+                            return  # the split's last page
 
                 await self._ask(environment, digest, fetch)
         return pages.cut(found, start, stop)
@@ -256,7 +259,7 @@ class WorkerQueries:
             answer = self._tasks.keep(environment, digest, _Pages())
         return answer.told
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     async def _once(self, known: _Known[T], environment: Environment, ask: Question[T]) -> T:
         digest = environment.digest()
@@ -273,13 +276,13 @@ class WorkerQueries:
     async def _ask(self, environment: Environment, digest: str, ask: Question[T]) -> T:
         load = (await self._store.load()).get(environment.name)
         for entry in load.workers if load is not None else ():
-            state, address = entry.worker.state, entry.worker.address  # without one it was given up as it started
+            state, address = entry.worker.state, entry.worker.address  # no address: its start was cancelled
             if entry.worker.digest == digest and address and state in (WorkerState.READY, WorkerState.DRAINING):
                 try:
-                    # Whatever it holds: a question takes no slot.
+                    # Even a full worker: a query to a running worker takes no slot.
                     return await _within(ask(entry.worker, environment))
                 except UpstreamGone:
-                    continue  # it is just going, and another one may be there
+                    continue  # this worker is ending, but another may run
         return await self._ask_new(environment, digest, ask)
 
     async def _ask_new(self, environment: Environment, digest: str, ask: Question[T]) -> T:
@@ -300,7 +303,7 @@ class WorkerQueries:
             session = await self._store.claim(opening, wait_s=environment.timeouts.open_s)
         try:
             worker = await self._store.worker(session.worker)
-            if worker is None or worker.digest != digest:  # it is about to be drained
+            if worker is None or worker.digest != digest:  # gone, or outdated and about to be drained
                 raise BeingReplaced(f"the workers of {environment.name} are just being replaced")
             return await _within(ask(worker, environment))
         finally:
@@ -308,7 +311,7 @@ class WorkerQueries:
 
 
 async def _within(answer: Awaitable[T]) -> T:
-    """Wait for *answer*, which touches a worker and never the store."""
+    """Wait at most `ASKED_S` for *answer*, which uses a worker and never the store."""
     try:
         async with asyncio.timeout(ASKED_S):
             return await answer

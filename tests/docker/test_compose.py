@@ -1,7 +1,6 @@
-"""The stack of compose.yaml, as `docker compose up` brings it: episodes, the engine gate, and walls between its parts.
+"""The stack of compose.yaml, as `docker compose up` starts it: episodes, the engine gate, and walls between its parts.
 
-Under a project name of its own, so that it may run beside a stack that somebody uses on the same machine, and beside
-other tests.
+It has its own project name, so that it may run next to an operator's stack and next to other tests.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ import pytest
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.envs.browser_solutions import written
-from tests.fakes.eventually import eventually
+from tests.fakes.eventually import eventually, eventually_now
+from tests.pages import blocks
 from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
 from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 
@@ -37,7 +37,7 @@ INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environ
 UP_S = scaled(180)
 
 PORTS = range(20_000, 32_000)
-"""Below those that kernels give out, so that nobody gets the chosen one before the engine does."""
+"""Ports below the kernel's ephemeral range, so that no other program gets the chosen port before the engine."""
 
 IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis")
 pytestmark = [
@@ -73,7 +73,7 @@ class Stack:
     """A running stack."""
 
     folder: Path
-    """What stands for the checkout in which `docker compose up` was typed."""
+    """The folder that replaces the checkout in which the operator types `docker compose up`."""
     project: str
     url: str
     trainer: str
@@ -81,7 +81,7 @@ class Stack:
     engine: docker.APIClient
 
     def compose(self, *arguments: str) -> str:
-        """Run `docker compose` on it and return what it printed."""
+        """Run `docker compose` on the stack and return its output."""
         where = ["--file", str(PROJECT_DIR / "compose.yaml"), "--project-directory", str(self.folder)]
         command = ["docker", "compose", *where, "--project-name", self.project, *arguments]
         done = subprocess.run(
@@ -91,7 +91,7 @@ class Stack:
         return done.stdout
 
     def workers(self, environment: str = "") -> list[dict[str, Any]]:
-        """Its workers' containers, running or not; of one environment, or of all."""
+        """The workers' containers, running or not, of one environment or of all."""
         labels = [f"{INSTANCE_LABEL}={self.project}"]
         if environment:
             labels.append(f"{ENVIRONMENT_LABEL}={environment}")
@@ -99,7 +99,7 @@ class Stack:
         return found
 
     def targets(self) -> list[tuple[str, str, int]]:
-        """What nothing in a worker may reach: name, address and port."""
+        """Targets that nothing in a worker may reach: name, address and port."""
         found = [
             ("engine on tcp", "172.17.0.1", 2375),
             ("published port", "172.17.0.1", int(self.url.rpartition(":")[2])),
@@ -117,7 +117,7 @@ class Stack:
         return found
 
     def admin(self, what: str) -> list[dict[str, Any]]:
-        """What an operator sees."""
+        """Return rows of the operator's API."""
         answer = httpx.get(
             f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, verify=False, timeout=scaled(10)
         )
@@ -131,12 +131,12 @@ class Stack:
             "GATEWAY_TRAINER_KEYS": f"trainer:{self.trainer}",
             "GATEWAY_OPERATOR_KEYS": f"operator:{self.operator}",
             "GATEWAY_INSECURE": "0",
-            "GATEWAY_DRAIN_NOTICE_S": "0",  # nobody is told here, and each end would take that long
+            "GATEWAY_DRAIN_NOTICE_S": "0",  # no load balancer needs it, and each end waits for it
         }
 
 
 def free_port() -> int:
-    """A port that stays the same when the gateway's container starts again."""
+    """Return a fixed port, so that it stays the same when the gateway's container starts again."""
     while True:
         port = random.choice(PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -144,7 +144,7 @@ def free_port() -> int:
 
 
 def in_seconds(period: str) -> int:
-    """What compose writes of a period: ``45s``, ``1m5s``."""
+    """Return the seconds of a period as compose writes it: ``45s``, ``1m5s``."""
     found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", period)
     assert found is not None, period
     return 60 * int(found[1] or 0) + int(found[2] or 0)
@@ -154,7 +154,7 @@ def in_seconds(period: str) -> int:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     port = free_port()
     folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(PROJECT_DIR / "tasks", folder / "tasks")  # a test adds to them
+    shutil.copytree(PROJECT_DIR / "tasks", folder / "tasks")  # a test adds tasks
     engine = docker.APIClient(version="auto")
     stack = Stack(
         folder=folder,
@@ -166,7 +166,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     )
     images = [f"env-gateway/{name}" for name in (*IMAGES, "base", "base-sandbox")]
     try:
-        for image in images:  # as if they were built for it
+        for image in images:  # as if they were built for this stack
             engine.tag(f"{image}:latest", image, stack.project)
         stack.compose("up", "--detach", "--wait", "--wait-timeout", "120", "--no-build")
         yield stack
@@ -180,7 +180,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
-    """An episode on math, answered rightly; its reward."""
+    """Play an episode of math with the right answer. Return its reward."""
     async with sdk.connect(stack.url, stack.trainer) as client:
         math = client.environment("math")
         task = await math.get_task("train", index)
@@ -215,7 +215,7 @@ async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack) -> N
 
 
 def composed() -> dict[str, Any]:
-    """What `docker compose up` would start in the checkout: of the file as it is, not as this stack has it."""
+    """Return the services that `docker compose up` would start in the checkout, from the unchanged file."""
     command = ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     printed = subprocess.run(command, cwd=PROJECT_DIR, env=environ, capture_output=True, check=True, timeout=UP_S)
@@ -223,15 +223,15 @@ def composed() -> dict[str, Any]:
     return found
 
 
-def test_the_gateway_reads_the_tasks_of_the_checkout_and_can_change_none() -> None:
-    """A folder that the engine does not see fails the start: an empty one in its place would have no tasks."""
+def test_the_gateway_reads_the_tasks_of_the_checkout_and_cannot_change_them() -> None:
+    """If the engine does not see the folder, the start fails. An empty folder in its place would have no tasks."""
     (mount,) = [mount for mount in composed()["gateway"]["volumes"] if mount["type"] == "bind"]
 
     assert (mount["source"], mount["target"], mount["read_only"]) == (str(PROJECT_DIR / "tasks"), "/app/tasks", True)
     assert not mount["bind"].get("create_host_path")
 
 
-async def test_a_line_that_is_added_to_the_checkout_is_played_without_a_rebuild_or_a_restart(stack: Stack) -> None:
+async def test_a_line_added_to_the_checkout_is_played_without_a_rebuild_or_a_restart(stack: Stack) -> None:
     file = stack.folder / "tasks" / "math" / "train.jsonl"
     lines = file.read_text("utf-8").splitlines()
     before = stack.service("gateway")["State"]["StartedAt"]
@@ -248,7 +248,7 @@ async def test_a_line_that_is_added_to_the_checkout_is_played_without_a_rebuild_
     assert stack.service("gateway")["State"]["StartedAt"] == before
 
 
-def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_it_needs() -> None:
+def test_a_gateway_that_is_stopped_gives_notice_and_gets_the_time_that_it_needs() -> None:
     gateway = composed()["gateway"]
 
     notice_s = float(gateway["environment"]["GATEWAY_DRAIN_NOTICE_S"])
@@ -257,7 +257,7 @@ def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_i
     assert in_seconds(gateway["stop_grace_period"]) > notice_s + 2 * Settings.model_fields["drain_s"].default
 
 
-def test_a_stack_runs_images_of_its_own_that_no_build_for_another_one_changes(stack: Stack) -> None:
+def test_a_build_for_another_stack_does_not_change_the_images_of_a_stack(stack: Stack) -> None:
     composed = json.loads(stack.compose("config", "--format", "json"))["services"]
     built_on = {service.get("build", {}).get("args", {}).get("BASE", "") for service in composed.values()} - {""}
     workers = {worker["Image"] for worker in stack.workers()}
@@ -306,7 +306,7 @@ async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack) -> None:
     found = json.loads(stack.engine.exec_start(execution["Id"]))
 
     assert found.pop("interfaces") == ["lo"]
-    assert found.pop("sockets") == ["/run/envserver/worker.sock"]  # its own: no other worker's, no gate's, no engine's
+    assert found.pop("sockets") == ["/run/envserver/worker.sock"]  # not another worker's, the gate's, the engine's
     assert len(found) == len(targets)
     assert [name for name, outcome in found.items() if outcome == "reached"] == []
 
@@ -328,8 +328,8 @@ async def test_an_agent_in_a_sandbox_reaches_no_part_of_the_stack(stack: Stack) 
     assert [name for name, outcome in found.items() if outcome == "reached"] == []
 
 
-async def test_the_targets_that_a_worker_cannot_reach_are_there(stack: Stack) -> None:
-    """Else the test above would pass with wrong addresses."""
+async def test_the_targets_that_a_worker_cannot_reach_exist(stack: Stack) -> None:
+    """Without this, wrong addresses would let the test above pass."""
     networks = stack.service("redis")["NetworkSettings"]["Networks"].values()
     address = next(iter(networks))["IPAddress"]
     gateway = stack.service("gateway")["Id"]
@@ -341,7 +341,7 @@ async def test_the_targets_that_a_worker_cannot_reach_are_there(stack: Stack) ->
     assert (found["redis"], found["itself"]) == ("reached", "reached")
 
 
-async def test_a_killed_gateway_comes_back_to_its_sessions(stack: Stack) -> None:
+async def test_a_gateway_that_is_restarted_after_a_kill_continues_its_sessions(stack: Stack) -> None:
     async with OPENREWARD.connect(stack.url, stack.trainer) as client:
         math = client.environment("math")
         task = await math.get_task("train", 1)
@@ -362,9 +362,40 @@ async def test_a_killed_gateway_comes_back_to_its_sessions(stack: Stack) -> None
     await eventually(is_over)
 
 
-def readme_module() -> str:
-    """The task module that the README shows."""
-    readme = (PROJECT_DIR / "README.md").read_text("utf-8")
+def test_the_commands_of_the_page_back_up_and_restore_redis(stack: Stack, tmp_path: Path) -> None:
+    backup, restore = (block.text for block in blocks("docs/operations.md") if "test_compose" in block.note)
+    environ = os.environ | {"COMPOSE_PROJECT_NAME": stack.project, "COMPOSE_FILE": str(PROJECT_DIR / "compose.yaml")}
+
+    def type_in(commands: str) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=scaled(60),
+        )
+        assert done.returncode == 0, done.stderr
+
+    def store(command: str) -> str:
+        return stack.compose("exec", "-T", "redis", "redis-cli", *command.split()).strip()
+
+    store("set kept 1")
+    type_in(backup)
+    store("set kept 2")
+    type_in(restore)
+
+    def is_restored() -> None:
+        assert store("get kept") == "1"
+
+    eventually_now(is_restored)
+    assert store("config get auto-aof-rewrite-percentage").split()[-1] == "100"
+    store("del kept")
+
+
+def shown_module() -> str:
+    """Return the task module that docs/tasks.md shows."""
+    readme = (PROJECT_DIR / "docs" / "tasks.md").read_text("utf-8")
     found = re.search(r"<!-- task module:.*?-->\s*```python\n(.*?)```\s*<!-- end of task module -->", readme, re.S)
     assert found is not None
     return found[1]
@@ -373,10 +404,10 @@ def readme_module() -> str:
 async def test_custom_tasks_are_played_once_their_module_is_put_into_the_running_stack(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """By the README's steps: a file, `docker compose cp`, a reset."""
+    """Follow the steps of docs/tasks.md: a file, `docker compose cp`, a reset."""
     folder = tmp_path / "browser"
     folder.mkdir(mode=0o755)
-    (folder / "my_tasks.py").write_text(readme_module(), "utf-8")
+    (folder / "my_tasks.py").write_text(shown_module(), "utf-8")
     (folder / "my_tasks.py").chmod(0o644)
     url = f"{stack.url}/k/{stack.trainer}/openenv/browser"
     with contextlib.closing(Driver(NEWEST)) as driver:

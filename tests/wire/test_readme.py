@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.deadlines import scaled
@@ -28,7 +29,7 @@ USUAL = "http://127.0.0.1:8080"
 HERE = re.compile(r"\b(?:127\.0\.0\.1|localhost):8080\b")
 """Where pages say that a server listens."""
 WAIT_S = scaled(60)
-START = blocks("README.md")[1]
+START = blocks("README.md")[0]
 """The first command of all; a fixture runs it."""
 RUN = [page for page in PAGES if any(block.is_run and block != START for block in blocks(page))]
 
@@ -49,6 +50,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "GATEWAY_PORT": "0",
             "GATEWAY_CURRICULA_DIR": str(folder / "curricula"),
             **dict.fromkeys(("MAKEFLAGS", "MAKEOVERRIDES", "ARGS"), ""),  # of the `make test` that runs this
+        },
+        ready=r"gateway_ready url=(\S+)",
+        log=folder / "gateway.log",
+        cwd=PROJECT,
+    )
+    gateway.start()
+    yield gateway.address
+    gateway.stop()
+
+
+KEY = "my-secret"
+"""The trainer's key in the README."""
+
+
+@pytest.fixture(scope="module")
+def keyed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway that asks for a key."""
+    folder = tmp_path_factory.mktemp("keyed")
+    gateway = ServerProcess(
+        [str(Path(sys.executable).parent / "gateway"), "serve"],
+        variables={
+            "XDG_RUNTIME_DIR": str(folder),
+            "XDG_STATE_HOME": str(folder),
+            "GATEWAY_PORT": "0",
+            "GATEWAY_TRAINER_KEYS": f"alice:{KEY}",
         },
         ready=r"gateway_ready url=(\S+)",
         log=folder / "gateway.log",
@@ -94,6 +120,23 @@ def test_the_snippet_for_openenv_prints_its_reward(url: str) -> None:
     lines = run([python_of(NEWEST), "-W", "ignore", "-c", snippet("OpenEnv").replace(USUAL, url)]).splitlines()
 
     assert lines == ["1.0"]
+
+
+def test_with_keys_each_client_says_its_key_as_the_readme_has_it(keyed_url: str) -> None:
+    given = snippet("keys").replace(USUAL, keyed_url)
+    ors, env, areal = given.splitlines()
+    of_ors = f"from ors.client import ORS\n{ors}\nprint(ors.environment('math').get_task('train', 0).task_spec['id'])"
+    of_openenv = (
+        f"from openenv.core import GenericEnvClient\n{env}\nwith env.sync() as math:\n"
+        "    math.reset(split='train', index=0)\n    print(math.step({'answer': '40'}).reward)"
+    )
+    of_areal = f"import httpx\n{areal}\nprint(httpx.get(areal + '/api/task/info').status_code)"
+
+    assert run([sys.executable, "-c", of_ors]).split() == ["train-chain_sum-1-01"]
+    assert run([python_of(NEWEST), "-W", "ignore", "-c", of_openenv]).split() == ["1.0"]
+    assert run([sys.executable, "-c", of_areal]).split() == ["200"]
+    assert httpx.get(f"{keyed_url}/areal/math/api/task/info").status_code == 401
+    assert httpx.get(f"{keyed_url}/areal/math/api/task/info", headers={"X-API-Key": KEY}).status_code == 200
 
 
 def test_the_demo_plays_and_prints_rewards(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Deadlines of tests: they grow with the slowness of the machine, and no test has one that does not."""
+"""Deadlines of tests grow with the slowness of the machine, and every test uses such deadlines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests import deadlines
 
 ROOT = Path(__file__).resolve().parents[3]
 LEAST_S = 2.0
-"""A shorter time is part of what a test does, such as a client that hangs up early."""
+"""Seconds. A shorter time is part of the test itself, such as a client that disconnects early."""
 ELSEWHERE = ("tests/runner/", "tests/foreign/", "environments/", "upstream_server.py", "tests/wire/openenv/driver.py")
-"""The runner, whose deadlines bound the whole run, and programs that run without this project's packages."""
+"""The runner, whose deadlines bound the whole run, and programs that cannot import this project's packages."""
 WAITS = (".wait", ".join", ".result", "asyncio.timeout")
 """Calls whose first argument is a deadline."""
 
 
 def unscaled(source: str) -> Iterator[int]:
-    """Yield the lines of *source* with a deadline that is a plain number, or a module's constant that is one."""
+    """Yield the lines of *source* whose deadline is a plain number or a module constant with a plain number."""
     tree = ast.parse(source)
     plain = {
         node.targets[0].id
@@ -39,7 +39,7 @@ def unscaled(source: str) -> Iterator[int]:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Return whether *node* is a number of seconds that may end a test's wait on a slow machine."""
+    """Return True if *node* is a number of seconds that may end a test's wait on a slow machine."""
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value >= LEAST_S
 
 
@@ -67,7 +67,7 @@ def test_a_deadline_grows_with_the_slowness_of_the_machine_within_bounds(
         ("asyncio.wait(tasks)", []),
     ],
 )
-def test_a_deadline_that_is_not_scaled_is_found(source: str, lines: list[int]) -> None:
+def test_an_unscaled_deadline_is_found(source: str, lines: list[int]) -> None:
     assert list(unscaled(source)) == lines
 
 

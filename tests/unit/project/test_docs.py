@@ -1,4 +1,4 @@
-"""docs/reference.md names everything that an operator may meet; what pages print to be typed is there, and is run."""
+"""docs/reference.md names everything that an operator may meet, and commands on pages exist and are run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from subprocess import PIPE, run
 from typing import Any
 
@@ -33,7 +34,7 @@ def descendants(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
 
 
 def log_events() -> set[str]:
-    """First words of all log lines of the package."""
+    """Return the first words of all log lines of the package."""
     found = set()
     for path in (PROJECT / "gateway").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -46,13 +47,13 @@ def log_events() -> set[str]:
     return found
 
 
-def test_the_table_of_settings_is_the_one_that_their_docstrings_make() -> None:
+def test_the_table_of_settings_matches_the_docstrings_of_the_settings() -> None:
     done = run([sys.executable, PROJECT / "scripts" / "settings-table", "--check"], stderr=PIPE, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_module_that_a_page_of_the_design_names_exists() -> None:
+def test_every_module_that_a_design_page_names_exists() -> None:
     packages = {path.name for path in (PROJECT / "gateway").iterdir() if path.is_dir()}
     gone = [
         f"{page.name}: {named}"
@@ -96,7 +97,7 @@ def test_an_ors_route_is_in_the_reference(route: str) -> None:
 
 
 @pytest.mark.parametrize("environment", ["math", "os", "coding", "game", "chat"])
-def test_the_readme_counts_the_tasks_that_there_are(environment: str) -> None:
+def test_the_readme_states_the_actual_number_of_tasks(environment: str) -> None:
     told = re.search(rf"^\| `{environment}` \| ([\d,]+) ", (PROJECT / "README.md").read_text(), re.MULTILINE)
 
     assert told is not None
@@ -104,7 +105,7 @@ def test_the_readme_counts_the_tasks_that_there_are(environment: str) -> None:
 
 
 @pytest.mark.parametrize("environment", ["math", "game"])
-def test_the_readme_has_the_areas_of_the_recorded_learning_curves(environment: str) -> None:
+def test_the_readme_states_the_areas_of_the_recorded_learning_curves(environment: str) -> None:
     summary = json.loads((PROJECT / "examples" / f"curriculum-{environment}.json").read_text())["summary"]
     areas = {row["sampler"]: f"{row['area']['mean']:.2f}" for row in summary}
 
@@ -114,8 +115,8 @@ def test_the_readme_has_the_areas_of_the_recorded_learning_curves(environment: s
     assert re.search(told, readme)
 
 
-def test_no_page_gives_an_sdk_of_ors_a_key_in_its_path() -> None:
-    """Both drop the path of their base URL; only clients of AReaL and OpenEnv keep it."""
+def test_no_page_puts_a_key_into_the_path_of_an_ors_sdk_url() -> None:
+    """Both ORS SDKs drop the path of their base URL. Only AReaL and OpenEnv clients keep it."""
     text = "\n".join((PROJECT / page).read_text("utf-8") for page in PAGES)
 
     shown = re.findall(r"\b(?:Async)?(?:ORS|OpenReward)\([^)]*\)|\bbase_url ?=[^\n,)]*|OPENREWARD_\w*URL\S*", text)
@@ -124,11 +125,37 @@ def test_no_page_gives_an_sdk_of_ors_a_key_in_its_path() -> None:
     assert [one for one in shown if "/k/" in one and "/openenv/" not in one] == []
 
 
+MARKDOWN = sorted(
+    str(path.relative_to(PROJECT))
+    for folder in (".", "bench", "deploy", "docs", "env_images", "examples", "tasks", "tests")
+    for path in (PROJECT / folder).glob("*.md" if folder == "." else "**/*.md")
+)
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors that the headings of *page* create."""
+    found = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", MARKDOWN)
+def test_every_link_of_a_page_leads_to_an_existing_file_and_heading(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", (PROJECT / page).read_text("utf-8"), flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        path, _, anchor = link.partition("#")
+        target = (PROJECT / page).parent / path if path else PROJECT / page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in headings(target))):
+            broken.append(link)
+
+    assert broken == []
+
+
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_says_what_it_is_and_why_it_is_not_run(block: Block) -> None:
+def test_a_block_names_its_language_and_the_reason_if_it_is_not_run(block: Block) -> None:
     assert block.language, "a fence names its language: sh, python, json, toml, text, …"
     if block.note and not block.file:
         named = re.findall(r"\btests/[\w/.-]*\w", block.note)
@@ -137,7 +164,7 @@ def test_a_block_says_what_it_is_and_why_it_is_not_run(block: Block) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command ``gateway …`` in *text*."""
+    """Yield the words of each command ``gateway …`` in *text*."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars=True)
         words.whitespace_split = True
@@ -152,7 +179,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sh"], ids=str)
-def test_a_command_that_is_printed_is_there_with_its_options(block: Block) -> None:
+def test_a_command_on_a_page_exists_with_its_options(block: Block) -> None:
     for words in commands(block.text):
         command: Any = typer.main.get_command(app)
         left = list(words)

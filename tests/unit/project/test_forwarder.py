@@ -1,4 +1,4 @@
-"""The forwarder as it runs beside an image of somebody else's: a process, a Unix socket, and real TCP servers."""
+"""The forwarder that runs next to a third-party image: tests with a real process, Unix socket and TCP servers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.fakes.eventually import until
 PROGRAM = Path(__file__).parents[3] / "env_images" / "base" / "envserver" / "forwarder.py"
 ENDS_S = scaled(20.0)
 RESTING_FILES = 5
-"""Of a forwarder without a connection: the standard three, its socket, and what it waits with."""
+"""Descriptors of a forwarder without connections: three standard streams, its socket and its event poll."""
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
 class Forwarder:
-    """A running forwarder."""
+    """A running forwarder process and the path of its Unix socket."""
 
     process: asyncio.subprocess.Process
     path: Path
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A client of it, with an end to all that it waits for."""
+        """Connect a client to the forwarder; a deadline bounds the whole block."""
         async with asyncio.timeout(ENDS_S):
             reader, writer = await asyncio.open_unix_connection(str(self.path))
             try:
@@ -45,25 +45,25 @@ class Forwarder:
 
     @property
     def memory_kib(self) -> int:
-        """What it holds of memory now."""
+        """Resident memory of the process in KiB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0])
 
     @property
     def open_files(self) -> int:
-        """Its descriptors."""
+        """Number of the process's open descriptors."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     @property
     def cpu_ticks(self) -> int:
-        """Time that it has used, in hundredths of a second."""
+        """CPU time that the process has used, in hundredths of a second."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path, as a Unix socket needs it."""
+    """Yield a folder with a short path, because the path of a Unix socket is limited."""
     with tempfile.TemporaryDirectory(prefix="fw-") as name:
         yield Path(name)
 
@@ -94,7 +94,7 @@ def _listens(path: Path) -> bool:
 
 @contextlib.asynccontextmanager
 async def serving(serve: Serve, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """A TCP server on loopback that runs *serve* for each connection; its port."""
+    """Run a TCP server on loopback that calls *serve* for each connection, and yield its port."""
     tasks: list[asyncio.Task[None]] = []
     writers: list[asyncio.StreamWriter] = []
 
@@ -119,7 +119,7 @@ async def serving(serve: Serve, *, host: str = "127.0.0.1", port: int = 0) -> As
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send everything back, and the end after it."""
+    """Send all received bytes back, then close the connection."""
     while data := await reader.read(2**16):
         writer.write(data)
         await writer.drain()
@@ -131,8 +131,8 @@ def free_port() -> int:
         return port
 
 
-async def test_bytes_go_both_ways_and_are_the_same(folder: Path) -> None:
-    sent = bytes(range(256)) * 2**14  # 4 MiB: many times what is held of it
+async def test_bytes_pass_unchanged_in_both_directions(folder: Path) -> None:
+    sent = bytes(range(256)) * 2**14  # 4 MiB: many times the size of the forwarder's buffers
 
     async with (
         serving(echo) as port,
@@ -143,7 +143,7 @@ async def test_bytes_go_both_ways_and_are_the_same(folder: Path) -> None:
         assert await reader.readexactly(len(sent)) == sent
 
 
-async def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(folder: Path) -> None:
+async def test_a_half_close_by_the_client_is_forwarded_and_the_other_direction_continues(folder: Path) -> None:
     async def after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got = await reader.read()
         writer.write(b"got " + got)
@@ -160,7 +160,7 @@ async def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(folde
         assert await reader.read() == b"got all"
 
 
-async def test_the_end_of_the_server_s_direction_is_passed_on_too(folder: Path) -> None:
+async def test_a_half_close_by_the_server_is_forwarded_and_the_other_direction_continues(folder: Path) -> None:
     heard = asyncio.get_running_loop().create_future()
 
     async def ends_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,7 +180,7 @@ async def test_the_end_of_the_server_s_direction_is_passed_on_too(folder: Path) 
         assert await heard == b"still here"
 
 
-async def test_a_client_that_leaves_is_told_to_the_server(folder: Path) -> None:
+async def test_the_server_sees_that_a_client_disconnected(folder: Path) -> None:
     left = asyncio.Event()
 
     async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,7 +198,7 @@ async def test_a_client_that_leaves_is_told_to_the_server(folder: Path) -> None:
         await until(lambda: forwarder.open_files == RESTING_FILES)
 
 
-async def test_a_server_that_breaks_off_is_told_to_the_client(folder: Path) -> None:
+async def test_the_client_sees_that_the_server_aborted_the_connection(folder: Path) -> None:
     async def aborts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(2)
         writer.transport.abort()
@@ -211,7 +211,9 @@ async def test_a_server_that_breaks_off_is_told_to_the_client(folder: Path) -> N
         await until(lambda: forwarder.open_files == RESTING_FILES)
 
 
-async def test_while_nobody_listens_connections_end_at_once_and_later_ones_are_served(folder: Path) -> None:
+async def test_connections_close_immediately_until_a_server_listens_and_later_connections_are_served(
+    folder: Path,
+) -> None:
     port = free_port()
     async with forwarding(folder, port) as forwarder:
         async with forwarder.connected() as (reader, _):
@@ -221,7 +223,7 @@ async def test_while_nobody_listens_connections_end_at_once_and_later_ones_are_s
             assert await reader.readexactly(4) == b"here"
 
 
-async def test_a_server_that_listens_on_the_other_loopback_only_is_found(folder: Path) -> None:
+async def test_a_server_that_listens_only_on_the_ipv6_loopback_is_found(folder: Path) -> None:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
             port = probe.getsockname()[1]
@@ -234,7 +236,7 @@ async def test_a_server_that_listens_on_the_other_loopback_only_is_found(folder:
                 assert await reader.readexactly(3) == b"six"
 
 
-async def test_a_client_that_does_not_read_stops_the_server_and_costs_no_memory(folder: Path) -> None:
+async def test_a_client_that_does_not_read_blocks_the_server_and_uses_no_memory(folder: Path) -> None:
     written = 0
 
     async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -253,11 +255,13 @@ async def test_a_client_that_does_not_read_stops_the_server_and_costs_no_memory(
         await settled(lambda: written)
 
         assert written > 0
-        assert forwarder.memory_kib - before < 20 * 2 * 16 + 2048  # and not the 20 times 64 MiB that could have come
+        assert (
+            forwarder.memory_kib - before < 20 * 2 * 16 + 2048
+        )  # far below the 20 times 64 MiB that the servers could have sent
 
 
 async def settled(value: Callable[[], int]) -> None:
-    """Wait until *value* has been the same for ten looks."""
+    """Wait until ten consecutive readings of *value* are equal."""
     last, same = value(), 0
     async with asyncio.timeout(ENDS_S):
         while same < 10 or last == 0:
@@ -266,8 +270,8 @@ async def settled(value: Callable[[], int]) -> None:
             last = value()
 
 
-async def test_what_a_client_sent_before_it_left_arrives_although_the_server_reads_late(folder: Path) -> None:
-    sent = 2**23  # more than all buffers on the way
+async def test_bytes_that_a_client_sent_before_it_left_arrive_at_a_server_that_reads_late(folder: Path) -> None:
+    sent = 2**23  # more than all buffers on the path can hold
     go_on, over = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def reads_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -275,7 +279,7 @@ async def test_what_a_client_sent_before_it_left_arrives_although_the_server_rea
         got = 0
         while data := await reader.read(2**16):
             got += len(data)
-        if got:  # the look whether the forwarder is there was a connection too
+        if got:  # the probe of the forwarder at its start also opened a connection
             over.set_result(got)
 
     async with serving(reads_late) as port, forwarding(folder, port) as forwarder:
@@ -291,7 +295,7 @@ async def test_what_a_client_sent_before_it_left_arrives_although_the_server_rea
             assert await over == sent
 
 
-async def test_one_that_waits_to_be_read_does_not_keep_the_processor_busy(folder: Path) -> None:
+async def test_a_connection_that_waits_for_its_reader_uses_no_cpu(folder: Path) -> None:
     async def never_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
@@ -299,8 +303,8 @@ async def test_one_that_waits_to_be_read_does_not_keep_the_processor_busy(folder
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(forwarder.path))
             client.setblocking(False)
-            await until(lambda: not _sends(client))  # all buffers on the way are full
-        # And now it has left, with bytes on their way.
+            await until(lambda: not _sends(client))  # now all buffers on the path are full
+        # The client has disconnected while its bytes are still in the buffers.
         before = forwarder.cpu_ticks
         await asyncio.sleep(0.5)
         assert forwarder.cpu_ticks - before < 10
@@ -313,7 +317,7 @@ def _sends(client: socket.socket) -> bool:
         return False
 
 
-async def test_many_connections_at_once_are_served(folder: Path) -> None:
+async def test_many_concurrent_connections_are_served(folder: Path) -> None:
     async with serving(echo) as port, forwarding(folder, port) as forwarder:
 
         async def talk(number: int) -> bytes:
@@ -327,7 +331,7 @@ async def test_many_connections_at_once_are_served(folder: Path) -> None:
         await until(lambda: forwarder.open_files == RESTING_FILES)
 
 
-async def test_connections_beyond_its_files_wait_for_a_free_one(folder: Path) -> None:
+async def test_connections_beyond_the_limit_of_descriptors_wait_for_a_free_descriptor(folder: Path) -> None:
     async with serving(echo) as port, forwarding(folder, port, files=32) as forwarder:
 
         async def talk(number: int) -> bytes:
@@ -336,7 +340,7 @@ async def test_connections_beyond_its_files_wait_for_a_free_one(folder: Path) ->
                 try:
                     return await reader.readexactly(4)
                 except (asyncio.IncompleteReadError, ConnectionError):
-                    return b""  # there was room for its own descriptor, and none for the one to the server
+                    return b""  # no descriptor was left for the connection to the server
 
         answers = await asyncio.gather(*(talk(number) for number in range(100)))
 
@@ -345,7 +349,7 @@ async def test_connections_beyond_its_files_wait_for_a_free_one(folder: Path) ->
         assert await talk(1) == b"0001"
 
 
-async def test_it_ends_when_it_is_told_to_in_the_middle_of_its_work(folder: Path) -> None:
+async def test_the_forwarder_ends_on_sigterm_while_a_connection_is_open(folder: Path) -> None:
     async with (
         serving(echo) as port,
         forwarding(folder, port) as forwarder,
@@ -362,7 +366,7 @@ async def test_it_ends_when_it_is_told_to_in_the_middle_of_its_work(folder: Path
 
 
 @pytest.mark.parametrize("arguments", [[], ["--socket", "/tmp/x", "--port", "all"], ["--port", "1", "--socket", "/x"]])
-async def test_it_says_how_it_is_used(arguments: list[str]) -> None:
+async def test_wrong_arguments_print_the_usage(arguments: list[str]) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", str(PROGRAM), *arguments, stderr=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""What the example's learner sees of tasks, and that the right choices solve them."""
+"""The features of tasks that the learner example sees; a policy with the right weights solves the tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[3]
 TASKS = ROOT / "tasks"
 LATER = ("product after product", "sum after product", "sum before product", "sum after sum")
 KNOWS = Policy(dict.fromkeys(("+ add", "- subtract", "* multiply", "/ divide"), 99.0) | dict.fromkeys(LATER, -40.0))
-"""What a policy comes to: each operator's procedure, products first, and equals from the left."""
+"""A trained policy: each operator's own procedure, products first, and equal precedence from the left."""
 PLAYS = Policy(
     {"pick a key": 99.0, "open a door": 99.0, "vain": -99.0, "hazard": -99.0}
     | {"goal nearer": 60.0, "door nearer": 40.0, "key nearer": 25.0, "unseen nearer": 15.0}
 )
-"""What a policy comes to in a grid world: the goal before doors, those before keys, and else what was not seen."""
+"""A trained policy of a grid world: it prefers the goal, then doors, then keys, then unseen cells."""
 HALL = """You (@) are in a grid world. Reach the goal (G). You see the whole map.
 
 @.a#.
@@ -48,7 +48,7 @@ def tasks(environment: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def grid_world(config: dict[str, Any]) -> Any:
-    """The game as the environment's server plays it, from its folder."""
+    """Return the game that the environment's server plays; import it from the server's folder."""
     for folder in ("env_images/base", "env_images/game"):
         if (path := str(ROOT / folder)) not in sys.path:
             sys.path.append(path)
@@ -59,14 +59,16 @@ def grid_world(config: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        pytest.param("Calculate 8 - -1.", [8, "-", -1], id="a sign"),
+        pytest.param("Calculate 8 - -1.", [8, "-", -1], id="a negative number"),
         pytest.param("the arithmetic problem: 13 + 73 - 46 =", [13, "+", 73, "-", 46], id="a chain"),
-        pytest.param("Calculate -( 2 * 3 ) + 1.", [-1, "*", "(", 2, "*", 3, ")", "+", 1], id="a minus before brackets"),
+        pytest.param(
+            "Calculate -( 2 * 3 ) + 1.", [-1, "*", "(", 2, "*", 3, ")", "+", 1], id="a minus sign before brackets"
+        ),
         pytest.param("to 12 digits.\n(4.9-9.0) = ?", ["(", Fraction("4.9"), "-", 9, ")"], id="decimals"),
-        pytest.param("Calculate ( 7 ).", [7], id="brackets round one number"),
+        pytest.param("Calculate ( 7 ).", [7], id="brackets around one number"),
     ],
 )
-def test_a_question_is_cut_into_its_parts(text: str, tokens: list[Any]) -> None:
+def test_a_question_is_split_into_tokens(text: str, tokens: list[Any]) -> None:
     assert read(text) == tokens
 
 
@@ -89,7 +91,7 @@ def test_the_features_of_a_choice_are_its_operator_its_neighbours_and_the_length
 @pytest.mark.parametrize(
     ("value", "text"), [(Fraction(-6), "-6"), (Fraction(1, 4), "0.25"), (Fraction(2, 3), "0.666666666667")]
 )
-def test_an_answer_is_written_whole_or_with_twelve_digits(value: Fraction, text: str) -> None:
+def test_an_answer_is_written_exactly_or_with_twelve_digits(value: Fraction, text: str) -> None:
     assert written(value) == text
 
 
@@ -110,14 +112,14 @@ def test_a_policy_that_knows_the_rules_solves_every_task() -> None:
     assert wrong == []
 
 
-def test_a_policy_that_knows_nothing_decides_once_for_each_operator() -> None:
+def test_an_untrained_policy_decides_once_for_each_operator() -> None:
     _, decisions = solve("Calculate 1 + 2 * ( 3 - 4 ).", Policy(), random.Random(1))
 
     assert len(decisions) == 3
     assert len(decisions[0].options) == 2 * len(arithmetic.PROCEDURES)
 
 
-def test_a_move_looks_like_what_it_comes_to() -> None:
+def test_the_features_of_a_move_describe_its_effect() -> None:
     world = World.begun(HALL)
     ways = world.ways()
 
@@ -133,7 +135,7 @@ def test_a_move_looks_like_what_it_comes_to() -> None:
     assert world.features("open", ways) == ("vain", "vain open")
 
 
-def test_a_key_can_be_picked_up_and_is_no_more_sought_then() -> None:
+def test_a_key_can_be_picked_up_and_is_no_longer_a_target_then() -> None:
     world = World.begun(HALL)
     for at in (1, 2):
         row = "".join("@" if column == at else cell for column, cell in enumerate("..a#."))
@@ -169,14 +171,14 @@ def test_a_door_can_be_opened_with_its_key(held: str, kind: str, opening: tuple[
     assert "goal" not in beside.ways(), "no way leads through a closed door"
 
 
-def test_a_hazard_is_told_from_floor_and_no_way_leads_over_it() -> None:
+def test_a_hazard_is_distinguished_from_floor_and_no_path_crosses_it() -> None:
     world = World.begun("You see the whole map.\n\n@^G\n.#.\n...\nKeys that you have: none.")
 
     assert world.features("right", world.ways()) == ("hazard",)
     assert world.ways()["goal"][world.at] == 6
 
 
-def test_what_was_seen_is_remembered_where_the_map_is_not_whole() -> None:
+def test_cells_that_were_seen_are_remembered_on_a_partial_map() -> None:
     world = World.begun(DARK)
     assert world.features("down", world.ways()) == ("been 0", "unseen nearer")
 
@@ -195,7 +197,7 @@ def test_a_text_without_a_map_is_refused() -> None:
         World.begun("You reached the goal.")
 
 
-def test_a_policy_that_knows_what_to_go_to_wins_every_grid_world_in_few_turns() -> None:
+def test_a_trained_policy_wins_every_grid_world_in_few_turns() -> None:
     offered = tasks("game", games.TAGS)
     chance = random.Random(1)
 
@@ -215,7 +217,7 @@ def test_a_policy_that_knows_what_to_go_to_wins_every_grid_world_in_few_turns() 
     assert slow == []
 
 
-def test_a_policy_that_knows_nothing_chooses_among_all_moves() -> None:
+def test_an_untrained_policy_chooses_among_all_moves() -> None:
     decision = World.begun(HALL).decide(Policy(), random.Random(1))
 
     assert len(decision.options) == len(games.MOVES)

@@ -1,4 +1,4 @@
-"""The tests' runner: the order of tests, what it prepares, and what it says of failures, hangs and durations."""
+"""The test runner: its preparation, lanes, and reports of failures, hangs and durations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTEST = ("-m", "pytest", "-qq", "--no-summary", "-p", "tests.runner.needs", "-p
 
 
 def run(folder: Path, text: str, *arguments: str, lane: str = "main", **environ: str) -> tuple[int, str]:
-    """Run pytest with the runner's plugins on a file of *text*; its status and its output."""
+    """Run pytest with the runner's plugins on a file with *text*, and return its exit status and output."""
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text(
         "[pytest]\nmarkers =\n  docker\n  redis\n  sandbox\n  cluster\n  needs\ntimeout = 60\n"
@@ -42,7 +42,7 @@ def rows(folder: Path, lane: str = "main") -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in (folder / f"{lane}.jsonl").read_text().splitlines()]
 
 
-def test_a_failure_is_printed_with_the_command_that_reproduces_it_and_recorded(tmp_path: Path) -> None:
+def test_a_failure_is_recorded_and_printed_with_the_command_that_reproduces_it(tmp_path: Path) -> None:
     status, output = run(tmp_path, "def test_wrong():\n    assert 1 == 2\ndef test_right(): pass\n")
 
     assert status == 1
@@ -65,7 +65,7 @@ def test_goes_on(): pass
 """
 
 
-def test_a_test_that_hangs_fails_with_the_stacks_of_its_processes_which_are_killed(tmp_path: Path) -> None:
+def test_a_test_that_hangs_fails_with_the_stacks_of_its_processes_and_they_are_killed(tmp_path: Path) -> None:
     status, output = run(tmp_path, HANGS, "-s")
 
     child = int(output.partition("child=")[2].split()[0])
@@ -86,7 +86,7 @@ def test_other(): pass
 """
 
 
-def test_a_collection_notes_the_needs_of_the_tests_that_it_chose(tmp_path: Path) -> None:
+def test_a_collection_records_the_needs_of_the_selected_tests(tmp_path: Path) -> None:
     assert run(tmp_path, NEEDS, "--collect-only", lane="collect")[0] == 0
 
     found = json.loads((tmp_path / "collected.json").read_text())
@@ -94,7 +94,7 @@ def test_a_collection_notes_the_needs_of_the_tests_that_it_chose(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("ci", "status", "outcome"), [("", 0, "skipped"), ("true", 1, "failed")], ids=["here", "CI"])
-def test_a_need_that_cannot_be_had_skips_its_tests_and_fails_them_in_ci(
+def test_an_unavailable_need_skips_its_tests_and_fails_them_in_ci(
     tmp_path: Path, ci: str, status: int, outcome: str
 ) -> None:
     for need in ("engine", "image:base"):
@@ -123,19 +123,19 @@ def test_a_lane_runs_its_own_tests_only(tmp_path: Path, lane: str, test: str) ->
     assert {row["test"].rpartition("::")[2] for row in rows(tmp_path, lane)} == {test}
 
 
-def test_a_need_brings_what_it_requires_in_the_order_of_preparation() -> None:
+def test_a_need_includes_its_requirements_in_the_order_of_preparation() -> None:
     assert preparation.with_requirements(["image:os"]) == [
         *("engine", "base-image", "image:base", "image:base-sandbox", "image:os")
     ]
     assert preparation.with_requirements([]) == []
 
 
-def test_an_unknown_need_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_need_is_refused_with_a_list_of_the_known_needs() -> None:
     with pytest.raises(KeyError, match="no such need: image:oss; there are packages, "):
         preparation.with_requirements(["image:oss"])
 
 
-def test_each_step_stands_after_those_that_it_waits_for() -> None:
+def test_each_step_is_listed_after_the_steps_that_it_waits_for() -> None:
     names = list(preparation.STEPS)
 
     assert [
@@ -146,7 +146,7 @@ def test_each_step_stands_after_those_that_it_waits_for() -> None:
     ] == []
 
 
-def test_a_step_whose_requirement_failed_fails_with_the_same_reason_and_others_go_on(
+def test_a_step_whose_requirement_failed_fails_with_the_same_reason_and_other_steps_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = {
@@ -196,7 +196,7 @@ def test_plays(record_property, won, lost):
 """
 
 
-def test_the_summary_sums_the_bundled_tasks_that_were_won_and_lost_also_of_a_test_that_failed(
+def test_the_summary_counts_bundled_tasks_that_were_won_and_lost_including_those_of_failed_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, PLAYS, "-n1")

@@ -1,4 +1,4 @@
-"""Scripts, with stubs in the place of what they call: what they decide, and what they ask for."""
+"""The decisions of the scripts, and the commands that they run; stubs replace the programs that they call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program(path: Path, *lines: str) -> None:
 
 
 def run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run *script* with these variables and no others."""
+    """Run *script* with only these environment variables."""
     command = [BASH, str(script), *arguments]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=scaled(60))
 
@@ -35,7 +35,7 @@ def run(script: Path, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 class Machine:
-    """A machine that is a folder of programs: all that there is on its PATH."""
+    """A simulated machine: a folder of programs that is its whole PATH."""
 
     def __init__(self, folder: Path, *, user: int, packages: bool) -> None:
         self.bwrap = folder / "bwrap"
@@ -50,11 +50,11 @@ class Machine:
         return run(PROJECT / "scripts" / "bubblewrap", PATH=str(self._folder))
 
     def asked(self) -> list[str]:
-        """What packages were asked for."""
+        """Return the argument lines of all calls of apt-get."""
         return self._asked.read_text().splitlines() if self._asked.exists() else []
 
 
-def test_bubblewrap_that_is_missing_is_added_by_root_and_its_path_is_all_that_is_printed(tmp_path: Path) -> None:
+def test_root_installs_a_missing_bubblewrap_and_only_its_path_is_printed(tmp_path: Path) -> None:
     machine = Machine(tmp_path, user=0, packages=True)
 
     done = machine.run()
@@ -67,7 +67,9 @@ def test_bubblewrap_that_is_missing_is_added_by_root_and_its_path_is_all_that_is
 
 
 @pytest.mark.parametrize(("user", "packages"), [(1000, True), (0, False)], ids=["not root", "no apt-get"])
-def test_who_cannot_add_bubblewrap_is_told_to(tmp_path: Path, user: int, packages: bool) -> None:
+def test_without_root_or_apt_get_the_script_fails_and_asks_for_bubblewrap(
+    tmp_path: Path, user: int, packages: bool
+) -> None:
     machine = Machine(tmp_path, user=user, packages=packages)
 
     done = machine.run()
@@ -76,7 +78,7 @@ def test_who_cannot_add_bubblewrap_is_told_to(tmp_path: Path, user: int, package
     assert done.stderr == "scripts/bubblewrap: no bwrap on the PATH: install bubblewrap >= 0.8\n"
 
 
-def test_bubblewrap_that_is_there_is_taken(tmp_path: Path) -> None:
+def test_an_installed_bubblewrap_is_used(tmp_path: Path) -> None:
     machine = Machine(tmp_path, user=0, packages=True)
     program(machine.bwrap)
 
@@ -89,7 +91,7 @@ def test_bubblewrap_that_is_there_is_taken(tmp_path: Path) -> None:
 
 
 def builds(folder: Path, **variables: str) -> dict[str, list[str]]:
-    """What scripts/build-images asks to be built, in its order: for each image's name all words after it."""
+    """Return the builds that scripts/build-images starts, in order: each image's name with its further arguments."""
     (folder / "scripts").mkdir()
     for name in ("build-images", "env-file"):
         shutil.copy(PROJECT / "scripts" / name, folder / "scripts" / name)
@@ -109,11 +111,11 @@ def builds(folder: Path, **variables: str) -> dict[str, list[str]]:
 
 
 def bases(built: Mapping[str, list[str]]) -> set[str]:
-    """The images of ours that others are built from."""
+    """Return the gateway's own images that other images are built from."""
     return {word.removeprefix("BASE=") for words in built.values() for word in words if word.startswith("BASE=")}
 
 
-def test_with_a_tag_every_image_and_what_it_is_built_from_have_it_and_no_other_image_is_tagged(tmp_path: Path) -> None:
+def test_with_a_tag_every_image_and_its_base_have_that_tag_and_no_image_has_another(tmp_path: Path) -> None:
     built = builds(tmp_path, IMAGE_TAG="mine")
 
     names = {file.parent.name for top in ("deploy", "env_images") for file in (PROJECT / top).glob("*/Dockerfile")}
@@ -125,7 +127,7 @@ def test_with_a_tag_every_image_and_what_it_is_built_from_have_it_and_no_other_i
     assert order.index("env-gateway/base-sandbox:mine") < order.index("env-gateway/os:mine")
 
 
-def test_without_a_tag_images_are_the_latest_and_have_the_projects_version(tmp_path: Path) -> None:
+def test_without_a_tag_images_are_tagged_latest_and_with_the_version_of_the_project(tmp_path: Path) -> None:
     version = re.findall(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(), re.M)[0]
 
     built = builds(tmp_path)
@@ -140,7 +142,7 @@ def test_without_a_tag_images_are_the_latest_and_have_the_projects_version(tmp_p
 
 
 class Checkout:
-    """A copy of the project, beside an engine that has the containers and volumes of one stack."""
+    """A copy of the project that uses an engine with the containers and volumes of one stack."""
 
     def __init__(self, folder: Path, engine: Path) -> None:
         (folder / "scripts").mkdir(parents=True)
@@ -154,7 +156,7 @@ class Checkout:
         return run(self.folder / "scripts" / script, *arguments, PATH=path, **variables)
 
     def own(self, **variables: str) -> str:
-        """The name with which `make up` starts it."""
+        """Return the Compose project name with which `make up` starts this checkout."""
         done = self.run("compose-project", "--own", **variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -166,7 +168,7 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Engine:
-    """Programs that stand for an engine: containers of one stack by their folders, and volumes by their names."""
+    """A stub of the docker command that lists one stack's folders of containers and its volumes."""
 
     folder: Path
 
@@ -193,7 +195,7 @@ class Engine:
         (self.folder / "volumes").write_text("".join(f"{name}\n" for name in volumes))
 
     def asked(self) -> list[str]:
-        """What it was asked for beside looks."""
+        """Return the calls of docker that are not queries."""
         file = self.folder / "asked"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -203,10 +205,10 @@ def engine(tmp_path: Path) -> Engine:
     return Engine.make(tmp_path / "engine")
 
 
-def test_checkouts_that_set_nothing_have_names_of_their_own_and_keep_them(tmp_path: Path, engine: Engine) -> None:
+def test_checkouts_without_a_set_name_get_names_of_their_own_and_keep_them(tmp_path: Path, engine: Engine) -> None:
     one, two = (Checkout(tmp_path / name, engine.folder) for name in ("one", "two"))
 
-    names = [one.own(), two.own()]  # neither is up: whose the fixed name is, the engine could not tell them
+    names = [one.own(), two.own()]  # neither stack runs, so the engine cannot show which checkout owns the fixed name
 
     assert names[0] != names[1]
     assert all(re.fullmatch(r"env-gateway-[0-9a-f]{8}", name) for name in names)
@@ -216,7 +218,7 @@ def test_checkouts_that_set_nothing_have_names_of_their_own_and_keep_them(tmp_pa
     assert one.env() == f"COMPOSE_PROJECT_NAME={names[0]}\n"
 
 
-def test_a_stack_that_this_folder_runs_keeps_its_name_also_while_it_is_down(tmp_path: Path, engine: Engine) -> None:
+def test_a_stack_that_this_folder_ran_keeps_its_name_while_it_is_down(tmp_path: Path, engine: Engine) -> None:
     checkout = Checkout(tmp_path / "checkout", engine.folder)
     engine.has(containers_of=[checkout.folder])
 
@@ -226,14 +228,16 @@ def test_a_stack_that_this_folder_runs_keeps_its_name_also_while_it_is_down(tmp_
     assert checkout.own() == "env-gateway"
 
 
-def test_a_stack_that_another_folder_has_a_part_in_is_left_to_it(tmp_path: Path, engine: Engine) -> None:
+def test_a_checkout_does_not_take_the_name_of_a_stack_that_another_folder_shares(
+    tmp_path: Path, engine: Engine
+) -> None:
     checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
     engine.has(containers_of=[checkout.folder, other.folder])
 
     assert checkout.own() != "env-gateway"
 
 
-def test_volumes_alone_are_no_stack_of_this_folder_and_the_way_to_go_on_with_them_is_told(
+def test_volumes_alone_do_not_reserve_the_fixed_name_and_the_script_explains_how_to_keep_them(
     tmp_path: Path, engine: Engine
 ) -> None:
     checkout = Checkout(tmp_path / "checkout", engine.folder)
@@ -245,7 +249,7 @@ def test_volumes_alone_are_no_stack_of_this_folder_and_the_way_to_go_on_with_the
     assert "write COMPOSE_PROJECT_NAME=env-gateway into .env" in done.stderr
 
 
-def test_a_name_that_is_set_is_taken(tmp_path: Path, engine: Engine) -> None:
+def test_a_name_that_is_set_is_used(tmp_path: Path, engine: Engine) -> None:
     checkout = Checkout(tmp_path / "checkout", engine.folder)
 
     assert checkout.own(COMPOSE_PROJECT_NAME="mine") == "mine"
@@ -256,7 +260,9 @@ def test_a_name_that_is_set_is_taken(tmp_path: Path, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["another folder's", "nothing but a volume"])
-def test_down_without_a_name_refuses_what_may_be_another_folders(tmp_path: Path, engine: Engine, is_up: bool) -> None:
+def test_down_without_a_name_refuses_a_stack_that_may_belong_to_another_folder(
+    tmp_path: Path, engine: Engine, is_up: bool
+) -> None:
     checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
     engine.has(containers_of=[other.folder] if is_up else [], volumes=["env-gateway_workers"])
 
@@ -268,7 +274,7 @@ def test_down_without_a_name_refuses_what_may_be_another_folders(tmp_path: Path,
 
 
 @pytest.mark.parametrize("variables", [{}, {"COMPOSE_PROJECT_NAME": "env-gateway"}], ids=["this folder's", "named"])
-def test_down_takes_down_this_folders_stack_and_one_that_is_named(
+def test_down_removes_the_stack_of_this_folder_and_a_stack_that_is_named(
     tmp_path: Path, engine: Engine, variables: dict[str, str]
 ) -> None:
     checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
@@ -282,7 +288,7 @@ def test_down_takes_down_this_folders_stack_and_one_that_is_named(
 
 
 def test_make_up_builds_nothing_without_a_name() -> None:
-    """An assignment before a command hides that its substitution failed, and the tag would be empty."""
+    """A failed substitution in an assignment before a command goes unnoticed, and the tag would be empty."""
     makefile = (PROJECT / "Makefile").read_text()
 
     (line,) = re.findall(r"^\t(.*IMAGE_TAG=.*)$", makefile, re.M)
@@ -293,7 +299,7 @@ def test_make_up_builds_nothing_without_a_name() -> None:
 # -- scripts/swarm-lab -------------------------------------------------------------------------------------------------
 
 
-def test_the_addresses_of_the_lab_that_are_printed_are_those_that_it_gives(tmp_path: Path) -> None:
+def test_the_page_prints_the_addresses_that_the_lab_assigns(tmp_path: Path) -> None:
     source = (PROJECT / "scripts" / "swarm-lab").read_text()
     values = re.findall(r"^(?:NAME|NET|COUNT)=.*$", source, re.M)
     functions = re.findall(r"^(?:nodes|number|address)\(\) \{\n.*?^\}$", source, re.M | re.S)
@@ -312,13 +318,13 @@ def test_the_addresses_of_the_lab_that_are_printed_are_those_that_it_gives(tmp_p
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """The folder of a lab's machines; paths of sockets in it are bounded, so it is not one of pytest's."""
+    """Yield the folder of a lab's machines. It is not a folder of pytest, because paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="eg-") as folder:
         yield Path(folder)
 
 
 class LabScript:
-    """A checkout with the script of the lab, on a machine whose engines are programs that say yes."""
+    """A checkout with the lab's script, on a machine where stubs replace the engines and always succeed."""
 
     def __init__(self, folder: Path, machine: Path) -> None:
         self.folder = folder
@@ -339,12 +345,12 @@ class LabScript:
             machine / "nsenter",
             f'readlink /proc/self/fd/* >"{machine}/inherited"',
             f'touch "{begun}"',
-            # One that ends before it was found has not started.
+            # A stub that ended before the script found it would count as a failed start.
             f'for look in $(seq 600); do [ -e "{found}" ] || sleep 0.1; done',
         )
 
     def run(self, command: str, *arguments: str, lock: TextIO | None = None) -> subprocess.CompletedProcess[str]:
-        """Run it on a lab of one machine; *lock* is what this process has open of its lock."""
+        """Run the script on a lab of one machine; *lock* is this process's open file of the lab's lock."""
         variables = {"PATH": f"{self._machine}{os.pathsep}{os.environ['PATH']}", "SWARM_LAB_NODES": "1"}
         fds = () if lock is None else (lock.fileno(),)
         variables["SWARM_LAB_LOCK"] = "".join(map(str, fds))
@@ -362,7 +368,7 @@ class LabScript:
 COMMANDS = [("up",), ("down",), ("kill", "node1"), ("start", "node1")]
 
 
-def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_checkout_is_gone(
+def test_other_checkouts_may_not_touch_a_lab_until_it_is_down_or_its_checkout_is_gone(
     tmp_path: Path, machine: Path
 ) -> None:
     one, two = (LabScript(tmp_path / name, machine) for name in ("one", "two"))
@@ -382,25 +388,27 @@ def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_che
     assert not disk.exists()
 
 
-def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_path: Path, machine: Path) -> None:
+def test_a_lab_that_a_process_locked_is_refused_to_all_others_while_that_process_lives(
+    tmp_path: Path, machine: Path
+) -> None:
     one, two = (LabScript(tmp_path / name, machine) for name in ("one", "two"))
     with (machine / "swl.lock").open("a") as lock:
         assert one.run("up", lock=lock).returncode == 0
 
-        for script in (one, two):  # also by hand in that very checkout
+        for script in (one, two):  # a manual call in the same checkout is refused, too
             for command in COMMANDS:
                 refused = script.run(*command)
                 assert (refused.returncode, (machine / "swl" / "node1").exists()) == (1, True)
                 assert f"the lab swl belongs to process {os.getpid()} of {one.folder}: " in refused.stderr
         assert one.run("kill", "node1", lock=lock).returncode == 0
 
-    # The machines live on when the process does not; with its lock the lab would be a dead one's for ever.
+    # The machines outlive the process. If they inherited its lock, the lab would stay locked permanently.
     assert "swl.lock" not in (machine / "inherited").read_text()
     assert two.run("down").returncode == 0
     assert not (machine / "swl").exists()
 
 
-def test_a_descriptor_of_anything_else_is_no_lock(tmp_path: Path, machine: Path) -> None:
+def test_a_descriptor_of_another_file_is_refused_as_a_lock(tmp_path: Path, machine: Path) -> None:
     script = LabScript(tmp_path / "one", machine)
 
     with (tmp_path / "another").open("a") as another:

@@ -6,4 +6,5 @@ from typing import Final
 __version__ = "0.1.0"
 
 BUNDLED: Final = Path(__file__).resolve().parent / "bundled"
-"""Of an installed wheel (hatch_build.py): environments, their tasks and the tested versions of what they need."""
+"""Folder of an installed wheel (hatch_build.py) with environments, their tasks and the tested versions of
+dependencies."""

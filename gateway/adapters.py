@@ -1,7 +1,7 @@
-"""The adapters that the settings name: stores and backends. With `app`, the only module that knows their classes.
+"""Creates the adapters that the settings name: stores and backends. Only this module and `app` know their classes.
 
-What a gateway on a laptop has no use for is imported where the settings name it: redis-py, the Docker SDK and httpx
-would take two fifths of the time in which it starts.
+A gateway on a laptop needs neither redis-py nor the Docker SDK nor httpx, which would take two fifths of its start
+time. They are therefore imported only if the settings name them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_WAIT_S = 30.0
-"""How long a start waits for a store that is still coming up."""
+"""Seconds that a start waits for a store that is still starting."""
 OWNER_WAIT_S = 6.0
-"""How long a start waits for a sign of life of the gateway whose store it is; the store counts one that was silent for
-5 s as gone."""
+"""Seconds that a start waits for a sign of life of the gateway that owns the store. The store counts a gateway that was
+silent for 5 s as gone."""
 
 
 def check_store(store: str) -> str:
-    """Return the place that *store* names, as another gateway may read it: without user and password.
+    """Return the location that *store* names without user and password, because another gateway may read it.
 
     Raises:
-        ConfigError: *store* is neither ``memory`` nor a URL that can be read.
+        ConfigError: *store* is neither ``memory`` nor a valid URL.
     """
     if store == "memory":
         return store
@@ -61,25 +61,25 @@ def check_store(store: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """What replicas share, each part behind its own interface, all in one place."""
+    """The stores that replicas share, each with its own interface."""
 
     sessions: Store
     tasks: TaskStore
-    """Tasks that come at run time."""
+    """Tasks that are added at run time."""
     curricula: CurriculumStore
-    """Task records and draws."""
+    """Task records and draws of curricula."""
     calls: CallStore | None = None
     """Calls to third-party servers; None if there are no other replicas."""
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all stores."""
         for store in (self.calls, self.tasks, self.curricula, self.sessions):
             if store is not None:
                 await store.aclose()
 
 
 def make_stores(settings: Settings, replica: str) -> Stores:
-    """Make the stores that the settings name, for the process *replica*; connect to nothing yet."""
+    """Create the stores that the settings name, for the process *replica*; connect to nothing yet."""
     if settings.store == "memory":
         return Stores(
             sessions=MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s),
@@ -108,7 +108,7 @@ def make_stores(settings: Settings, replica: str) -> Stores:
 
 
 async def start_store(store: Store) -> None:
-    """Connect to *store*, waiting for one that is still coming up. Raises ``StoreUnavailable``."""
+    """Connect to *store*, and wait if it is still starting. Raises ``StoreUnavailable``."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + STORE_WAIT_S
     while True:
@@ -125,12 +125,13 @@ async def start_store(store: Store) -> None:
 
 
 async def own_store(store: Store, settings: Settings) -> None:
-    """Make sure that all replicas of the store have the same secret, where workers are found by what is made of it.
+    """Ensure that all replicas of a store with container workers have the same secret.
 
-    Others would see none of each other's workers, and end the sessions in them.
+    The workers' labels are derived from the secret. Replicas with another secret would not see each other's workers,
+    and would end the sessions in them.
 
     Raises:
-        ConfigError: a gateway with another secret uses the store.
+        ConfigError: A gateway with another secret uses the store.
     """
     if not settings.uses_containers:
         return
@@ -148,7 +149,7 @@ async def own_store(store: Store, settings: Settings) -> None:
 
 
 def make_backend(settings: Settings, catalog: Catalog) -> Backend:
-    """The backend that the settings name."""
+    """Create the backend that the settings name."""
     if settings.backend == "process":
         return ProcessBackend(
             socket_dir=settings.socket_dir,
@@ -160,10 +161,10 @@ def make_backend(settings: Settings, catalog: Catalog) -> Backend:
 
 
 def make_nodes(settings: Settings) -> tuple[Nodes, NodeDialer] | None:
-    """The machines of the cluster, and what reaches them; None where the settings name another backend.
+    """Return the cluster's machines and their dialer; return None if the settings name another backend.
 
     Raises:
-        ConfigError: the hosts, or the files of the cluster, are wrong.
+        ConfigError: The hosts, or the files of the cluster, are wrong.
     """
     if settings.backend != "swarm":
         return None
@@ -185,7 +186,7 @@ def make_swarm(
     store: Store | None = None,
     lease: LeaderLease | None = None,
 ) -> SwarmBackend:
-    """The backend of many machines; for *store* and *lease* see there."""
+    """Create the backend for many machines; see `SwarmBackend` for *store* and *lease*."""
     from gateway.backends.swarm.backend import SwarmBackend
 
     def engine(url: str, node: NodeId) -> DockerBackend:
@@ -203,13 +204,14 @@ def make_swarm(
 
 
 def hold_containers(settings: Settings) -> ExitStack:
-    """Claim this gateway's containers for this process, until what is returned is closed or the process ends.
+    """Claim this gateway's containers for this process, until the returned stack is closed or the process ends.
 
-    Replicas find in their store which containers are in use. A gateway with another store would take them for what a
-    dead one left behind; so would another process where the store is one process's memory.
+    Replicas find in their store which containers are in use. A gateway with another store would remove them as
+    leftovers of a dead gateway. So would a second process with a memory store.
 
     Raises:
-        ConfigError: a process that lives has them, the store's URL can't be read, or the state folder can't be written.
+        ConfigError: A live process has the containers, the store's URL is invalid, or the state folder can't be
+            written.
     """
     held = ExitStack()
     if not settings.uses_containers:
@@ -230,7 +232,7 @@ def hold_containers(settings: Settings) -> ExitStack:
             "set another GATEWAY_INSTANCE here, or the same Redis in both"
         ) from None
     except OSError as error:
-        # A secret from elsewhere needs no state folder, as in a container that is read only: nobody shares that one.
+        # A given secret needs no state folder, as in a read-only container. No other gateway shares that folder.
         if alone or settings.secret is None:
             raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error
     return held

@@ -1,6 +1,6 @@
-"""Composition root: the one module that knows every adapter.
+"""The composition root, which imports every adapter.
 
-`Gateway` builds the whole from settings, starts it in order, and takes it down in the reverse one.
+`Gateway` wires all parts from the settings, starts them in order, and stops them in reverse order.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ from gateway.upstreams.transport import HttpTransport
 logger = logging.getLogger(__name__)
 
 IMAGES_WAIT_S = 5.0
-"""Seconds that a start waits for the engine's ids of the images; pulls go on behind."""
+"""Seconds that a start waits for the engine's ids of the images; pulls continue in the background."""
 
 
 class Gateway:
-    """One gateway process: its parts, wired. The only place that wires them."""
+    """Wires all parts of one gateway process; no other class does."""
 
     def __init__(
         self,
@@ -107,22 +107,22 @@ class Gateway:
         """Wire everything; connect to nothing yet.
 
         Args:
-            settings: Of this process.
+            settings: Settings of this process.
             content: Environments, tasks and curricula to serve.
-            port: The one that is listened on, where the settings leave it open.
-            replica: The unique name of this process; empty: one is made.
-            stores: In place of those that the settings name; who made them closes them, and workers outlive this
-                gateway as they do.
-            backend: In place of the one that the settings name; closed by who made it.
-            upstreams: In place of those of the same kind; closed by who made them.
-            store_patience_s: How long a request waits for a store that does not answer.
+            port: The port that the gateway listens on, if the settings leave it open.
+            replica: Unique name of this process; empty: a name is generated.
+            stores: Replace the stores of the settings; the caller closes them, and workers outlive this gateway as the
+                stores do.
+            backend: Replaces the backend of the settings; the caller closes it.
+            upstreams: Replace the default upstreams of the same kind; the caller closes them.
+            store_patience_s: Seconds that a request waits for a store that does not answer.
         """
         self.settings = settings
         self.catalog, self.tasks = content.catalog, content.tasks
         self.lifecycle, self.metrics, self.lease = Lifecycle(), Metrics(), LeaderLease()
         self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._owned = contextlib.AsyncExitStack()
-        """Closes what this gateway made, the last one first."""
+        """Closes everything that this gateway created, in reverse order."""
         self._has_own_stores = stores is None
         self.stores = stores or make_stores(settings, self.replica)
         self.store = self.stores.sessions
@@ -139,7 +139,7 @@ class Gateway:
     # -- wiring, from the outside in ------------------------------------------------------------------------------
 
     def _wire_workers(self, backend: Backend | None) -> None:
-        """Make what starts workers and what reaches them."""
+        """Create the backend, which starts workers, and the transport, which reaches them."""
         settings, catalog = self.settings, self.catalog
         cluster = make_nodes(settings) if backend is None else None
         self._nodes = cluster[0] if cluster is not None else None
@@ -158,10 +158,10 @@ class Gateway:
     def _wire_upstreams(
         self, given: Mapping[UpstreamKind, Upstream], port: int | None
     ) -> Mapping[UpstreamKind, Upstream]:
-        """Make what speaks to workers, each kind of server in its protocol."""
+        """Create the upstreams, one for each kind of server."""
         settings, secret = self.settings, self.settings.read_secret()
         self.peers = None
-        if settings.store != "memory":  # else there are no other replicas
+        if settings.store != "memory":  # the memory store has no other replicas
             me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
             self.peers = ReplicaClient(me, secret)
             self._owned.push_async_callback(self.peers.aclose)
@@ -189,7 +189,7 @@ class Gateway:
         }
 
     def _wire_sessions(self, content: Content, upstreams: Mapping[UpstreamKind, Upstream], patience_s: float) -> None:
-        """Make the request path: tasks and curricula to choose from, and sessions to open and to act in."""
+        """Create the request path: tasks and curricula to choose from, and sessions to open and to act in."""
         store, catalog, tasks = self.store, self.catalog, self.tasks
         self.records = TaskStats(self.stores.curricula, registry=tasks)
         self.closer = SessionCloser(store=store, upstreams=upstreams, metrics=self.metrics, records=self.records)
@@ -228,7 +228,7 @@ class Gateway:
         self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)
 
     def _wire_reload(self) -> None:
-        """Make what sees changed files and images."""
+        """Create the parts that detect changed files and images."""
         settings, catalog = self.settings, self.catalog
         self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
         self.task_files = TaskFileWatch(self.tasks, catalog)
@@ -242,11 +242,11 @@ class Gateway:
             completion=Completion(catalog, self.tasks, self.custom_tasks),
         )
         self.lease.follow(self.reload)
-        if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
+        if self._nodes is not None:  # a new machine may have an image that the other machines lack, or lack an image
             self._nodes.changed(lambda view: self.reload.ask_again() if view.is_live else None)
 
     def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
-        """Make what starts and stops workers, and leader election."""
+        """Create the parts that start and stop workers, and leader election."""
         store, backend, metrics = self.store, self.backend, self.metrics
         self.background, self.demands = BackgroundTasks(), Demands()
         self.starts = WorkerStarts(
@@ -281,7 +281,7 @@ class Gateway:
         )
 
     def _wire_control_loop(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
-        """Make the control loop and the audit."""
+        """Create the control loop and the audit."""
         store, backend, catalog, tasks = self.store, self.backend, self.catalog, self.background
         self.planner = Planner(
             catalog=catalog,
@@ -324,16 +324,16 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start in order; on leaving, end calls under way, then workers that nobody could find again.
+        """Start in order; on exit, end running calls, then stop workers that no other gateway could find again.
 
         Raises:
-            ConfigError, StoreUnavailable, BackendError: at start.
+            ConfigError, StoreUnavailable, BackendError: The start failed.
         """
         try:
             await start_store(self.store)
             await own_store(self.store, self.settings)
             await self.backend.check()
-            await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
+            await self.custom_tasks.look()  # before the audit: remaining workers have this revision
             await self.reload.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
             await self.leadership.until_complete()
             await self.audit.begin()
@@ -343,10 +343,10 @@ class Gateway:
                 await self.sessions.drain(self.settings.drain_s)
         finally:
             with anyio.CancelScope(shield=True):
-                await self.pool.aclose()  # before its store and backend, also where it was not begun
+                await self.pool.aclose()  # before its store and backend, even if it was not started
                 await self.reload.aclose()
                 if not self._workers_are_found_again:
-                    # Servers that somebody else runs go on, and so do the sessions in them, if the store does.
+                    # External servers continue. Their sessions continue too, if the store does.
                     is_kept = self.settings.store != "memory"
                     static = [one.name for one in self.catalog if one.server.url] if is_kept else []
                     with contextlib.suppress(StoreUnavailable):
@@ -357,7 +357,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def looping(self) -> AsyncIterator[None]:
-        """Run all that goes on behind requests; when this ends, what it began has ended too."""
+        """Run all background loops; when this ends, they and their tasks have ended too."""
         async with anyio.create_task_group() as group:
             for loop in (
                 self.session_cache.run,
@@ -376,17 +376,17 @@ class Gateway:
             group.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Close what this gateway made: connections and stores. `running` does it at its end."""
+        """Close the connections and stores that this gateway created. `running` does it at its end."""
         await self._owned.aclose()
 
     def leave(self) -> None:
-        """Answer what is still under way: openings that wait may come again, and calls may run on in their workers."""
+        """Answer all running requests: clients may retry waiting openings, and calls may continue in their workers."""
         self.admission.end()
         self.transport.leave()
 
     @property
     def _workers_are_found_again(self) -> bool:
-        """Whether workers outlive this gateway, for the next one or for other replicas."""
+        """True if workers outlive this gateway, for the next gateway or for other replicas."""
         return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
 
     def _admin_frontend(self) -> ASGIApp:

@@ -1,4 +1,4 @@
-"""Environments, tasks and curricula, as the settings say where they are."""
+"""Reads environments, tasks and curricula from the places that the settings name."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 logger = logging.getLogger(__name__)
 
 STATIC_WAIT_S: Final = 30.0
-"""How long a start waits for servers that somebody else runs."""
+"""Seconds that a start waits for external servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a gateway serves, as it was read at the start."""
+    """The environments, tasks and curricula of a gateway, as read at the start."""
 
     catalog: Catalog
     tasks: TaskRegistry
     curricula: Mapping[str, Curriculum] = field(default_factory=dict)
-    """Those of files, by name."""
+    """Curricula from files, by name."""
 
 
 async def load_content(settings: Settings) -> Content:
-    """As `load_files` and `read_curricula`, with the servers of ``static``, which are asked what they are.
+    """Read all content with `load_files` and `read_curricula`, and inspect the servers of ``static``.
 
     Raises:
-        ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
+        ConfigError: A file is wrong, with line and reason; or a server does not answer or can't be used.
     """
     servers = settings.static_servers()
     static = await _inspect_servers(servers) if servers else []
@@ -49,8 +49,8 @@ async def load_content(settings: Settings) -> Content:
 
 
 async def _inspect_servers(servers: Mapping[str, str]) -> list[Environment]:
-    """Ask the servers, URL by name, what they are. Raises as `load_content`."""
-    # Only here, as the first needs httpx, which takes 40 ms to import.
+    """Inspect the servers, given as URL by name. Raises the errors of `load_content`."""
+    # Imported here, because detect needs httpx, which takes 40 ms to import.
     from gateway.catalog.inspect.detect import detect_url
     from gateway.catalog.inspect.toml_writer import check_name, environment_of
 
@@ -75,12 +75,13 @@ def load_files(
     """Read the environments and their tasks.
 
     Args:
-        on_engine: Whether workers are containers, where it is not the backend that says so: local processes leave out
-            environments that run in their images only.
-        static: Further environments. Unless the settings name others, they are all there are.
+        settings: Settings of this process.
+        on_engine: True if workers are containers; None: the backend decides. Local processes leave out environments
+            that run only in their images.
+        static: Additional environments. Unless the settings name environments, only these are offered.
 
     Raises:
-        ConfigError: with file, line and reason.
+        ConfigError: A file is wrong; the message has file, line and reason.
     """
     if static and not settings.environments:
         catalog = Catalog(static, settings.default_environment)
@@ -111,10 +112,10 @@ def load_files(
 
 
 def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) -> dict[str, Curriculum]:
-    """Read the files of curricula, and check them against the environments and tasks that were read.
+    """Read the curriculum files, and check them against the environments and tasks.
 
     Raises:
-        ConfigError: with every problem, its file, line and key.
+        ConfigError: Lists every problem with its file, line and key.
     """
     tables: dict[tuple[EnvironmentName, str], Rows | None] = {}
 
@@ -130,7 +131,7 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
 
 
 class Completion:
-    """Adds to an environment what its file does not say: its tasks and the content of its task modules."""
+    """Adds to an environment its tasks and the content of its task modules, which its file does not contain."""
 
     def __init__(self, catalog: Catalog, tasks: TaskRegistry, task_modules: CustomTaskFolders) -> None:
         self._catalog = catalog
@@ -138,12 +139,12 @@ class Completion:
         self._task_modules = task_modules
 
     async def complete(self, environment: Environment) -> Environment:
-        """Read what belongs to *environment*, before it is offered; return it with the content of its task modules.
+        """Read the tasks of *environment* before it is offered; return it with the content of its task modules.
 
         Raises:
-            ConfigError: its tasks are wrong.
+            ConfigError: Its tasks are wrong.
         """
-        if environment.name not in self._catalog.offered:  # of one that is known `TaskFileWatch` sees changes
+        if environment.name not in self._catalog.offered:  # `TaskFileWatch` watches known environments
             found = await asyncio.to_thread(read_splits, environment.tasks)
             self._tasks.offer(environment.name, found, environment.env_types)
         return await self._task_modules.fill(environment)

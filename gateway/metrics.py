@@ -1,14 +1,13 @@
-"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids.
+"""Prometheus metrics, labelled only with bounded sets: environments, reasons and outcomes, never ids.
 
-What the pool and the store know (workers, slots, sizes, breakers) is shown by the replica that leads and by no other,
-so that a sum over replicas counts nothing twice.
+Only the leader shows the metrics of pool and store (workers, slots, sizes, breakers), so that a sum over replicas
+counts nothing twice.
 
-What became of calls, and how long they took: counted by every step, so with as little as that can cost.
+Every step counts its outcome and duration, so `CallMetrics` minimizes the cost. A histogram of prometheus_client takes
+a lock for each number and scans its buckets one by one. One thread counts all steps, so here a step costs one search
+and three additions.
 
-A histogram of prometheus_client takes a lock for each of its numbers and looks through its buckets one by one. All
-steps are counted in one thread; here it is one search and three additions.
-
-What became of calls, starts and claims, in one word each: the closed sets that metrics are labelled with.
+Calls, starts and claims each have a closed set of one-word outcomes.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from gateway.core.worker import EnvironmentLoad, WorkerState
 
 CALLS: Final = (
     "ok",
-    "refused",  #: by the worker, or for a call id with another body: nothing ran
+    "refused",  #: the worker refused it, or its call id had another body: nothing ran
     "worker_lost",
     "out_of_memory",
     "timeout",  #: longer than the environment allows
-    "author_fault",  #: the environment author's code raised an exception, or gave a reward that is no number
-    "session_failed",  #: what its session needs in the worker broke
-    "ended",  #: its session was ended meanwhile: deleted, cancelled, by an operator
-    "left",  #: the trainer hung up; the worker goes on
+    "author_fault",  #: the environment author's code raised an exception, or gave a reward that is not a number
+    "session_failed",  #: a resource of its session in the worker broke
+    "ended",  #: its session ended meanwhile: deleted, cancelled, or ended by an operator
+    "left",  #: the trainer disconnected; the worker continues
     "failed",
 )
 STARTS: Final = ("ready", "failed", "timeout", "out_of_memory")
@@ -72,14 +71,14 @@ _CALLS_BY_ERROR: Final[dict[type[BaseException], str]] = {
 
 
 def call_outcome(error: BaseException) -> str:
-    """The outcome of a call that ended with *error*; one of `CALLS`."""
+    """Return the outcome of a call that failed with *error*, an element of `CALLS`."""
     if isinstance(error, SessionClosed):
         return error.reason if error.reason in CALLS else "ended"
     return next(_CALLS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _CALLS_BY_ERROR)
 
 
 def answer_outcome(answer: object) -> str:
-    """The outcome of a call that was answered with *answer*; one of `CALLS`."""
+    """Return the outcome of a call with the answer *answer*, an element of `CALLS`."""
     if not isinstance(answer, StepResult | FaultReply):
         return "ok"
     is_fault = isinstance(answer, StepResult) and answer.reason == TOOL_FAILED
@@ -87,14 +86,14 @@ def answer_outcome(answer: object) -> str:
 
 
 def faults_outcome(faults: Sequence[Fault], *, other: str) -> str:
-    """The outcome of a call whose answer tells of *faults*; *other* if it tells of none. One of `CALLS`."""
+    """Return the outcome of a call whose answer reports *faults*; return *other* if there are none. One of `CALLS`."""
     if not faults:
         return other
     return "author_fault" if any(fault.kind is FaultKind.AUTHOR for fault in faults) else "session_failed"
 
 
 def start_outcome(error: BaseException) -> str:
-    """The outcome of a start that ended with *error*; one of `STARTS`."""
+    """Return the outcome of a start that failed with *error*, an element of `STARTS`."""
     if isinstance(error, (TimeoutError, UpstreamTimeout)):
         return "timeout"
     reason = getattr(error, "reason", "") if isinstance(error, (BackendError, GatewayError)) else ""
@@ -102,16 +101,16 @@ def start_outcome(error: BaseException) -> str:
 
 
 def bounded(word: str, known: tuple[str, ...], other: str) -> str:
-    """*word*, or *other* if it is none of the *known* ones: labels must stay few."""
+    """Return *word* if it is in *known*, otherwise *other*: labels must stay few."""
     return word if word in known else other
 
 
 @dataclass(slots=True)
 class _Durations:
-    """Those of one environment's calls, in seconds."""
+    """Durations of one environment's calls, in seconds."""
 
     buckets: list[int]
-    """How many there are up to each bound, and not up to the one before it; the last has none."""
+    """Number of durations between each bound and the previous bound; the last bucket has no upper bound."""
     sum_s: float = 0.0
 
 
@@ -119,13 +118,13 @@ class CallMetrics(Collector):
     """Counts calls by environment and outcome, and their durations by environment."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """*bounds* of the durations' buckets, in seconds, growing."""
+        """Set the ascending *bounds* of the durations' buckets, in seconds."""
         self._bounds = tuple(bounds)
         self._outcomes: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
         self._durations: dict[EnvironmentName, _Durations] = {}
 
     def ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count a call that took so long."""
+        """Count a call that took *seconds*."""
         self._outcomes[environment, outcome] += 1
         durations = self._durations.get(environment)
         if durations is None:
@@ -134,7 +133,7 @@ class CallMetrics(Collector):
         durations.sum_s += seconds
 
     def collect(self) -> Iterator[Metric]:
-        """The two metrics, as they are now."""
+        """Yield the two metrics with their current values."""
         counted: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
         for (environment, outcome), count in self._outcomes.items():
             counted[environment, bounded(outcome, CALLS, "failed")] += count
@@ -155,23 +154,23 @@ class CallMetrics(Collector):
 
 
 LAG_EVERY_S: Final = 0.1
-"""How often the event loop's lateness is measured."""
+"""Seconds between measurements of the event loop's lag."""
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What this process had to clear away for one environment, since it started."""
+    """Objects of one environment that this process removed since it started."""
 
     expired: int
-    """Sessions that nobody used any more."""
+    """Sessions that expired because their trainers stopped using them."""
     leaked: int
-    """Workers that the backend had and nobody knew of."""
+    """Workers that the backend had and the store did not know."""
 
 
 class Metrics:
-    """All metrics of one gateway process, in a registry of its own."""
+    """All metrics of one gateway process, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -182,7 +181,7 @@ class Metrics:
         calls = CallMetrics(_CALL_BUCKETS)
         self._registry.register(calls)
         self.call_ended = calls.ended
-        """Counts a call: its environment, one of `outcomes.CALLS` as `outcomes.call_outcome` finds it, its seconds."""
+        """Counts a call: its environment, one of `CALLS` as `call_outcome` finds it, its seconds."""
         self._starts = self._counter(
             "worker_starts", "Workers asked of the backend, by outcome.", "environment", "outcome"
         )
@@ -254,7 +253,7 @@ class Metrics:
     def session_closed(
         self, environment: EnvironmentName, reason: str, outcome: EpisodeOutcome, reward: float | None
     ) -> None:
-        """Count a closed session, its episode's outcome and, where the agent earned one, its reward."""
+        """Count a closed session, its episode's outcome and the reward if the agent earned it."""
         self._closed.labels(environment, reason).inc()
         self._episodes.labels(environment, outcome.value).inc()
         if reason == CloseReason.EXPIRED.value:
@@ -263,35 +262,36 @@ class Metrics:
             self._reward.labels(environment).observe(reward)
 
     def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count a start; *outcome* is one of `outcomes.STARTS`."""
+        """Count a start; *outcome* is one of `STARTS`."""
         self._starts.labels(environment, bounded(outcome, STARTS, "failed")).inc()
         if outcome == "ready":
             self._start_s.labels(environment).observe(seconds)
 
     def worker_lost(self, environment: EnvironmentName, reason: str = CloseReason.WORKER_LOST.value) -> None:
-        """Count a worker that died unasked; *reason* is one of `outcomes.DEATHS`."""
+        """Count a worker that died unexpectedly; *reason* is one of `DEATHS`."""
         self._lost.labels(environment, bounded(reason, DEATHS, DEATHS[0])).inc()
 
     def claimed(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count an opening that asked for a slot.
+        """Count an opening that requested a slot.
 
         Args:
-            outcome: ``hit``: there was one at once; ``wait``: it got one later; ``refused``: it got none.
-            seconds: From asking to that.
+            environment: The opening's environment.
+            outcome: ``hit``: it got a slot immediately; ``wait``: it got a slot later; ``refused``: it got no slot.
+            seconds: Time from the request to the outcome.
         """
         self._claims.labels(environment, bounded(outcome, CLAIMS, "refused")).inc()
         self._claim_s.labels(environment).observe(seconds)
 
     def sized(self, environment: EnvironmentName, *, arrival_rate: float, start_s: float, warm: float) -> None:
-        """Show what the pool sizes itself by: openings a second, seconds a start takes, free slots that it keeps."""
+        """Show the inputs of pool sizing: openings per second, seconds that a start takes, free slots to keep."""
         self._arrival_rate.labels(environment).set(arrival_rate)
         self._start_expected_s.labels(environment).set(start_s)
         self._warm_target.labels(environment).set(warm)
 
     def leads(self, is_leader: bool, *, is_whole: bool = True) -> None:
-        """Show whether this replica leads, and whether the store holds everything; both are learnt at once.
+        """Show whether this replica leads, and whether the store holds everything; one reply of the store answers both.
 
-        A replica that leads no more forgets what it showed of the pool.
+        A replica that stops leading clears its metrics of the pool.
         """
         self._leader.set(is_leader)
         self._whole.set(is_whole)
@@ -301,7 +301,7 @@ class Metrics:
                 gauge.clear()
 
     async def watch_event_loop(self) -> None:
-        """Measure how late the event loop is, until cancelled."""
+        """Measure the event loop's lag until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began_at = loop.time()
@@ -309,22 +309,22 @@ class Metrics:
             self.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
     def lag(self, seconds: float) -> None:
-        """Note how late the event loop was."""
+        """Record the event loop's lag."""
         self._lag.observe(seconds)
 
     def worker_orphaned(self, environment: EnvironmentName) -> None:
-        """Count a worker that was removed because nobody knew of it."""
+        """Count a removed worker that the store did not know."""
         self._orphans.labels(environment).inc()
         self._tally[environment, "orphaned"] += 1
 
     def tally(self, environment: EnvironmentName) -> Tally:
-        """What was cleared away here."""
+        """Return the counts of removed objects of *environment* in this process."""
         return Tally(expired=self._tally[environment, "expired"], leaked=self._tally[environment, "orphaned"])
 
     def loaded(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
-        """Show what the store holds now."""
+        """Show the store's current load."""
         self._shown |= loads.keys()
-        for name in self._shown:  # also those that hold nothing any more: their last figures would stay
+        for name in self._shown:  # also environments without load now: their last figures would stay
             load = loads.get(name, EnvironmentLoad())
             for state in WorkerState:
                 count = sum(entry.worker.state is state for entry in load.workers)
@@ -337,7 +337,7 @@ class Metrics:
                 self._hit_ratio.labels(name).set(load.hits / load.arrivals)
 
     def exposition(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -1,8 +1,8 @@
-"""uvicorn with what it lacks.
+"""Extends uvicorn with bounds and an orderly end.
 
-Bounds of a request's head in size and time, and of its body's pauses and slowness, WebSockets that are closed between
-two frames and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that
-leaves time to clean up.
+It bounds the size and time of a request's head, and the pauses and slowness of its body. It closes WebSockets between
+two frames and detects their vanished clients. It announces the end while it still takes requests, and leaves time to
+clean up.
 """
 
 from __future__ import annotations
@@ -26,74 +26,78 @@ from uvicorn.server import ServerState
 from gateway.core.errors import ConfigError
 
 HEAD_MAX_BYTES: Final = 128 * 1024
-"""Request line and headers; secrets in a header may take 64 KiB. Told to within one read of the socket (256 KiB)."""
+"""Maximum size of request line and headers; secrets in a header may take 64 KiB. Enforced to within one read of the
+socket (256 KiB)."""
 HEAD_S: Final = 60.0
-"""From a connection's, or a request's, first byte to the end of its headers."""
+"""Maximum seconds from a connection's or a request's first byte to the end of its headers."""
 BODY_S: Final = 20.0
-"""How long a client may send nothing in the middle of a body; one that is read slowly here is not meant."""
+"""Maximum seconds that a client may send nothing in the middle of a body. Time in which the gateway itself reads slowly
+does not count."""
 BODY_LEAST_S: Final = 60.0
-"""How long a body may take however small it is."""
+"""Seconds that any body may take, however slowly it arrives."""
 BODY_RATE: Final = 32 * 1024
-"""Bytes a second that a body must come with on the whole, once it takes longer: 256 kbit/s, which the slowest line of
-an honest client has. The largest body by default, 32 MiB, has 18 minutes; one that drips bytes has one."""
+"""Minimum average rate of a body that takes longer, in bytes per second: 256 kbit/s, the slowest line of an honest
+client. The largest body by default, 32 MiB, has 18 minutes. A body that arrives in drips has one minute."""
 KEEP_ALIVE_S: Final = 75
-"""Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
+"""Seconds that an idle client connection is kept. The reference servers keep theirs for 60 s, and the SDKs drop theirs
+after 15 s."""
 BACKLOG: Final = 4096
-"""Hundreds of episodes start in the same second, each over a connection of its own."""
+"""Size of the listen backlog. Hundreds of episodes start in the same second, each with its own connection."""
 
 
 FRAME_MAX_BYTES: Final = 16 * 2**20
-"""The largest message from a WebSocket's client, as stock OpenEnv servers have it; a larger one closes with 1009."""
+"""Maximum size of a message from a WebSocket client, as in stock OpenEnv servers; a larger message closes with 1009."""
 PING_S: Final = 20.0
-"""How often a WebSocket's client is pinged. It may take any time to answer: clients whose loop is blocked by a long
-generation are alive. That their machine is there, the kernel tells."""
+"""Seconds between pings of a WebSocket client, which has no deadline for the pong: a long generation may block its
+loop. The kernel detects a client's lost machine."""
 LOST_AFTER_S: Final = 60
-"""How long a client's kernel may leave what we sent unacknowledged before the connection counts as lost."""
+"""Seconds that a client's kernel may leave sent data unacknowledged before the connection counts as lost."""
 STALL_S: Final = 20.0
-"""How long a client may leave a full write buffer (64 KiB) as it is."""
+"""Seconds that a client may leave a full write buffer (64 KiB) unread."""
 GOING_AWAY: Final = 1001
-"""How a WebSocket is closed that this process leaves, and not its client."""
+"""Close code of a WebSocket that this process ends, not the client."""
 CLOSE_S: Final = 2.0
-"""How long a client has to answer that; one whose loop is blocked does not."""
+"""Seconds that a client has to answer the close; a client with a blocked loop does not answer."""
 
 _socket_log = logging.getLogger(f"{__name__}.websocket")
-_socket_log.setLevel(logging.WARNING)  # else each path and header is told, which may hold a key
+_socket_log.setLevel(logging.WARNING)  # lower levels log paths and headers, which may contain a key
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """What frontends have to know of the end of their process."""
+    """The phase of the process's end, for frontends."""
 
     is_draining: bool = False
-    """A load balancer is to send requests to other replicas; this one still serves what comes."""
+    """True once a load balancer should send requests to other replicas; this replica still serves what arrives."""
     is_closing: bool = False
-    """The server has ended: no new episode begins, also on sockets that are open."""
+    """True once the server has ended: no new episode begins, even on open sockets."""
 
 
 class _Stall:
-    """Ends a connection whose client does not read: what is written to it would wait for ever, and its session with it.
+    """Aborts a connection whose client does not read. Otherwise writes to it, and its session, would wait forever.
 
-    The kernel tells of a client that is gone; one that is stopped, or has forgotten us, acknowledges and reads nothing.
+    The kernel detects a client that is gone. A client that is stopped, or has forgotten the connection, acknowledges
+    data but reads nothing.
     """
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, transport: asyncio.BaseTransport | None) -> None:
-        """The write buffer is full."""
+        """Start the timer, because the write buffer is full."""
         if self._timer is None and transport is not None:
-            abort = cast(asyncio.WriteTransport, transport).abort  # uvloop's are no subclass
+            abort = cast(asyncio.WriteTransport, transport).abort  # uvloop's transports are not a subclass
             self._timer = asyncio.get_running_loop().call_later(STALL_S, abort)
 
     def end(self) -> None:
-        """It has room again, or the connection is over."""
+        """Stop the timer, because the buffer has room again or the connection is over."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection of a client."""
+    """One HTTP connection of a client."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,15 +111,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
-        """Called when the client goes; see `gateway.frontends.asgi.Attended`."""
+        """Callback for the loss of the client; see `gateway.frontends.asgi.Attended`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Give a new connection its time to say something."""
+        """Start the timer for the first request of a new connection."""
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_S, self._on_slow_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock, and tell whoever works for this client."""
+        """Stop the timers, and notify the request that works for this client."""
         self._stop_clock()
         self._stall.end()
         super().connection_lost(exc)
@@ -124,22 +128,22 @@ class BoundedHttp(HttpToolsProtocol):
             self.on_lost()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is written to."""
+        """Start the stall timer: the client reads more slowly than the gateway writes."""
         self._stall.begin(self.transport)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Stop the stall timer: the client has caught up."""
         self._stall.end()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and count what belongs to a head that is not complete."""
+        """Parse *data*, and count the bytes of an incomplete head."""
         super().data_received(data)
         if self._in_body:
             self._body_at = self.loop.time()
             self._body_until += len(data) / BODY_RATE
-            if self._body_timer is None and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+            if self._body_timer is None and self.transport.get_protocol() is self:  # otherwise it became a WebSocket
                 self._await_body()
             return
         if not self._in_head or self.transport.is_closing():
@@ -151,14 +155,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_S, self._on_slow_head)
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Note that a head begins."""
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
         self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
     def on_headers_complete(self) -> None:
-        """A head ends."""
+        """Note that a head ends, and its body begins."""
         self._in_head, self._in_body = False, True
         self._body_until = self.loop.time() + BODY_LEAST_S
         self._stop_clock()
@@ -167,7 +171,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.leave()
 
     def on_message_complete(self) -> None:
-        """A body ends, or there was none."""
+        """Note that a body ends, or that there was no body."""
         self._in_body = False
         if self._body_timer is not None:
             self._body_timer.cancel()
@@ -175,8 +179,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def leave(self) -> None:
-        """Let the answer that is not begun yet say that it is the last one on this connection."""
-        # One that is begun has told already that the connection stays, and its client may use it at once.
+        """Let a response that has not started yet announce that it is the last on this connection."""
+        # A started response has already announced that the connection stays, and its client may use it immediately.
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
@@ -192,13 +196,13 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._in_body or self.transport.is_closing():
             return
         now = self.loop.time()
-        if self.flow.read_paused:  # it waits for us
+        if self.flow.read_paused:  # the gateway itself delays the body
             self._body_at = now
             self._body_until += BODY_S
         if now < self._body_at + BODY_S and now < self._body_until:
             self._await_body()
         elif self.pipeline or self.cycle.response_started:
-            self.transport.close()  # what is being answered would be mixed with this
+            self.transport.close()  # an error would mix with the response that is being sent
         elif now < self._body_until:
             self._refuse(b"408 Request Timeout", f"nothing of the body came for {BODY_S:g} s")
         else:
@@ -206,7 +210,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(b"408 Request Timeout", slow)
 
     def _await_body(self) -> None:
-        """Look again when the body's client has been silent for too long, or the body's time is over."""
+        """Check again when the body has paused for too long, or its time is over."""
         at = min(self._body_at + BODY_S, self._body_until)
         self._body_timer = self.loop.call_at(at, self._on_slow_body)
 
@@ -227,7 +231,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):
-    """One WebSocket of a client."""
+    """One WebSocket connection of a client."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -238,22 +242,22 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self._stall = _Stall()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is written to."""
+        """Start the stall timer: the client reads more slowly than the gateway writes."""
         self._stall.begin(self.transport)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Stop the stall timer: the client has caught up."""
         self._stall.end()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the stall timer."""
         self._stall.end()
         super().connection_lost(exc)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the kernel to tell when the client's machine is gone."""
+        """Configure the kernel to detect the loss of the client's machine."""
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -267,7 +271,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send, and close if that was what the end waited for."""
+        """Send *message*, and close the socket if the end waited for this answer."""
         if self._is_ending and self.close_sent:
             raise ClientDisconnected
         await super().send(message)
@@ -277,9 +281,10 @@ class BoundedSocket(WebSocketsSansIOProtocol):
                 self._say_goodbye()
 
     def shutdown(self) -> None:
-        """Close with 1001, once the message that is being worked on is answered.
+        """Close with 1001, once the message that is being processed is answered.
 
-        So a client that gets no answer before it may send again elsewhere: what it sent was never begun.
+        If a client gets the close without an answer, its message was never processed, and it may send the message
+        elsewhere.
         """
         self._is_ending = True
         if self.close_sent or not self.handshake_complete:
@@ -288,13 +293,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        # Not closed at once, as uvicorn does: with bytes of the client's unread the kernel would reset the connection,
-        # and the client might never read why.
+        # uvicorn closes immediately. If client data is unread, the kernel would then reset the connection,
+        # and the client might never read the close code.
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
         self.conn.send_close(GOING_AWAY)
         self.transport.write(b"".join(self.conn.data_to_send()))
-        self.close_sent = True  # from here on what comes is dropped
+        self.close_sent = True  # incoming data is dropped from now on
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
@@ -302,7 +307,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
 
 class _State(ServerState):
-    """What all connections of a server see of it."""
+    """The server's state that all its connections share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,16 +315,17 @@ class _State(ServerState):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling, which ends the process before what it served could be taken down."""
+    """uvicorn without its own signal handling, which ends the process before the gateway could be stopped in order."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.server_state = self._state = _State()
 
     def leave(self) -> None:
-        """Go on taking connections and requests, and let each answer say that it is its connection's last one.
+        """Continue to take requests, but let each response announce that it is the last on its connection.
 
-        Clients that keep their connections thus come to another replica, if whoever sends them here asks ``/readyz``.
+        New connections are taken too. Clients that keep connections thus move to another replica, if their load
+        balancer checks ``/readyz``.
         """
         self._state.is_leaving = True
         for connection in list(self._state.connections):
@@ -328,12 +334,12 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever serves."""
+        """Leave signals to the caller of `serve`."""
         yield
 
 
 def configured(app: ASGIApp, *, end_s: float) -> uvicorn.Config:
-    """What a gateway's server is made of; calls under way have *end_s* seconds when it ends."""
+    """Return the configuration of a gateway's server; at its end running calls have *end_s* seconds."""
     return uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -346,7 +352,7 @@ def configured(app: ASGIApp, *, end_s: float) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # nothing here asks for a client's address, and each step would be asked for it
+        proxy_headers=False,  # no code uses a client's address, and parsing it would cost time in each step
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(end_s)),
         backlog=BACKLOG,
@@ -354,10 +360,10 @@ def configured(app: ASGIApp, *, end_s: float) -> uvicorn.Config:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 takes a free one.
+    """Open a listening socket; port 0 selects a free port.
 
     Raises:
-        ConfigError: the address can't be used.
+        ConfigError: The address can't be used.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

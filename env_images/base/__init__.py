@@ -1,1 +1,1 @@
-"""TODO env_images/base."""
+"""The sources of the base image for environments."""

@@ -1,1 +1,1 @@
-"""The worker pool: the control loop of the leading replica, and what it does to workers."""
+"""The worker pool: the leader's control loop, and the operations on workers that it runs."""

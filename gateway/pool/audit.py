@@ -1,7 +1,7 @@
-"""Compares the backend's workers with the store's; adopts what matches and removes what does not.
+"""Compares the backend's workers with the store's, adopts matching workers and removes the rest.
 
-Runs once before the control loop begins, so that a restarted gateway finds its sessions where they were, and then
-every `EVERY_S` seconds in the replica that leads, for what an engine's event told nobody.
+It runs once before the control loop starts, so that a restarted gateway keeps its sessions. Then it runs every
+`EVERY_S` seconds in the leader, to find changes of which no engine event arrived.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 15.0
 ANSWER_S = 5.0
-"""A worker that serves sessions answers within milliseconds; one that does not within this is given up at start."""
+"""Seconds that a worker has to answer when the gateway starts. A healthy worker answers within milliseconds."""
 UNDOING_S = 3.0
-"""How long what only the backend knows may take to go by itself before it is an orphan: a start that failed, or a
-worker that died, is being removed then, here or by another replica, after the store forgot it; and so is a replica's
-probe of its engine. To stop a worker takes its grace of 2 s."""
+"""Seconds after which a worker that only the backend knows is an orphan. Until then a replica may be removing it: a
+failed start or a dead worker, which the store has already forgotten, or a probe of its engine. Stopping a worker
+takes its grace period of 2 s."""
 PATIENCE_S = 10.0
-"""The same in an audit that nobody waits for: an engine may be busy. With `EVERY_S` less than half a minute."""
+"""`UNDOING_S` for an audit in the background, when the engine may be busy. With `EVERY_S` it stays below 30 s."""
 LOOK_EVERY_S = 0.25
-"""Between two looks at the backend meanwhile."""
+"""Seconds between two queries to the backend during that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFindings:
-    """What an audit is to do."""
+    """The differences between backend and store, which the audit repairs."""
 
     orphans: tuple[WorkerId, ...]
-    """Known to the backend only, dead or not: remove, if it does not go by itself."""
+    """Workers that only the backend knows, dead or alive. The audit removes them if they do not disappear."""
     lost: tuple[WorkerId, ...]
-    """Known to the store only, or dead: end their sessions."""
+    """Workers that only the store knows, or that are dead. The audit ends their sessions."""
     adopted: tuple[WorkerId, ...]
-    """Known to both, and running."""
+    """Running workers that the backend and the store know."""
 
 
 def compare(
     before: Mapping[WorkerId, Worker], found: list[BackendWorker], after: Mapping[WorkerId, Worker]
 ) -> AuditFindings:
-    """Decide from two looks at the store with one at the backend between them.
+    """Decide from two reads of the store, *before* and *after* the backend's list *found*.
 
-    A worker that came or went during the audit is in one of the looks only, and is left alone: only what was ready in
-    the first look can be lost, and only what is in neither is an orphan.
+    A worker that came or went during the audit is left alone. Only a worker that was past its start in *before* can be
+    lost. Only a worker that is in neither read is an orphan.
     """
     running = {entry.id for entry in found if entry.running}
     settled = {id for id, worker in before.items() if worker.state is not WorkerState.STARTING}
@@ -71,7 +71,7 @@ def compare(
 
 
 class Audit:
-    """Compares and mends."""
+    """Compares the backend's workers with the store's and repairs the differences."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Audit:
         metrics: Metrics,
         replica: str,
     ) -> None:
-        """*stops* end a worker that is gone, as the control loop does."""
+        """*stops*: ends lost workers, as for the control loop."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
@@ -95,29 +95,30 @@ class Audit:
         self._left: Mapping[WorkerId, EnvironmentName] = {}
 
     async def begin(self) -> AuditFindings:
-        """Compare and mend before the gateway serves; adopted workers must answer. The store must be whole.
+        """Run the audit before the gateway serves. The store must be complete, and adopted workers must answer.
 
-        Orphans are left to `run`: nobody who waits for the gateway waits for what another one did not clear away.
+        `run` removes the orphans later, so that they do not delay the gateway's start.
 
         Raises:
-            StoreUnavailable, BackendError: something may be left to be done.
+            StoreUnavailable, BackendError: The audit is incomplete.
         """
         findings, self._left = await self._mended(ask=True)
         return findings
 
     async def once(self, *, undoing_s: float | None = None) -> AuditFindings:
-        """Compare and mend. The store must be whole.
+        """Run one audit. The store must be complete.
 
-        Returns what there was to do; of the orphans those that are still there after *undoing_s* (`UNDOING_S`) seconds.
+        Returns:
+            The findings. Their orphans still exist after *undoing_s* seconds, by default `UNDOING_S`.
 
         Raises:
-            StoreUnavailable, BackendError: something may be left to be done.
+            StoreUnavailable, BackendError: The audit is incomplete.
         """
         findings, orphans = await self._mended(ask=False)
         return replace(findings, orphans=await self._remove(orphans, UNDOING_S if undoing_s is None else undoing_s))
 
     async def run(self) -> None:
-        """Remove what `begin` left; then repeat while this replica leads, until cancelled."""
+        """Remove the orphans that `begin` left; then audit regularly while this replica leads, until cancelled."""
         await self._guarded(self._remove(self._left, UNDOING_S))
         while True:
             await asyncio.sleep(EVERY_S)
@@ -137,13 +138,16 @@ class Audit:
             await self.once(undoing_s=PATIENCE_S)
 
     async def _mended(self, *, ask: bool) -> tuple[AuditFindings, dict[WorkerId, EnvironmentName]]:
-        """All of it but for the orphans, which are returned with their environments."""
+        """Run an audit without removing orphans. *ask*: adopted workers must answer, or they count as lost.
+
+        Return the findings, and the orphans with their environments.
+        """
         before = await self._workers()
         found = await self._backend.found()
         findings = compare(before, found, await self._workers())
         await self._expect_whole()
         if ask:
-            # All at once: each may take as long as it likes up to ANSWER_S, and the gateway does not serve yet.
+            # Concurrently: each query may take up to ANSWER_S, and the gateway does not serve yet.
             answers = await asyncio.gather(*(self._answers(before[id]) for id in findings.adopted))
             silent = [id for id, answered in zip(findings.adopted, answers, strict=True) if not answered]
             findings = replace(
@@ -154,14 +158,14 @@ class Audit:
         for id in findings.lost:
             try:
                 await self._stops.lost(id)
-            except BackendError as error:  # its sessions are ended; what is left of it is the next audit's
+            except BackendError as error:  # its sessions have ended; the next audit removes its container
                 logger.warning("worker_not_stopped worker=%s error=%s", id, error)
         for id in findings.adopted if ask else ():
             logger.info("worker_adopted environment=%s worker=%s", before[id].environment, id)
         return findings, {entry.id: entry.environment for entry in found if entry.id in findings.orphans}
 
     async def _remove(self, orphans: Mapping[WorkerId, EnvironmentName], undoing_s: float) -> tuple[WorkerId, ...]:
-        """Remove those of *orphans* that nobody else does; returns which."""
+        """Remove the *orphans* that no replica is removing, and return their ids."""
         left = await self._still_there(tuple(orphans), undoing_s)
         for id in left:
             with contextlib.suppress(GatewayError):
@@ -171,7 +175,7 @@ class Audit:
         return left
 
     async def _still_there(self, ids: tuple[WorkerId, ...], within_s: float) -> tuple[WorkerId, ...]:
-        """Those of *ids* that nobody is removing: they are there after *within_s* seconds, and the store has none."""
+        """Return the *ids* that the backend still has after *within_s* seconds and that the store does not know."""
         deadline = time.monotonic() + within_s
         while ids and (left_s := deadline - time.monotonic()) > 0:
             await asyncio.sleep(min(LOOK_EVERY_S, left_s))
@@ -184,9 +188,10 @@ class Audit:
         return ids
 
     async def _expect_whole(self) -> None:
-        """
+        """Check that the store is complete.
+
         Raises:
-            StoreUnavailable: it lost its data, maybe since the last look: what it lacks is no orphan.
+            StoreUnavailable: The store lost its data, so that workers missing in it are not orphans.
         """
         if not (await self._store.lead(self._replica, ttl_s=LEASE_S)).is_whole:
             raise StoreUnavailable("the store is being rebuilt")
@@ -200,7 +205,7 @@ class Audit:
         if environment is None:
             return False
         if worker.state is WorkerState.PAUSED:
-            return True  # it is asked when it is woken
+            return True  # a paused worker can't answer before it is resumed
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._upstreams[environment.wire].alive(worker, environment)

@@ -1,4 +1,4 @@
-"""The work that the control loop began and that outlasts a turn, and the event that begins the next turn early."""
+"""Holds the control loop's tasks that outlast a turn, and the event that starts the next turn early."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Tasks of the control loop's parts; to be used from one event loop."""
+    """Background tasks of the control loop's parts. Use it from one event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken = asyncio.Event()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work* behind the caller; its failure is logged."""
+        """Run *work* in the background and log its failure."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     def wake(self) -> None:
-        """Let the next turn begin now: something changed that it decides from."""
+        """Start the next turn now, because its input changed."""
         self._woken.set()
 
     def begin_turn(self) -> None:
-        """Forget earlier calls of `wake`. Call this before the turn looks: a later change may not be seen by it."""
+        """Forget earlier calls of `wake`. Call this before the turn reads its input, which may miss later changes."""
         self._woken.clear()
 
     async def woken(self, within_s: float) -> None:
-        """Wait for `wake`, at most *within_s* seconds."""
+        """Wait at most *within_s* seconds for `wake`."""
         try:
             async with asyncio.timeout(within_s):
                 await self._woken.wait()
@@ -41,7 +41,7 @@ class BackgroundTasks:
             pass
 
     async def aclose(self, timeout_s: float) -> None:
-        """Cancel all tasks and wait for their end, at most *timeout_s* seconds."""
+        """Cancel all tasks and wait at most *timeout_s* seconds for their end."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""Carries out plans: starts, stops, pauses, wakes and drains workers. Only the replica that leads does."""
+"""Carries out plans in the leader: starts, stops, pauses, wakes and drains workers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from gateway.pool.stops import WorkerStops
 logger = logging.getLogger(__name__)
 
 COMES_S: Final = 3.0
-"""How long a container may still come to be that a leader asked the engine for before it died: an engine that is busy
-lets requests wait."""
+"""Seconds in which a busy engine may still create a container that a leader requested before the leader's death."""
 
 
 class PlanExecutor:
-    """Changes workers as planned; what takes longer than a turn goes on behind."""
+    """Changes workers as planned. Work that takes longer than a turn continues in the background."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class PlanExecutor:
         reload: CatalogReload,
         tasks: BackgroundTasks,
     ) -> None:
-        """*reload* says whether an environment's present image is known: until then outdated workers stay."""
+        """*reload*: reports whether an environment's current image is known. Until then its outdated workers stay."""
         self._store = store
         self._backend = backend
         self._catalog = catalog
@@ -56,14 +55,14 @@ class PlanExecutor:
     async def apply(
         self, environment: Environment, load: EnvironmentLoad, wanted: Plan, own: Container[WorkerId], fence: int
     ) -> None:
-        """Do what is *wanted* of one environment.
+        """Carry out the plan *wanted* for one environment.
 
         Args:
             own: The workers that this replica was starting before *load* was read.
-            fence: Of this replica's lead.
+            fence: The fence of this replica's lead.
 
         Raises:
-            NotLeading, StoreUnavailable: the next turn of the leader goes on.
+            NotLeading, StoreUnavailable: The plan is incomplete, and the leader's next turn continues.
         """
         name = environment.name
         for id in wanted.drain if self._reload.is_settled(name) else ():
@@ -86,10 +85,10 @@ class PlanExecutor:
                 await self._begin_start(environment)
 
     async def drain_leaving(self, loads: Mapping[EnvironmentName, EnvironmentLoad], fence: int) -> None:
-        """Give workers whose machine drains no more sessions; others take their place at the next turn.
+        """Drain workers whose machine drains. The next turn starts workers in their place.
 
         Raises:
-            NotLeading, StoreUnavailable: the next turn of the leader goes on.
+            NotLeading, StoreUnavailable: The work is incomplete, and the leader's next turn continues.
         """
         leaving = self._backend.leaving()
         for name, load in loads.items() if leaving else ():
@@ -101,7 +100,7 @@ class PlanExecutor:
                     self._tasks.wake()
 
     def drop_strangers(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
-        """Stop the workers of environments that the catalog does not have any more."""
+        """Stop the workers of environments that left the catalog."""
         for name, load in loads.items():
             if self._catalog.known.get(name) is None:
                 for entry in load.workers:
@@ -110,15 +109,15 @@ class PlanExecutor:
     async def _end_abandoned(
         self, load: EnvironmentLoad, name: EnvironmentName, own: Container[WorkerId], fence: int
     ) -> None:
-        """End what a leader began that is gone: nobody waits for its readiness."""
+        """Stop workers whose start a previous leader abandoned: no replica waits for their readiness."""
         for entry in load.workers:
             id = entry.worker.id
             if entry.worker.state is WorkerState.STARTING and id not in own and id not in self.stops:
                 since = await self._store.worker(id)
                 if since is not None and since.state is not WorkerState.STARTING:
-                    continue  # who led before lives, and has made it ready since the look: it may serve sessions
-                # The store first, which refuses one that does not lead any more: it may be the new leader's. It keeps
-                # the worker's place until that is gone: its container may be there already, or still come.
+                    continue  # the previous leader is alive and has just made the worker ready: it may serve sessions
+                # The store first: it refuses a former leader, whose load may list the new leader's workers. The drained
+                # worker keeps its place in the pool until it is gone: its container may exist, or still be created.
                 if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
                     self.stops.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
 

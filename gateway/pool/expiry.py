@@ -1,7 +1,7 @@
-"""Ends sessions whose time has passed; part of the control loop.
+"""Ends sessions whose deadline has passed. Part of the control loop.
 
-A late session's worker is asked first: a call of a trainer that hung up, or of a replica that died, is known to the
-worker only.
+It queries a late session's worker first: after a trainer's disconnect or a replica's death, only the worker knows of a
+running call.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gateway.sessions.closing import SessionCloser
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 1000
-"""Sessions that one turn ends; where there were as many the next turn begins as soon as their workers were asked."""
+"""Maximum number of sessions per turn. If a turn reaches it, the next turn starts as soon as a worker has answered."""
 ASK_S: Final = 3.0
-"""How long a worker has to say which of its sessions are busy; it answers from memory."""
+"""Seconds that a worker has to list its busy sessions. It answers from memory."""
 
 
 class Expiry:
-    """Finds what is late, asks, and ends it."""
+    """Finds late sessions, queries their workers, and ends idle ones."""
 
     def __init__(
         self,
@@ -51,27 +51,27 @@ class Expiry:
         self._asking: set[WorkerId] = set()
 
     async def turn(self) -> None:
-        """Look once; the rest goes on behind."""
+        """Find late and due sessions once, and end them in the background. Raises ``StoreUnavailable``."""
         late: defaultdict[WorkerId, list[Session]] = defaultdict(list)
         found = await self._store.late(AT_ONCE)
         for session in found:
             late[session.worker].append(session)
         for id, sessions in late.items():
             if id not in self._asking:
-                # Each worker by itself: one that does not answer holds up neither the others nor this loop.
+                # One task per worker: a worker that does not answer delays neither the other workers nor this loop.
                 self._asking.add(id)
                 self._tasks.spawn(self._expire_in(id, sessions, is_all=len(found) < AT_ONCE))
         for session in await self._store.due(AT_ONCE):
             self._tasks.spawn(self._finish(session))
 
     async def _expire_in(self, id: WorkerId, late: list[Session], *, is_all: bool) -> None:
-        """End a worker's late sessions, but for those that it says are not; *is_all*: there were no others."""
+        """End a worker's late sessions unless it reports them as active. *is_all*: the turn found all late sessions."""
         try:
             await self._ask(id, late)
             for session in await self._store.expire([session.id for session in late]):
                 self._tasks.spawn(self._finish(session))
         except StoreUnavailable as error:
-            logger.warning("store_unavailable during=expiry error=%s", error)  # late still, at the next turn
+            logger.warning("store_unavailable during=expiry error=%s", error)  # the next turn finds them again
         else:
             if not is_all:
                 self._tasks.wake()
@@ -79,7 +79,7 @@ class Expiry:
             self._asking.discard(id)
 
     async def _ask(self, id: WorkerId, late: list[Session]) -> None:
-        """Renew late sessions whose worker says that a call runs, or ended less than their idle time ago."""
+        """Renew late sessions in which, as their worker reports, a call runs, or ended less than the idle time ago."""
         environment = self._catalog.known.get(late[0].environment)
         record = await self._store.worker(id)
         if environment is None or record is None:
@@ -97,8 +97,8 @@ class Expiry:
 
     async def _finish(self, session: Session) -> None:
         environment = self._catalog.known.get(session.environment)
-        with contextlib.suppress(StoreUnavailable):  # due again after a while
-            if environment is None:  # no longer on offer: its worker is being dropped, and its sessions with it
+        with contextlib.suppress(StoreUnavailable):  # the session becomes due again later
+            if environment is None:  # it left the catalog: its workers are being stopped, with their sessions
                 await self._store.release(session.id, session.lease)
             else:
                 await self._closer.finish(session, environment)

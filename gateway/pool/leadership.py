@@ -1,4 +1,4 @@
-"""Leader election: one replica at a time runs the control loop, and rebuilds a store that lost its data."""
+"""Elects the leader: the one replica that runs the control loop and rebuilds a store that lost its data."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gateway.pool.stops import WorkerStops
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
-"""Between two tries to rebuild the store, and between two looks whether another replica did."""
+"""Seconds between two tries to rebuild the store, and between two checks whether another replica rebuilt it."""
 COMPLETE_S: Final = 30.0
-"""The longest that a start waits for another replica to rebuild the store."""
+"""Maximum seconds that a starting gateway waits for a complete store."""
 END_S: Final = 30.0
-"""The longest that a cancelled start waits for the end of its own recovery."""
+"""Maximum seconds that a cancelled start waits for the end of its own recovery."""
 
 
 class Leadership:
-    """Takes and keeps the lead, and sees to it that the store is complete."""
+    """Takes and keeps the lead, and ensures that the store is complete."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Leadership:
         tasks: BackgroundTasks,
         metrics: Metrics,
     ) -> None:
-        """*replica* is the unique name of this process."""
+        """*replica*: the unique name of this process."""
         self._store = store
         self.replica = replica
         self._lease = lease
@@ -57,16 +57,17 @@ class Leadership:
 
     @property
     def fence(self) -> int:
-        """The fence of this replica's lead; 0 while another one leads, as far as this one knows."""
+        """The fence of this replica's lead; 0 while another replica leads, as far as this replica knows."""
         return self._lease.fence
 
     async def renew(self) -> bool:
-        """Take or keep the lead. Return True if the store is complete, so that decisions can be made from it.
+        """Take or keep the lead. Return True if the store is complete, so that decisions can rely on it.
 
-        A leader begins to rebuild a store that is not; other replicas hand in the sessions that they serve.
+        If the store is incomplete, each replica puts the sessions that it serves back into it, and the leader starts to
+        rebuild it.
 
         Raises:
-            StoreUnavailable: the store does not answer.
+            StoreUnavailable: The store does not answer.
         """
         asked_at = time.monotonic()
         lead = await self._store.lead(self.replica, ttl_s=LEASE_S)
@@ -83,10 +84,10 @@ class Leadership:
         return False
 
     async def until_complete(self) -> None:
-        """Return when the store is complete, having rebuilt it if this replica leads; before the first audit.
+        """Wait until the store is complete, and rebuild it if this replica leads. Call this before the first audit.
 
         Raises:
-            StoreUnavailable: another replica leads, and did not rebuild it in time.
+            StoreUnavailable: The store was not rebuilt within `COMPLETE_S`, or does not answer.
         """
         deadline = time.monotonic() + COMPLETE_S
         try:
@@ -97,7 +98,7 @@ class Leadership:
                     await asyncio.wait({self._rebuild}, timeout=RETRY_S)
                 else:
                     await asyncio.sleep(RETRY_S)
-        except BaseException:  # a cancellation too: a pool that is not run ends nothing
+        except BaseException:  # includes a cancellation: without `ControlLoop.run`, nothing else ends the rebuild
             if self._rebuild is not None:
                 self._rebuild.cancel()
                 with anyio.CancelScope(shield=True):
@@ -105,11 +106,11 @@ class Leadership:
             raise
 
     def store_lost(self) -> None:
-        """Note that the store went away: it may have lost what was handed in."""
+        """Note that the store did not answer: it may have lost the restored sessions."""
         self._recovery.begin_anew()
 
     async def resign(self) -> None:
-        """Let another replica lead at once, if this one does."""
+        """Give up the lead, if this replica has it, so that another replica can lead immediately."""
         if self._lease.fence:
             with contextlib.suppress(StoreUnavailable):
                 await self._store.resign(self.replica)

@@ -1,7 +1,7 @@
-"""The control loop: the only code that starts or stops a worker.
+"""Runs the control loop, the only code that starts or stops a worker.
 
-It runs in every replica and acts in the one that leads. It never answers a trainer: an opening that waits for a slot is
-served by the store when a worker becomes ready.
+It runs in every replica and acts in the leader. It never answers a trainer: the store grants slots to waiting openings
+when a worker becomes ready.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gateway.pool.suspects import SuspectWorkers
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
-"""How often the loop looks by itself; openings that wait wake it at once."""
+"""Maximum seconds between two turns. Waiting openings wake the loop earlier."""
 END_S: Final = 30.0
-"""The longest that the end waits for what is under way; to undo a start takes that of its worker."""
+"""Maximum seconds that the shutdown waits for running tasks. Undoing a start includes stopping its worker."""
 
 
 class ControlLoop:
-    """Keeps each environment's workers as its policy, the waiting openings and those to come want them."""
+    """Adapts each environment's workers to its policy and to waiting and expected openings."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ControlLoop:
         self._tasks = tasks
 
     async def run(self) -> None:
-        """Decide and act until cancelled; what was begun is ended first."""
+        """Decide and act until cancelled; then end all tasks and give up the lead."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._turn_for_ever)
@@ -75,17 +75,17 @@ class ControlLoop:
                 await self._leadership.resign()
 
     async def aclose(self) -> None:
-        """End what was begun: starts are undone. For a pool that was not run to its end, too."""
+        """End all background tasks and undo unfinished starts. Also for a pool whose `run` was never called."""
         self._starts.end()
         await self._tasks.aclose(END_S)
 
     async def tick(self) -> bool:
-        """One turn: expire sessions, start and stop workers. Returns False if another replica leads."""
+        """Run one turn: expire sessions, start and stop workers. Return False if another replica leads."""
         if not await self._leadership.renew() or not self._leadership.fence:
             self._planner.rest()
             return bool(self._leadership.fence)
         await self._expiry.turn()
-        own = self._starts.ids()  # before the look: one that ends in the meantime still starts in `loads`
+        own = self._starts.ids()  # before the load: a start that ends in between is still STARTING in `loads`
         loads = await self._store.load()
         self._planner.look(loads)
         fence = self._leadership.fence
@@ -98,7 +98,7 @@ class ControlLoop:
         return True
 
     async def stop_all(self, *, spare: Container[EnvironmentName] = ()) -> None:
-        """Stop every worker that would not outlive this gateway: all but those of the environments *spare*."""
+        """Stop all workers except those of the environments *spare*, whose workers can outlive this gateway."""
         for name, load in (await self._store.load()).items():
             for entry in load.workers if name not in spare else ():
                 await self._stops.stop_now(entry.worker.id, name)
@@ -113,7 +113,7 @@ class ControlLoop:
                 self._leadership.store_lost()
             except NotLeading:
                 logger.warning("lead_lost replica=%s", self._leadership.replica)
-            except Exception:  # protects every environment: without this loop nothing starts or expires
+            except Exception:  # protects all environments: without this loop no worker starts and no session expires
                 logger.exception("tick_failed")
             await asyncio.sleep(rest_s(self._planner.workers))
             await self._tasks.woken(TICK_S)
@@ -142,4 +142,4 @@ class ControlLoop:
         try:
             await self._stops.lost(death.id, death.reason, death.detail)
         except GatewayError as error:
-            logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit finds it
+            logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit handles it

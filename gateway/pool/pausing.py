@@ -1,4 +1,4 @@
-"""Pauses idle workers and wakes them when they are wanted; part of the control loop."""
+"""Pauses idle workers and wakes them when openings need them. Part of the control loop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gateway.pool.background import BackgroundTasks
 logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 0.5
-"""Before a worker is woken again that the backend did not resume."""
+"""Seconds between two tries to wake a worker that the backend did not resume."""
 
 
 class Pausing:
-    """Workers that are being paused or woken, for `gateway.pool.loop.ControlLoop`."""
+    """Pauses and wakes workers in the background for `gateway.pool.loop.ControlLoop`."""
 
     def __init__(self, *, store: WorkerStore, backend: Backend, lease: LeaderLease, tasks: BackgroundTasks) -> None:
         self._store = store
@@ -29,16 +29,16 @@ class Pausing:
         self._lease = lease
         self._tasks = tasks
         self._changing: set[WorkerId] = set()
-        """One that is wanted is woken when it is paused, not in the middle."""
+        """Workers with a pause or wake under way. A worker is woken only after its pause is complete."""
 
     async def pause_soon(self, id: WorkerId, name: EnvironmentName, *, fence: int) -> None:
-        """Pause a worker that is idle still, behind the caller. Raises ``NotLeading``, ``StoreUnavailable``."""
+        """Pause a worker in the background if it is still idle. Raises ``NotLeading``, ``StoreUnavailable``."""
         if id not in self._changing and await self._store.pause_worker(id, fence=fence):
             self._changing.add(id)
             self._tasks.spawn(self._pause(id, name))
 
     def wake_soon(self, id: WorkerId, name: EnvironmentName) -> None:
-        """Wake a paused worker behind the caller, unless that is under way."""
+        """Wake a paused worker in the background, unless its pause or wake is under way."""
         if id not in self._changing:
             self._changing.add(id)
             self._tasks.spawn(self._wake(id, name))
@@ -49,13 +49,14 @@ class Pausing:
             logger.info("worker_paused environment=%s worker=%s", name, id)
         except GatewayError as error:
             logger.warning("worker_not_paused environment=%s worker=%s error=%s", name, id, error)
-            # It may be paused all the same. One that can't be resumed now stays paused to the store until it is wanted.
+            # The backend may have paused it despite the error. If it can't be resumed now, it stays PAUSED in the store
+            # until an opening needs it.
             with contextlib.suppress(GatewayError):
                 await self._backend.resume(id)
                 await self._store.wake_worker(id)
         finally:
             self._changing.discard(id)
-            self._tasks.wake()  # it may be wanted by now
+            self._tasks.wake()  # an opening may need it by now
 
     async def _wake(self, id: WorkerId, name: EnvironmentName) -> None:
         try:
@@ -63,10 +64,10 @@ class Pausing:
             await self._store.wake_worker(id)
             logger.info("worker_woken environment=%s worker=%s", name, id)
         except BackendError as error:
-            # Tried again while it is wanted; that it is dead would be told, or found by the audit.
+            # The next turn retries while the worker is needed. An engine event or the audit reports a dead worker.
             logger.warning("worker_not_woken environment=%s worker=%s error=%s", name, id, error)
             await asyncio.sleep(AGAIN_S)
         except StoreUnavailable as error:
-            logger.warning("store_unavailable during=wake error=%s", error)  # it is woken again at the next turn
+            logger.warning("store_unavailable during=wake error=%s", error)  # the next turn wakes it again
         finally:
             self._changing.discard(id)

@@ -1,6 +1,6 @@
-"""Plans how many workers each environment should have, from what the store holds and from what is expected.
+"""Plans the number of workers of each environment from the store's load and the expected openings.
 
-The decision itself is `core.plan`, which is pure. This module gathers its input.
+The decision itself is the pure function `gateway.core.scaling.plan`. This module gathers its input.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gateway.pool.starts import WorkerStarts
 
 
 class Forecast(Protocol):
-    """Expects openings: `gateway.tasks.curricula.service.Curricula`."""
+    """Predicts openings; implemented by `gateway.tasks.curricula.service.Curricula`."""
 
     def expected(self) -> Mapping[EnvironmentName, Expected]:
-        """Return the openings that are expected, by the environment that their sessions will run in."""
+        """Return the expected openings, by the environment of their sessions."""
 
 
 class Planner:
@@ -41,10 +41,10 @@ class Planner:
     ) -> None:
         """
         Args:
-            forecast: Expects openings beside those that wait.
-            starts: Know which environments failed to start.
-            demands: Know how fast openings arrive and how long starts take.
-            max_workers: Workers of all environments at once; 0: as many as each may have by itself.
+            forecast: Predicts openings in addition to the waiting ones.
+            starts: Knows the environments whose last start failed.
+            demands: Knows how fast openings arrive and how long starts take.
+            max_workers: Maximum number of workers of all environments together; 0 leaves only their own limits.
         """
         self._catalog = catalog
         self._forecast = forecast
@@ -54,19 +54,19 @@ class Planner:
         self._max_workers = max_workers
         self._looked_at: float | None = None
         self.workers = 0
-        """Workers of all environments, at the last look."""
+        """Number of workers of all environments at the last `look`."""
 
     @property
     def has_looked(self) -> bool:
-        """Whether this replica has planned since it began to lead."""
+        """True once this replica has read the load since it began to lead."""
         return self._looked_at is not None
 
     def rest(self) -> None:
-        """Note that another replica leads: the time until the next look says nothing about arrivals."""
+        """Note that this replica makes no plans now: the time until the next `look` must not affect arrival rates."""
         self._looked_at = None
 
     def look(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
-        """Note how many openings came since the last look."""
+        """Update demands and metrics from *loads*, with the openings that arrived since the last call."""
         self._metrics.loaded(loads)
         now = time.monotonic()
         since_s = 0.0 if self._looked_at is None else now - self._looked_at
@@ -81,7 +81,7 @@ class Planner:
     def plans(
         self, loads: Mapping[EnvironmentName, EnvironmentLoad]
     ) -> list[tuple[Environment, EnvironmentLoad, Plan]]:
-        """Return what is to be done for each environment, within what all of them may have together."""
+        """Return a plan for each environment, within the maximum number of workers of all environments."""
         expected = self._forecast.expected()
         wishes: dict[EnvironmentName, CapacityRequest] = {}
         environments = list(self._catalog.all())

@@ -1,14 +1,14 @@
-"""Rebuilds a store that lost its data, from the backend's workers, their lists of sessions, and replicas' memories.
+"""Rebuilds a store that lost its data, from the backend's workers, their lists of sessions, and the replicas' caches.
 
-Part of the control loop. Until it is done nothing is granted, expires, or is called unknown (`core/ports.Store`); calls
-of sessions that a replica remembers go on. The leader has three sources:
+Part of the control loop. Until the rebuild ends, the store grants no slot, expires no session and reports no session as
+unknown (see `gateway.core.ports.store.LeaderStore`). Calls in cached sessions continue. The leader has three sources:
 
-* the backend's workers, by their labels;
-* of our own images each worker's list of sessions, with the record that it keeps of each: what it holds is known
-  exactly, so it goes on taking sessions;
-* the sessions that replicas remember (each hands in its own): for workers that have no such list. What else such a
-  worker holds nobody knows, so it takes no more sessions, and goes when the last one has ended. A server that somebody
-  else runs can't be replaced, and says itself when it is full.
+* The backend's workers, by their labels.
+* The session lists of workers of the gateway's own images, with their record of each session. These workers' sessions
+  are known exactly, so they continue to take sessions.
+* The sessions that each replica has cached, for workers without such a list. Such a worker may hold further sessions,
+  so it takes no more, and stops when its last session has ended. An external server is the exception: it can't be
+  replaced, and reports itself when it is full.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from gateway.sessions.closing import SessionCloser
 logger = logging.getLogger(__name__)
 
 ASK_S: Final = 5.0
-"""How long a worker has to list its sessions; one that does not answer is not taken back, and the audit removes it. One
-that an older state of the store knows takes no more sessions."""
+"""Seconds that a worker has to list its sessions. A worker that does not answer is not adopted, and the audit removes
+it. If an older state of the store knows the worker, it takes no more sessions."""
 ASKED_AT_ONCE: Final = 32
 GRACE_S: Final = 2.0
-"""How long other replicas have to hand in what they remember, where workers do not tell it all: each looks every half
-second."""
+"""Seconds that other replicas have to restore their cached sessions, if workers do not list all sessions. Each replica
+checks the store every 0.5 s."""
 HANDED_IN: Final = 500
-"""Sessions in one request to the store."""
+"""Maximum number of sessions in one request to the store."""
 
 
 class StoreRecovery:
-    """Puts back what a store has lost."""
+    """Restores workers and sessions in a store that lost them."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StoreRecovery:
         closer: SessionCloser,
         cache: SessionCache,
     ) -> None:
-        """*cache* has the sessions that this replica serves."""
+        """*cache*: the sessions that this replica serves."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
@@ -67,14 +67,14 @@ class StoreRecovery:
         self._closer = closer
         self._cache = cache
         self._handed_in: set[str] = set()
-        """Leases that the store has again."""
+        """Leases of the restored sessions."""
 
     def begin_anew(self) -> None:
-        """Forget what was handed in: the store is whole, or went away once more."""
+        """Forget which sessions were restored: the store is complete, or did not answer once more."""
         self._handed_in.clear()
 
     async def hand_in(self) -> None:
-        """Put back the sessions that this replica serves, as far as their workers are known again."""
+        """Restore the sessions that this replica serves, as far as the store knows their workers again."""
         missing = [
             one for one in self._cache.sessions() if one.state is SessionState.OPEN and one.lease not in self._handed_in
         ]
@@ -84,10 +84,10 @@ class StoreRecovery:
                 self._handed_in.add(leases[id])
 
     async def lead(self, fence: int, *, spare: Container[object] = ()) -> None:
-        """Rebuild the store, and say that it is whole. *spare* are workers that are just being started.
+        """Rebuild the store and mark it complete. *spare*: workers that are just being started or stopped.
 
         Raises:
-            NotLeading, StoreUnavailable, BackendError: it is not whole yet; to be tried again.
+            NotLeading, StoreUnavailable, BackendError: The store is still incomplete. Call this again.
         """
         began_at = time.monotonic()
         found = [one for one in await self._backend.found() if one.running and one.id not in spare]
@@ -118,7 +118,7 @@ class StoreRecovery:
         )
 
     def _static(self) -> list[BackendWorker]:
-        """The servers that somebody else runs: each is a worker whose id can be told without a store."""
+        """Return the external servers as workers. Their ids can be derived without the store."""
         return [
             BackendWorker(
                 id=static_worker(environment).id,
@@ -132,10 +132,10 @@ class StoreRecovery:
         ]
 
     async def _take_back(self, found: BackendWorker, fence: int) -> tuple[int, bool]:
-        """Register a worker that runs, with its sessions; returns how many those are, and whether it has no others."""
+        """Register a running worker with its sessions. Return their number, and True if it can hold no others."""
         environment = self._catalog.known.get(found.environment)
         if environment is None:
-            return 0, True  # no longer on offer: the audit removes it
+            return 0, True  # its environment left the catalog: the audit removes the worker
         worker = Worker(
             id=found.id,
             environment=environment.name,
@@ -149,7 +149,7 @@ class StoreRecovery:
             listed = await self._listed(worker, environment)
         except (GatewayError, TimeoutError) as error:
             logger.warning("worker_not_taken_back environment=%s worker=%s error=%s", environment.name, found.id, error)
-            # An older state of the store may know it, with sessions and slots that it may not have any more.
+            # An older state of the store may list it with sessions and slots that it does not have any more.
             if not environment.server.url:
                 await self._store.drain_worker(worker.id, fence=fence)
             return 0, False
@@ -166,24 +166,24 @@ class StoreRecovery:
 
     async def _listed(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
         if environment.pool.pause_idle_s:
-            await self._backend.resume(worker.id)  # it may be paused, and nobody knows
+            await self._backend.resume(worker.id)  # it may be paused, which the store has forgotten
         if environment.wire is not UpstreamKind.OWN:
-            return None  # of a standard server its upstream knows calls under way at most, and those are no list
-        async with asyncio.timeout(ASK_S):  # touches the worker only
+            return None  # the upstream of a standard server knows running calls at most, which is no complete list
+        async with asyncio.timeout(ASK_S):  # no Redis in here
             return await self._upstreams[environment.wire].sessions(worker, environment)
 
     async def _end_strangers(self, worker: Worker, environment: Environment, ids: Iterable[SessionId]) -> None:
-        """End sessions that an older state of the store brought back, and that their worker has not any more."""
+        """End sessions that only an older state of the store lists, and that their worker does not hold any more."""
         found = []
         for id in ids:
             with contextlib.suppress(GatewayError):
                 found.append(await self._store.find(id))
-        # Looked at again only after that: an opening may have reached the worker, and have ended, since the first look.
+        # A second list, after `find`: an opening may have reached the worker and completed since the first list.
         still = [session for session in found if session.state is SessionState.OPEN]
         try:
             listed = await self._listed(worker, environment) if still else []
         except (GatewayError, TimeoutError):
-            return  # they expire
+            return  # these sessions expire later
         there = {one.id for one in listed or ()}
         for session in still:
             if session.id not in there:
@@ -194,7 +194,7 @@ class StoreRecovery:
 
 
 def static_worker(environment: Environment) -> Worker:
-    """The note that a server of somebody else's is used: the same one at every replica, and after every loss."""
+    """Return the worker that represents an external server, the same at every replica and after each data loss."""
     return Worker(
         id=WorkerId(f"static-{environment.digest()}"),
         environment=environment.name,

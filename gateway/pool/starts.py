@@ -1,10 +1,12 @@
-"""Starts of workers: each from asking the backend to readiness, or undone; and what their failures mean.
+"""Starts workers: from the request to the backend until readiness, or the undoing of a failed start.
 
-Part of the control loop. Openings that wait for a start that fails, and have nothing else to wait for, fail with it:
-with the cause and the last lines of the log. An environment whose workers fail to start again and again has a
-*breaker*: openings fail at once with the same, instead of each waiting for the next failure. It opens at `BREAKS`
-failures in a row, for as long as the next start is put off; from `TRIALS_ALONE` on it stays open over that start too,
-which is then a trial that is begun because somebody asked, and nobody waits for. A worker that becomes ready closes it.
+Part of the control loop. If an environment has no other worker, a failed start fails the openings that wait for it.
+Their error has the cause and the last lines of the worker's log.
+
+Each environment has a circuit breaker (*breaker*). While it is open, openings fail immediately with the same error,
+instead of waiting for the next failure. It opens after `BREAKS` consecutive failures, until the next start may begin.
+From `TRIALS_ALONE` failures on it also stays open during that start. The start is then a trial, which a refused opening
+triggers and for which no opening waits. A ready worker closes the breaker.
 """
 
 from __future__ import annotations
@@ -37,31 +39,31 @@ from gateway.metrics import Metrics, start_outcome
 logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE: Final = 8
-"""Of one engine; more than 8 starts under way only add latency: it manages 5 to 7 a second."""
+"""Maximum concurrent starts per engine. An engine starts 5 to 7 workers per second, so more only add latency."""
 BREAKS: Final = 2
-"""Failures in a row from which on openings fail at once while the next start is put off; one may be a fluke."""
+"""Consecutive failures from which openings fail immediately until the next start. A single failure may be chance."""
 AWAY_PAUSE_S: Final = 1.0
-"""Between two starts while the engine does not answer."""
+"""Seconds between two starts while the engine does not answer."""
 TRIALS_ALONE: Final = 3
-"""Failures in a row from which on openings do not wait for the outcome of the next start."""
+"""Consecutive failures from which openings do not wait for the result of the next start."""
 LOG_LINES: Final = 20
 
 
 @dataclass(slots=True)
 class _Failures:
-    """What went wrong with an environment's starts of late."""
+    """The recent failed starts of an environment."""
 
     count: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     last_at: float = 0.0
     not_before: float = 0.0
-    """When the next start may begin, by this process's clock."""
+    """Monotonic time from which the next start may begin."""
     arrivals: int | None = None
-    """``EnvironmentLoad.arrivals`` when the last one was noted: more since then means that somebody asks."""
+    """``EnvironmentLoad.arrivals`` after the last failure. A higher value since then means new openings."""
 
 
 class WorkerStarts:
-    """Starts workers, at most `STARTS_AT_ONCE` of them at each engine at one time."""
+    """Starts workers, at most `STARTS_AT_ONCE` concurrently per engine."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class WorkerStarts:
         lease: LeaderLease,
         demands: Demands,
     ) -> None:
-        """*demands* remember how long starts take."""
+        """*demands*: records how long starts take."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
@@ -89,43 +91,43 @@ class WorkerStarts:
         self._is_ending = False
 
     def __contains__(self, id: object) -> bool:
-        """Whether worker *id* is being started here."""
+        """Return True if this replica is starting worker *id*."""
         return id in self._under_way
 
     def ids(self) -> frozenset[WorkerId]:
-        """The workers that are being started here now."""
+        """Return the workers that this replica is starting."""
         return frozenset(self._under_way)
 
     def end(self) -> None:
-        """Count no failures from now on: starts are being cancelled."""
+        """Stop counting failures, because the shutdown cancels starts."""
         self._is_ending = True
 
     def died(self, death: Death) -> None:
-        """Tell the start of a worker that it died."""
+        """Report a worker's death to its start."""
         dying = self._under_way[death.id]
         if not dying.done():
             dying.set_result(death)
 
     def give_up(self, id: WorkerId) -> None:
-        """End the start of a worker that was drained meanwhile; that is no failure."""
+        """Cancel the start of a worker that was drained meanwhile, without counting a failure."""
         dying = self._under_way[id]
         if not dying.done():
             dying.set_exception(_GivenUp())
-            dying.exception()  # looked at: the start may end before it looks
+            dying.exception()  # marks it as retrieved: the start may end before it reads the exception
 
     # -- when -----------------------------------------------------------------------------------------------------
 
     def is_put_off(self, name: EnvironmentName) -> bool:
-        """Whether the next start has to wait, as the last ones failed."""
+        """Return True while the backoff after failed starts delays the next start."""
         failures = self._failures.get(name)
         return failures is not None and time.monotonic() < failures.not_before
 
     def is_trial(self, name: EnvironmentName) -> bool:
-        """Whether the last start failed, so that one at a time should be tried."""
+        """Return True if the last start failed, so that starts should run one at a time."""
         return name in self._failures
 
     def wants_trial(self, name: EnvironmentName, load: EnvironmentLoad) -> bool:
-        """Whether a start should be tried although nobody waits: openings came, and were refused at once."""
+        """Return True if a start should be tried for openings that came and were refused by the open breaker."""
         failures = self._failures.get(name)
         if failures is None or failures.count < TRIALS_ALONE or _is_alive(load):
             return False
@@ -136,10 +138,10 @@ class WorkerStarts:
     # -- a start --------------------------------------------------------------------------------------------------
 
     async def begin(self, worker: Worker) -> None:
-        """Note *worker* in the store, as one that starts; `run` does the rest.
+        """Register *worker* in the store as ``STARTING``. `run` then starts it.
 
         Raises:
-            NotLeading, StoreUnavailable: it was not noted.
+            NotLeading, StoreUnavailable: The worker is not registered.
         """
         self._under_way[worker.id] = asyncio.get_running_loop().create_future()
         try:
@@ -149,11 +151,11 @@ class WorkerStarts:
             raise
 
     async def run(self, worker: Worker, environment: Environment) -> None:
-        """Start *worker* and wait for its readiness; what fails is undone and counted."""
+        """Start *worker* and wait for its readiness. A failed start is undone and counted."""
         began_at = time.monotonic()
         try:
             self._count_engines()
-            async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
+            async with self._at_engine:  # not during the wait for readiness: slow workers must not block other starts
                 address = await self._backend.start(worker, environment, self._lease)
             slots = await self._until_ready(replace(worker, address=address), environment)
             await self._tell_ready(worker.id, address, slots)
@@ -174,16 +176,17 @@ class WorkerStarts:
             self._under_way.pop(worker.id, None)
 
     def _count_engines(self) -> None:
-        """Make room for the starts of engines that came; those of engines that went may queue at the others."""
+        """Allow more starts for each new engine. The limit stays when an engine leaves, so starts may queue."""
         for _ in range(self._engines, self._backend.engines()):
             self._engines += 1
             for _ in range(STARTS_AT_ONCE):
                 self._at_engine.release()
 
     async def _until_ready(self, worker: Worker, environment: Environment) -> int:
-        """Wait for readiness, the end of the environment's start time, or the worker's death, whichever is first.
+        """Wait until the worker is ready and return the capacity that it reports, or 0.
 
-        Returns the capacity that the worker told, or 0.
+        Raises:
+            StartFailed: The worker died, or was not ready within the environment's start time.
         """
         ready = asyncio.ensure_future(self._upstreams[environment.wire].ready(worker, environment))
         died = self._under_way[worker.id]
@@ -200,16 +203,17 @@ class WorkerStarts:
             await asyncio.gather(ready, return_exceptions=True)
 
     async def _tell_ready(self, id: WorkerId, address: str, slots: int) -> None:
-        """Have the store hand out the slots of a worker, patiently: they may be handed out though nobody heard of it.
+        """Mark a worker ready in the store, with retries, so that the store grants its slots.
 
         Raises:
-            BackendError: the store does not know it: it was removed, or lost with the store's data.
-            StoreUnavailable: it does not answer for long.
+            BackendError: The store does not know the worker: it was removed, or lost with the store's data.
+            StoreUnavailable: The store does not answer during all retries.
         """
         if await patiently(partial(self._store.worker_ready, id, address, slots=slots)):
             return
-        # Another leader that rebuilt the store may have found it running, and taken it back: it serves sessions by now.
-        # One that found it starting has given it up, as an operator's restart has, and it has no address.
+        # An earlier try may have succeeded although its answer was lost. Or another leader rebuilt the store, found
+        # the worker running and adopted it. In both cases it has an address and may serve sessions. A leader that
+        # found it starting, or an operator's restart, has drained it. Then it has no address.
         known = await patiently(partial(self._store.worker, id))
         if known is not None and known.state is WorkerState.DRAINING and not known.address:
             raise _GivenUp
@@ -226,7 +230,7 @@ class WorkerStarts:
             await self._backend.stop(worker.id)
         is_given_up = isinstance(error, _GivenUp | NotLeading)
         is_counted = isinstance(error, Exception) and not is_given_up and not self._is_ending
-        # Counted before the place is free: the next start must find the pause, however soon it is decided on.
+        # Before the worker's removal frees its place in the pool: the next start must already find the backoff.
         broken_s = self._count(worker, environment, error, tail, began_at) if is_counted else 0.0
         with contextlib.suppress(StoreUnavailable):
             await self._store.remove_worker(worker.id, CloseReason.WORKER_LOST)
@@ -240,13 +244,13 @@ class WorkerStarts:
     def _count(
         self, worker: Worker, environment: Environment, error: BaseException, tail: str, began_at: float
     ) -> float:
-        """Count and log a failed start; returns for how long openings are to fail at once (s), 0: not at all."""
+        """Count and log a failed start. Return the seconds for which the breaker opens, or 0."""
         name = environment.name
         if not isinstance(error, GatewayError):
             logger.error("worker_start_broken worker=%s", worker.id, exc_info=error)
         failures = self._failures.setdefault(name, _Failures())
         is_its_own = _is_its_own(error)
-        if is_its_own and began_at >= failures.last_at:  # those that began before the last one failed together with it
+        if is_its_own and began_at >= failures.last_at:  # starts that overlap count as one failure
             failures.count += 1
         failures.last_at = time.monotonic()
         pause_s = backoff_s(failures.count) if is_its_own else AWAY_PAUSE_S
@@ -266,22 +270,22 @@ class WorkerStarts:
         return pause_s + (environment.timeouts.start_s if failures.count >= TRIALS_ALONE else 0.0)
 
     async def _tell(self, name: EnvironmentName, message: str, broken_s: float) -> None:
-        """Let openings fail that nothing can serve, as no worker is ready and none starts; for *broken_s* seconds."""
+        """Fail waiting openings and open the breaker for *broken_s* seconds, unless the environment has a worker."""
         with contextlib.suppress(StoreUnavailable, NotLeading):
             if _is_alive((await self._store.load()).get(name, EnvironmentLoad())):
                 return
             fence = self._lease.fence
             if not fence:
-                return  # another replica leads, and starts workers of its own: 0 would say that nobody has to
+                return  # another replica leads and starts its own workers; fence 0 would skip the store's check
             await self._store.fail_waiting(name, message, for_s=broken_s, fence=fence)
 
 
 class _GivenUp(Exception):
-    """The worker was drained while it started: it is not wanted any more."""
+    """The worker was drained while it started, because the pool does not need it any more."""
 
 
 def _is_its_own(error: BaseException) -> bool:
-    """Whether a start failed by the environment's own fault; else the engine or the store is away, and comes back."""
+    """Return True if the environment caused the failure, False if the engine or the store does not answer."""
     return isinstance(error, StartFailed | UpstreamError)
 
 

@@ -1,6 +1,6 @@
-"""How workers end: stopped by the control loop, or lost, with what they held.
+"""Stops workers for the control loop, and handles lost workers with their sessions.
 
-Of one that died the store hears first: a call that breaks off asks it why, and must find the reason there.
+After a worker's death the store is updated first: a call that fails with the worker reads the reason there.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gateway.pool.starts import LOG_LINES
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
-"""Stops of one engine. Each is several calls of it: where hundreds end at once more would only fill its queue."""
+"""Maximum concurrent stops per engine. Each makes several engine requests: more stops would only fill its queue."""
 
 
 class WorkerStops:
-    """Stops workers, and sees to those that died, for `gateway.pool.loop.ControlLoop`."""
+    """Stops workers and handles dead workers for `gateway.pool.loop.ControlLoop`."""
 
     def __init__(
         self,
@@ -47,39 +47,39 @@ class WorkerStops:
         self._tasks = tasks
         self._stopping: set[WorkerId] = set()
         self._losing: set[WorkerId] = set()
-        """Workers whose loss is being handled: the engine tells of one, and an audit finds it out too."""
+        """Workers whose loss is being handled. An engine event and an audit may report the same loss."""
         self._at_engine = asyncio.Semaphore(AT_ONCE)
         self._engines = 1
 
     def __contains__(self, id: object) -> bool:
-        """Whether a worker is being stopped."""
+        """Return True if worker *id* is being stopped."""
         return id in self._stopping
 
     def ids(self) -> frozenset[WorkerId]:
-        """Those that are being stopped."""
+        """Return the workers that are being stopped."""
         return frozenset(self._stopping)
 
     def grow(self) -> None:
-        """Let as many be stopped at once as there are engines for; those of one that went may queue."""
+        """Allow more concurrent stops for each new engine. The limit stays when an engine leaves."""
         for _ in range(self._engines, self._backend.engines()):
             self._engines += 1
             for _ in range(AT_ONCE):
                 self._at_engine.release()
 
     def stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str, *, again_after_s: float = 0.0) -> None:
-        """Stop a worker behind the caller, unless that is under way.
+        """Stop a worker in the background, unless its stop is already under way.
 
         Args:
-            reason: For the log.
-            again_after_s: Seconds after which it is stopped once more, as its container may come only now: no event
-                says that none will. The worker keeps its place until then. 0: it is stopped once.
+            reason: The reason for the log.
+            again_after_s: Seconds until a second stop, because the engine may still create the worker's container, and
+                no event excludes that. The worker keeps its place in the pool until then. 0 stops it once.
         """
         if id not in self._stopping:
             self._stopping.add(id)
             self._tasks.spawn(self._stop(id, name, reason, again_after_s))
 
     async def stop_now(self, id: WorkerId, name: EnvironmentName) -> None:
-        """Stop a worker as the gateway ends, whatever the backend says. Raises ``StoreUnavailable``."""
+        """Stop a worker at the gateway's shutdown and ignore backend errors. Raises ``StoreUnavailable``."""
         logger.info("worker_stopped environment=%s worker=%s reason=shutdown", name, id)
         with contextlib.suppress(GatewayError):
             await self._backend.stop(id)
@@ -95,19 +95,19 @@ class WorkerStops:
                     await self._backend.stop(id)
             await self._forget(id, CloseReason.WORKER_LOST)
             logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
-            self._tasks.wake()  # its place may be wanted
+            self._tasks.wake()  # an environment may need its place in the pool
         except GatewayError as error:
             logger.warning("worker_not_stopped environment=%s worker=%s error=%s", name, id, error)
         finally:
             self._stopping.discard(id)
 
     async def lost(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST, detail: str = "") -> None:
-        """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it.
+        """Handle a lost worker: end its sessions with *reason*, cancel its calls, and remove its container.
 
-        One that still starts is left to who starts it: its death is a failed start.
+        The replica that starts a worker handles its death during the start, as a failed start.
 
         Raises:
-            StoreUnavailable, BackendError: the next audit goes on.
+            StoreUnavailable, BackendError: The handling is incomplete, and the next audit continues.
         """
         if id in self._losing or id in self._stopping:
             return
@@ -120,17 +120,17 @@ class WorkerStops:
     async def _lose(self, id: WorkerId, reason: CloseReason, detail: str) -> None:
         worker = await self._store.worker(id)
         if worker is None:
-            self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
+            self._transport.forget(id)  # another replica handled it; this cancels this replica's calls to the worker
             return
         if worker.state is WorkerState.STARTING:
-            return  # who starts it stops it and counts the failure; if that replica is gone, the new leader stops it
+            return  # the replica that starts it stops it and counts the failure, or after its death the new leader does
         tail = ""
         sessions = await self._forget(id, reason)
         if sessions is None:
-            return  # another replica was faster by a moment: it says so, and removes what is left
+            return  # another replica has just removed it: that replica logs the loss and removes the container
         if worker.state is WorkerState.DRAINING and not sessions:
             async with self._at_engine:
-                # Nothing is lost: the replica that leads is about to stop it, or just does.
+                # Nothing is lost: the leader is about to stop this worker, or is stopping it.
                 await self._backend.stop(id)
             return
         with contextlib.suppress(GatewayError):
@@ -151,7 +151,7 @@ class WorkerStops:
         )
         async with self._at_engine:
             await self._backend.stop(id)
-        self._tasks.wake()  # its place may be wanted
+        self._tasks.wake()  # an environment may need its place in the pool
 
     async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session] | None:
         sessions = await self._store.remove_worker(id, reason)

@@ -1,4 +1,4 @@
-"""Asks suspect workers whether they answer again, and replaces those that do not; part of the control loop."""
+"""Queries suspect workers until they answer again, and replaces silent ones. Part of the control loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gateway.sessions.liveness import answers
 logger = logging.getLogger(__name__)
 
 REPLACED_S: Final = 15.0
-"""A suspect worker that holds no session is replaced after this long."""
+"""Seconds after which a suspect worker without sessions is replaced."""
 
 
 class SuspectWorkers:
-    """Asks suspect workers, for `gateway.pool.loop.ControlLoop`: one that answers takes sessions again."""
+    """Queries suspect workers for `gateway.pool.loop.ControlLoop`. A worker that answers takes sessions again."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class SuspectWorkers:
         self._asking: set[WorkerId] = set()
 
     async def turn(self, loads: Mapping[EnvironmentName, EnvironmentLoad], fence: int) -> None:
-        """Ask each suspect worker, behind; drain those that hold nothing and were silent for long.
+        """Query each suspect worker in the background. Drain workers without sessions that were silent for too long.
 
         Raises:
-            NotLeading, StoreUnavailable: the next turn goes on.
+            NotLeading, StoreUnavailable: The turn is incomplete, and the next turn continues.
         """
         now = time.monotonic()
         suspects = {
@@ -58,8 +58,8 @@ class SuspectWorkers:
         for id, entry in suspects.items():
             environment = self._catalog.known.get(entry.worker.environment)
             if environment is None:
-                continue  # it is being dropped
-            # A server that somebody else runs is not replaced: there is no other one.
+                continue  # its environment left the catalog, so the worker is being stopped
+            # An external server is not replaced, because there is no other server.
             is_over = now - self._since[id] > REPLACED_S and entry.used == 0 and not environment.server.url
             if is_over and await self._store.drain_worker(id, only_if_idle=True, fence=fence):
                 logger.warning("worker_given_up environment=%s worker=%s", environment.name, id)
@@ -74,6 +74,6 @@ class SuspectWorkers:
                 await self._store.wake_worker(worker.id)
                 logger.info("worker_answers environment=%s worker=%s", environment.name, worker.id)
         except StoreUnavailable as error:
-            logger.warning("store_unavailable during=wake error=%s", error)  # it is asked again at the next turn
+            logger.warning("store_unavailable during=wake error=%s", error)  # the next turn queries the worker again
         finally:
             self._asking.discard(worker.id)

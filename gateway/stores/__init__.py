@@ -1,1 +1,1 @@
-"""Where sessions, workers, leases and deadlines live: Redis, or memory in one process."""
+"""Stores of sessions, workers, leases and deadlines: in Redis, or in the memory of one process."""

@@ -1,4 +1,4 @@
-"""Notices to many followers: each has a bounded queue of its own, and a slow one loses its oldest.
+"""Distributes a store's notices to many followers. Each follower has a bounded queue; a slow follower loses the oldest.
 
 A follower that is dropped without being closed (its task was cancelled) is forgotten with its last reference.
 """
@@ -12,11 +12,11 @@ from collections import deque
 from gateway.core.session import Notice
 
 KEPT = 10_000
-"""Notices that wait for one follower; as many as sessions that end at once when a large machine goes away."""
+"""Maximum number of notices queued for one follower: the sessions that end together when a large node is lost."""
 
 
 class Following:
-    """One follower's notices since it began; ends when the store is closed."""
+    """Iterates over the notices published since one follower started; ends when the store is closed."""
 
     def __init__(self, *, kept: int, closed: bool) -> None:
         self._notices: deque[Notice] = deque(maxlen=kept)
@@ -35,12 +35,12 @@ class Following:
         return self._notices.popleft()
 
     def put(self, notice: Notice) -> None:
-        """Append a notice, dropping the oldest if the queue is full."""
+        """Append a notice. A full queue drops its oldest notice."""
         self._notices.append(notice)
         self._news.set()
 
     def close(self) -> None:
-        """Let the iteration end after what is queued."""
+        """End the iteration after the queued notices."""
         self._closed = True
         self._news.set()
 
@@ -54,18 +54,18 @@ class Notices:
         self._closed = False
 
     def follow(self) -> Following:
-        """Follow from this moment on, not from the first `anext`."""
+        """Return a follower of the notices from this call on, not only from the first `anext`."""
         following = Following(kept=self._kept, closed=self._closed)
         self._followers.add(following)
         return following
 
     def publish(self, notice: Notice) -> None:
-        """Hand *notice* to every follower; never blocks."""
+        """Add *notice* to every follower's queue. Never blocks."""
         for following in list(self._followers):
             following.put(notice)
 
     def close(self) -> None:
-        """End every iteration, also those that begin later."""
+        """End every iteration, including iterations that start later."""
         self._closed = True
         for following in list(self._followers):
             following.close()

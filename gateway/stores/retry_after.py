@@ -1,43 +1,43 @@
-"""What both stores tell openings that get no slot: when to come again, and why.
+"""Computes the retry delay, and shortens the message, that both stores return to openings without a slot.
 
-The pace of an environment is the mean time between two slots that went to openings which waited: what went at once
-tells how fast trainers ask, not how fast slots become free.
+The pace of an environment is the mean time between two slots that went to waiting openings. Openings that get a slot
+immediately do not count: they show how fast trainers ask, not how fast slots become free.
 """
 
 from __future__ import annotations
 
 PACE_WEIGHT = 0.2
-"""What one interval weighs in the pace; about as if the last ten were averaged. Also in ``lua/shared``."""
+"""Weight of one interval in the pace, roughly an average over the last ten. ``lua/shared`` repeats the value."""
 PACE_KEPT_S = 600.0
-"""A pace of which nothing was seen for this long is forgotten, and no interval counts as longer. Also there."""
+"""Seconds without a new slot after which the pace is forgotten; also the longest interval. Also in ``lua/shared``."""
 GROUP_KEPT_S = 600.0
-"""How long a group is remembered after one of it was granted a slot; longer than its members are apart. Also there."""
+"""Seconds for which a group is kept after its last grant; longer than its members are apart. Also in ``lua/shared``."""
 LAST_CALL_S = 3.0
-"""A group is served as far as there are slots when one of it waits no longer than this: slots that are free should not
-outlive its wait. More than the time between two looks of the control loop. Also there."""
+"""Seconds before a member's wait ends at which its group takes the slots that are free, so that they do not stay idle.
+Longer than the interval between two checks of the control loop. Also in ``lua/shared``."""
 RETRY_LEAST_S = 1.0
 RETRY_MOST_S = 300.0
 MESSAGE_BYTES = 8192
-"""The longest message that is kept for openings that fail."""
+"""Maximum size in bytes of the message that is kept for failed openings."""
 _CUT = " … "
 
 
 def mean(pace_s: float | None, interval_s: float, slots: int) -> float:
-    """The pace after *slots* slots came *interval_s* apart; *pace_s* is the one before, None if it was not known."""
+    """Return the pace (s) after *slots* more slots, *interval_s* apart. *pace_s*: the previous pace; None: unknown."""
     interval_s = min(max(interval_s, 0.0), PACE_KEPT_S)
     before_s = interval_s if pace_s is None else pace_s
     return interval_s + (before_s - interval_s) * float((1 - PACE_WEIGHT) ** slots)
 
 
 def retry_after(place: int, pace_s: float | None) -> float:
-    """In how many seconds a slot may be had by who is, or would be, at *place* in the queue; 0: not known."""
+    """Return the estimated seconds (1 to 300) until the opening at *place* gets a slot; 0 if the pace is unknown."""
     if pace_s is None:
         return 0.0
     return min(max(place * pace_s, RETRY_LEAST_S), RETRY_MOST_S)
 
 
 def bounded(message: str) -> str:
-    """*message*, of one that is too long its beginning, which says what happened, and its end, which may say why."""
+    """Return *message*, cut to `MESSAGE_BYTES` in the middle: the start names the failure, the end often its cause."""
     whole = message.encode("utf-8", "surrogatepass")
     if len(whole) <= MESSAGE_BYTES:
         return message

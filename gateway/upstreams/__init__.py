@@ -1,1 +1,1 @@
-"""Protocols towards workers."""
+"""The protocols that the gateway speaks to workers."""

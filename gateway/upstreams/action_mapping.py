@@ -1,7 +1,7 @@
-"""What an action means to a server that knows tool calls only.
+"""Maps actions to tool calls, for servers that accept tool calls only.
 
-An agent may call a tool, give an object, or just write a text. The last two need to know which tool they are an input
-of, and which field of it a text fills: ``[actions]`` of an environment.toml says so, where the tools' schemas don't.
+An agent may call a tool, send an object, or write a text. For an object the gateway has to choose a tool. For a text it
+also has to choose the input field. ``[actions]`` of an environment.toml decides where the tools' schemas do not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
 
 _DEPTH: Final = 8
-"""References that are followed; a schema may refer to itself."""
+"""Largest number of nested references and choices that are followed, because a schema may refer to itself."""
 _SHOWN: Final = 20
-"""Names in a message."""
+"""Largest number of names in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class Tool:
 
     name: str
     input_schema: Mapping[str, Any] | None = None
-    """JSON Schema of its input; None: it takes none."""
+    """JSON Schema of the tool's input. None if the tool takes no input."""
     description: str = ""
 
 
 class Unreadable(InvalidRequest):
-    """A text that is none of the inputs that its tool takes: an agent's mistake where it was told to write one."""
+    """A text that is not an input of its tool. The mistake is the agent's, because the schema lists the fields."""
 
 
 def tool_call(action: Action, environment: Environment, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]]:
-    """Return the tool that *action* means, and its arguments.
+    """Return the name of the tool that *action* calls, and the arguments.
 
-    A call by name is taken as it is: the server knows best whether there is such a tool.
+    An action that names its tool passes unchanged, because the server itself checks whether the tool exists.
 
     Raises:
-        InvalidRequest: it can't be told; with what to write into environment.toml.
+        InvalidRequest: The tool or the field is ambiguous. The message says what to write into environment.toml.
     """
     if action.name is not None:
         return action.name, dict(action.arguments)
@@ -52,15 +52,15 @@ def tool_call(action: Action, environment: Environment, tools: Sequence[Tool]) -
 
 
 def text_argument(text: str, schema: Mapping[str, Any] | None, wanted: str) -> dict[str, Any]:
-    """Return the input that *text* means, for a tool whose input has *schema*.
+    """Return the tool input that *text* represents, for a tool whose input has *schema*.
 
-    It fills the field *wanted* (``actions.text_field``), else the only field that must be given if that is a string,
-    else the only field that there is if it is one. Where none of them can be told, a text that is a JSON object stands
-    for the fields themselves.
+    The text fills the field *wanted* (``actions.text_field``). If *wanted* is empty, the text fills the only required
+    field, if that field is a string. If the schema requires no field, the text fills the only field, if it is a string.
+    If no field qualifies, the text has to be a JSON object with the fields.
 
     Raises:
-        InvalidRequest: it means nothing; with what to write into environment.toml. `Unreadable` where the fields are
-            known, and a JSON object of them would have done.
+        InvalidRequest: No field qualifies, and the text is not a JSON object. The message says what to write into
+            environment.toml. The class is `Unreadable` if the schema has fields: a JSON object of them is valid.
     """
     field = wanted or _text_field(schema or {})
     if field:
@@ -70,8 +70,8 @@ def text_argument(text: str, schema: Mapping[str, Any] | None, wanted: str) -> d
         names = list(_properties(schema or {}))
         kind = Unreadable if names else InvalidRequest
         raise kind(
-            f"a text can't be told from the input's fields ({_named(names)}): write a JSON object of them, or name the "
-            "field that a text fills as text_field in [actions] of environment.toml"
+            f"the gateway cannot decide which field a text fills ({_named(names)}): send a JSON object of them, or "
+            "set text_field in [actions] of environment.toml"
         )
     return fields
 

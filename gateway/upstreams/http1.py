@@ -1,6 +1,6 @@
-"""One connection to a worker, for one request at a time: HTTP/1.1, bytes in, bytes out.
+"""An HTTP/1.1 connection to a worker that carries one request at a time and passes bodies as bytes.
 
-Used by the relay, which keeps connections and decides which is used again.
+`gateway.upstreams.transport` keeps the connections and decides which of them to reuse.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from gateway.core.faults import FAULTS_HEADER
 from gateway.core.ports.transport import Request
 
 HIGH_WATER_BYTES: Final = 256 * 1024
-"""A trainer that reads slowly stops the worker's writing here, and not the gateway's memory."""
+"""Bytes of an unread body after which the gateway stops reading from the worker.
+
+The limit protects the gateway's memory from a trainer that reads slowly.
+"""
 MAX_HEAD_BYTES: Final = 256 * 1024
-"""Of an answer's head: four times what clients may send in theirs."""
+"""Largest head of a response, in bytes: four times the limit for the head of a client's request."""
 
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -36,7 +39,7 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class Http1Connection(asyncio.Protocol):
-    """One connection to a worker, for one request at a time."""
+    """A connection to a worker that carries one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -61,21 +64,21 @@ class Http1Connection(asyncio.Protocol):
         self.is_complete = True
         self.idle_since = 0.0
 
-    # -- what the event loop tells ---------------------------------------------------------------------------
+    # -- callbacks of the event loop -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.has_head and not self._bounded and exc is None:
-            self.is_complete = True  # neither a length nor chunks: the end of the connection is the end of the body
+            self.is_complete = True  # without a length or chunks, the end of the connection ends the body
         self._fail(UpstreamGone("the worker closed the connection", sent=True))
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         if self.is_complete:
-            self.abort()  # bytes that nobody asked for: never take them for the next answer
+            self.abort()  # unrequested bytes must not become part of the next response
             return
         if not self.has_head:
             self._head_bytes += len(data)
@@ -85,7 +88,7 @@ class Http1Connection(asyncio.Protocol):
             self._fail(UpstreamError(f"the worker's answer is not HTTP: {error}"))
             self.abort()
             return
-        # Only now: the last piece of a head may bring a good deal of the body.
+        # Check the size after parsing: the last piece of a head may contain a large part of the body.
         if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(UpstreamError("the worker's answer has too large a head"))
             self.abort()
@@ -98,11 +101,11 @@ class Http1Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    # -- what the parser tells -------------------------------------------------------------------------------
+    # -- callbacks of the parser -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if self.has_head and self.is_complete:
-            raise ValueError("bytes behind the answer")  # ends the parsing; the answer itself is whole
+            raise ValueError("bytes behind the answer")  # ends the parsing; the response itself is complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -110,12 +113,12 @@ class Http1Connection(asyncio.Protocol):
             if name in (b"content-length", b"transfer-encoding"):
                 self._bounded = True
             return
-        if not self.has_head or name == FAULTS_HEADER:  # of trailers the one that is known here
+        if not self.has_head or name == FAULTS_HEADER:  # the only trailer that the gateway uses
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        if self.status < 200:  # an interim answer; the real one follows
+        if self.status < 200:  # an interim response; the final response follows
             self.headers = []
             return
         self.has_head = True
@@ -130,13 +133,13 @@ class Http1Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.has_head:
             self.is_complete = True
-            self._is_kept = bool(self._parser.should_keep_alive())  # the parser forgets it right after this
+            self._is_kept = bool(self._parser.should_keep_alive())  # the parser drops this value after the callback
 
-    # -- what an exchange does -------------------------------------------------------------------------------
+    # -- one exchange ----------------------------------------------------------------------------------------
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request may be written."""
+        """Return True if the connection can carry another request."""
         return (
             self._error is None
             and self.is_complete
@@ -146,20 +149,25 @@ class Http1Connection(asyncio.Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the answer was read whole, and the worker keeps the connection.
+        """Return True if the gateway read the whole response, and the worker keeps the connection open.
 
-        After an exception uvicorn, which most servers of other people's run, answers 500 and then closes the connection
-        without saying so: the next request would be lost in it.
+        A connection is not kept after a 500. Most third-party servers run uvicorn, which answers an exception with 500
+        and then closes the connection without an announcement. The next request would be lost.
         """
         return self.is_usable and not self._chunks and self._is_kept and self._bounded and self.status != 500
 
     @property
     def has_more(self) -> bool:
-        """Whether something of the body has come that was not taken."""
+        """Return True if received bytes of the body are still unread."""
         return bool(self._chunks)
 
     async def ask(self, request: Request, place: Target, silence_s: float) -> None:
-        """Write *request* and wait for the head of its answer."""
+        """Write *request* and wait for the head of the response.
+
+        Args:
+            place: The address that the request goes to.
+            silence_s: Seconds without a byte from the worker after which the request fails.
+        """
         self._parser = httptools.HttpResponseParser(self)
         self.headers, self.status, self.has_head, self.is_complete, self._bounded = [], 0, False, False, False
         self._head_bytes, self._is_kept = 0, False
@@ -169,12 +177,12 @@ class Http1Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(_encode(request, place))
         if not self._writable.is_set():
-            await self._writable.wait()  # woken by connection_lost too; a worker that does not read falls to the timer
+            await self._writable.wait()  # connection_lost also sets it; the timer handles a worker that does not read
         while not self.has_head:
             await self._wait()
 
     async def next_chunk(self) -> bytes:
-        """Return what has come of the body, waiting for it; ``b""`` is the end."""
+        """Wait for bytes of the body and return all that have arrived. ``b""`` marks the end."""
         while not self._chunks:
             if self.is_complete:
                 return b""
@@ -189,7 +197,7 @@ class Http1Connection(asyncio.Protocol):
         return chunk
 
     def rest(self) -> None:
-        """Stop the clock: no request is under way."""
+        """Stop the timer, because no request is in progress."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -202,7 +210,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.abort()
 
     def break_off(self, error: UpstreamGone) -> None:
-        """Drop the connection and let a request under way fail with *error*."""
+        """Drop the connection, and fail a request in progress with *error*."""
         self._fail(error)
         self.abort()
 
@@ -230,8 +238,8 @@ class Http1Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        # One timer for an exchange instead of one for each wait: it looks when something was last heard. A trainer
-        # that does not read (paused) is not the worker's silence.
+        # One timer serves the whole exchange instead of one for each wait: it checks when the last bytes arrived.
+        # While reading is paused, the trainer is slow, not the worker.
         quiet_s = 0.0 if self._paused else self._loop.time() - self._heard_at
         if quiet_s < self._silence_s:
             self._arm(max(self._silence_s - quiet_s, 0.01))
@@ -244,7 +252,7 @@ class Http1Connection(asyncio.Protocol):
 
 
 class Target:
-    """What an address adds to each request, made once."""
+    """The parts of a request that depend on the address only, encoded once."""
 
     __slots__ = ("address", "prefix", "version_and_host")
 

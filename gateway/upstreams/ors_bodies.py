@@ -1,8 +1,8 @@
-"""ORS bodies: requests checked as the reference servers check them, with errors in the protocol's exact form; answers.
+"""Reads and validates the bodies of ORS requests, and writes the bodies of ORS responses.
 
-Differences from the reference servers: an action may also be a ``text`` or an ``action``, as in our own images.
-
-Results and blocks are written as ORS answers have them: compact JSON, every key of the standard always there.
+Validation and its errors have exactly the form of the reference servers. The only difference: a call may also contain a
+``text`` or an ``action``, as in the gateway's own images. Results and blocks are written as compact JSON with every key
+of the standard.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NOT_ONE_SOURCE = "Provide either task_spec or both split and index, not both/ne
 _HALF_A_PAIR = "split and index must both be provided together"
 
 PLATFORM_SECRETS = frozenset(("api_key", "OPENREWARD_API_KEY"))
-"""One SDK adds the caller's own platform key to every session under these names."""
+"""Names of the secrets under which one SDK adds the caller's own platform key to every session."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Unprocessable(Exception):
-    """A body that is not what it should be; ``entries`` is the ``detail`` of the 422 answer."""
+    """A request body is not valid. ``entries`` is the ``detail`` of the 422 response."""
 
     def __init__(self, *entries: Mapping[str, Any]) -> None:
         super().__init__(entries)
@@ -37,10 +37,10 @@ class Unprocessable(Exception):
 
 
 def validate(model: type[Model], body: bytes, content_type: str | None) -> Model:
-    """Turn a body into *model*.
+    """Parse a request body and validate it as *model*.
 
     Raises:
-        Unprocessable: with the entries that the reference servers answer.
+        Unprocessable: The body is not valid. The entries are those of the reference servers.
     """
     return _validated(model, read_object(body, content_type))
 
@@ -53,7 +53,7 @@ def _validated(model: type[Model], value: Mapping[str, Any]) -> Model:
 
 
 def read_object(body: bytes, content_type: str | None) -> dict[str, Any]:
-    """Read a body that has to be a JSON object. Raises as `validate`."""
+    """Read a body that has to be a JSON object. Raises ``Unprocessable``, as `validate` does."""
     if not body:
         raise Unprocessable({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
     value = parse_json(body) if is_json(content_type) else body.decode("utf-8", "replace")
@@ -64,10 +64,10 @@ def read_object(body: bytes, content_type: str | None) -> dict[str, Any]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body that should be JSON.
+    """Parse a JSON body.
 
     Raises:
-        Unprocessable: it is not; the offset is in characters, as the reference counts.
+        Unprocessable: The body is not JSON. The offset counts characters, as in the reference servers.
     """
     try:
         return json.loads(body)
@@ -80,7 +80,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def is_json(content_type: str | None) -> bool:
-    """Return True if a content type says JSON; parameters are allowed."""
+    """Return True if a content type, with or without parameters, is JSON."""
     kind = (content_type or "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
@@ -105,7 +105,7 @@ class _Closed(BaseModel):
 
 
 class CreateSession(_Closed):
-    """Body of ``/create``; ``seed`` and ``config`` are ours."""
+    """Body of ``/create``. The fields ``seed`` and ``config`` are the gateway's additions to the standard."""
 
     env_name: str | None = None
     task_spec: dict[str, Any] | None = None
@@ -173,10 +173,10 @@ class _Spelled(_Closed):
 
 
 def read_call(body: bytes, content_type: str) -> tuple[Action, str | None]:
-    """Return the action of a body of ``/call``, and the task id of a call that is asked for again.
+    """Read a body of ``/call``: the action, and the task id if the request resumes an earlier call.
 
     Raises:
-        Unprocessable: with the entries that the reference servers answer.
+        Unprocessable: The body is not valid. The entries are those of the reference servers.
     """
     value = read_object(body, content_type)
     if value.get("text") is None and value.get("action") is None:
@@ -189,10 +189,10 @@ def read_call(body: bytes, content_type: str) -> tuple[Action, str | None]:
 
 
 def read_secrets(header: str | None, body: Mapping[str, str] | None) -> dict[str, str]:
-    """Join the secrets of the ``X-Secrets`` header and of the body; the header wins.
+    """Merge the secrets of the ``X-Secrets`` header and of the body. The header takes precedence.
 
     Raises:
-        InvalidRequest: the header is not base64 of ``{NAME: {"value": …}}``. The message never shows what it holds.
+        InvalidRequest: The header is not base64 of ``{NAME: {"value": …}}``. The message never shows its content.
     """
     found = dict(body or {})
     if header:
@@ -205,7 +205,7 @@ def read_secrets(header: str | None, body: Mapping[str, str] | None) -> dict[str
 
 
 def without_platform_keys(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what one SDK adds to every session: the caller's own platform key."""
+    """Return *secrets* without `PLATFORM_SECRETS`, the caller's platform key that one SDK adds to every session."""
     return {name: value for name, value in secrets.items() if name not in PLATFORM_SECRETS}
 
 
@@ -216,23 +216,23 @@ def _value(entry: Any) -> str:
     return value
 
 
-# -- answers --------------------------------------------------------------------------------------------------------
+# -- responses ------------------------------------------------------------------------------------------------------
 
 
 def block(value: Block) -> dict[str, Any]:
-    """A block in the protocol's words."""
+    """Return a block in the form of ORS."""
     if isinstance(value, TextBlock):
         return {"text": value.text, "detail": value.detail, "type": "text"}
     return {"data": value.data, "mimeType": value.mime_type, "detail": value.detail, "type": "image"}
 
 
 def blocks(values: Sequence[Block]) -> list[dict[str, Any]]:
-    """A list of blocks."""
+    """Return a list of blocks in the form of ORS."""
     return [block(value) for value in values]
 
 
 def result(value: StepResult) -> bytes:
-    """What came of a call (``RunToolOutput``); a structured observation is added where there is one."""
+    """Write the result of a call (``RunToolOutput``). A structured observation is added as ``data``."""
     if value.error is not None:
         return refusal(value.error, value.reason)
     output: dict[str, Any] = {
@@ -247,10 +247,10 @@ def result(value: StepResult) -> bytes:
 
 
 def refusal(error: str, reason: str) -> bytes:
-    """Why a call has no output."""
+    """Write the result of a call that has an error instead of an output."""
     return dump({"ok": False, "error": error, "reason": reason or None})
 
 
 def messages(values: Sequence[Block]) -> bytes:
-    """A prompt as a conversation of one message."""
+    """Write a prompt as a conversation with one message, from the user."""
     return dump([{"role": "user", "blocks": blocks(values), "detail": None}])

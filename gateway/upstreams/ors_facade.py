@@ -1,11 +1,13 @@
-"""ORS bytes for servers that speak something else, so that the ORS front serves every kind of worker.
+"""Answers ORS requests for third-party servers, so that the ORS frontend can serve every kind of worker.
 
-An upstream that has a prompt, tools and steps gets the rest from `OrsFacade`: calls that run once, answers to
-``/call``, ``/prompt``, ``/task_tools``, ``/messages`` and ``/score_group``, and the count of its steps.
+An upstream implements its prompt, tools and steps. `OrsFacade` adds the rest: calls that run once, the count of steps,
+and responses to ``/call``, ``/prompt``, ``/task_tools``, ``/messages`` and ``/score_group``.
 
-Differences from the reference servers: a stream is cut so that no client loses white space; a call whose stream broke
-before its task id is found again by its repetition, and does not run twice; results of one session are not shown to
-another.
+Differences from the reference servers:
+* A stream is cut so that no client loses white space.
+* A trainer can repeat a call whose stream broke before the task id arrived. The gateway finds the call again, and does
+  not run it twice.
+* A session never receives results of another session.
 """
 
 from __future__ import annotations
@@ -48,51 +50,54 @@ from gateway.upstreams.session_stats import SessionStats
 T = TypeVar("T")
 
 GRACE_S: Final = 0.05
-"""A stream opens this late: most calls are faster, and then a failure keeps its status."""
+"""Seconds before a stream opens. Most calls are faster, and a failure in this time keeps its HTTP status."""
 UNKNOWN_TASK_ID: Final = "unknown task_id"
 _JSON: Final = ((b"content-type", b"application/json"),)
 
 Frames = tuple[bytes, bytes]
-"""An outcome in both forms: as the last events of a stream, and as one JSON object."""
+"""An outcome in both forms: the last events of a stream, and one JSON object."""
 
 
 class OrsFacade(ABC):
-    """What an upstream gets for its `step`, `prompt` and `tools`; the rest of the seam is its own."""
+    """Base class that adds the ORS operations to an upstream with `step`, `prompt` and `tools`.
+
+    The subclass implements the rest of ``Upstream``.
+    """
 
     raises_by_event: ClassVar[bool] = False
-    """Whether a tool that failed is an ``error`` event, after which one SDK ends the session, or ``ok: false``."""
+    """True if a failed tool is an ``error`` event, after which one SDK ends the session. False: ``ok: false``."""
 
     counts_itself: ClassVar[bool] = False
-    """Whether the upstream knows by itself how its sessions went, whichever replica runs their calls."""
+    """True if the upstream itself keeps the statistics of its sessions, for calls of all replicas."""
 
     ping_s: ClassVar[float] = sse.PING_S
-    """How long a stream is silent at most."""
+    """Longest silence of a stream, in seconds."""
 
     def __init__(self, *, recorder: Recorder | None = None) -> None:
-        """*recorder* tells other replicas of the calls of this one; it is None if there are no others."""
+        """Create the upstream. *recorder* reports its calls to other replicas, and is None in a single replica."""
         self.calls = OnceOnlyCalls[StepResult](None if recorder is None else Records(recorder, RESULTS))
         self.tallies = SessionStats(None if self.counts_itself else recorder)
 
-    # -- what there has to be -------------------------------------------------------------------------------------
+    # -- implemented by the upstream ------------------------------------------------------------------------------
 
     @abstractmethod
     async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
-        """Run *action*, which has the idempotency *key*; the facade calls it once. Raises as ``Upstream.act``."""
+        """Run *action*, which has the idempotency *key*. The facade calls this once. Raises as ``Upstream.act``."""
 
     @abstractmethod
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """See ``Upstream.prompt``."""
+        """Return the first observation; see ``Upstream.prompt``."""
 
     @abstractmethod
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """See ``Upstream.tools``."""
+        """Return the environment's tool list; see ``Upstream.tools``."""
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """Return no tasks: servers that know tasks by an id are our own."""
+        """Return no tasks: only servers of the gateway's own images know tasks by an id."""
         return WorkerTasks()
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """Return nothing: the server says nothing of itself beyond its tools."""
+        """Return an empty mapping: the server does not describe itself beyond its tools."""
         return {}
 
     async def sessions(
@@ -102,45 +107,45 @@ class OrsFacade(ABC):
         return None
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
-        """The tools of a session, its task's own included, as ``ListToolsOutput``."""
+        """Return the tools of a session, including those of its task, as ``ListToolsOutput``."""
         return await self.tools(worker_of(session), environment)
 
     async def messages(self, session: Session, environment: Environment) -> bytes:
-        """What the agent is told first as a list of ORS messages: the prompt, said by the user."""
+        """Return the prompt as ORS messages: one message, from the user."""
         return answers.messages(await self.prompt(session, environment))
 
     async def score_group(
         self, session: Session, environment: Environment, *, body: bytes, headers: Headers
     ) -> Exchange:
-        """Judge a group of candidates; no other protocol has a word for it."""
+        """Answer that the environment has no judge: the other protocols cannot score a group of candidates."""
         return not_offered(environment)
 
-    # -- what there is then ---------------------------------------------------------------------------------------
+    # -- added by the facade --------------------------------------------------------------------------------------
 
     async def act(
         self, session: Session, environment: Environment, action: Action, *, key: str | None = None
     ) -> StepResult:
-        """See ``Upstream.act``. A caller that leaves does not end the step."""
+        """Run an action once; see ``Upstream.act``. The step continues if the caller leaves."""
         run = self._stepping(session, environment, action, key)
         return await self.calls.run(session, spelled(action), run, within_s=environment.timeouts.call_s, key=key)
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """The steps that this replica has seen of the session."""
+        """Return the number of the session's steps that ran in this replica."""
         return self.tallies.steps(session)
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """Nothing: these servers have no word for it."""
+        """Return an empty mapping: these servers do not report the state of a session."""
         return {}
 
     def forget(self, session: Session) -> None:
-        """Drop what is kept of a session that was closed."""
+        """Drop the calls and statistics of a session that was closed."""
         self.calls.forget(session)
         self.tallies.forget(session)
 
     async def forward(
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
     ) -> Exchange:
-        """Answer an ORS operation; see ``Upstream.forward``."""
+        """Run an ORS operation and return its response; see ``Upstream.forward``."""
         try:
             if operation == "call":
                 return await self._call(session, environment, body, headers)
@@ -176,7 +181,7 @@ class OrsFacade(ABC):
                 within_s=environment.timeouts.call_s,
                 key=key,
             )
-            await call.admitted()  # a refusal keeps its status, however long the store took for it
+            await call.admitted()  # a refusal keeps its status, even if the store is slow
         return await told(self.calls, session, call, headers, self._frames, ping_s=self.ping_s)
 
     def _stepping(
@@ -186,14 +191,14 @@ class OrsFacade(ABC):
             try:
                 return await step()
             finally:
-                if key is None:  # the count is written with the outcome of a key
+                if key is None:  # for a call with a key, the recorder writes the count with the outcome
                     await self.tallies.tell(session)
 
         async def step() -> StepResult:
             place = f"tool:{action.name}" if action.name else "step"
             try:
                 result = await self.step(session, environment, action, key=key)
-            except Unreadable as error:  # the agent reads it, and tries again
+            except Unreadable as error:  # the agent reads the error, and tries again
                 result = StepResult(error=error.detail, reason="input_validation")
             except AuthorFault as error:
                 error.faults = error.faults or author_faults(error.detail, place)
@@ -223,12 +228,16 @@ async def told(
     ping_s: float = sse.PING_S,
     grace_s: float = GRACE_S,
 ) -> Exchange:
-    """Answer with the outcome of *call*, None being an unknown one: an event stream, or JSON if *headers* want that.
+    """Return a response with the outcome of *call*: an event stream, or JSON if *headers* accept only JSON.
 
-    The stream opens after *grace_s*: what fails sooner is raised.
+    Args:
+        call: The call. None answers that the task id is unknown.
+        frames: Writes the outcome in both forms.
+        ping_s: Longest silence of the stream, in seconds.
+        grace_s: Seconds before the stream opens. A call that fails earlier raises its error.
 
     Raises:
-        GatewayError: what the call ended with, if it did so before the head of the answer.
+        GatewayError: The call failed before the head of the response was sent.
     """
     accept = header(headers, b"accept")
     wants_json = "application/json" in accept and "text/event-stream" not in accept
@@ -243,7 +252,7 @@ async def told(
             stream.delivered()
             return Whole(200, whole, faults=stream.faults)
         if await call.over_within(grace_s):
-            await stream.outcome()  # raises what it ended with
+            await stream.outcome()  # raises the error of a failed call
     except BaseException:
         await stream.aclose()
         raise
@@ -251,7 +260,7 @@ async def told(
 
 
 class Whole:
-    """An answer that the gateway makes itself; its body is there already."""
+    """A response whose complete body the gateway already holds."""
 
     def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
         self.status = status
@@ -260,22 +269,22 @@ class Whole:
         self._body = body
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
+        """Yield the body in one piece."""
         yield self._body
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body."""
+        """Read the whole body. Raises ``UpstreamError`` if it exceeds *limit_bytes*."""
         body = b"".join([chunk async for chunk in self.chunks()])
         if len(body) > limit_bytes:
             raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
         return body
 
     async def aclose(self) -> None:
-        """Nothing is held any more."""
+        """Do nothing: the response holds no connection."""
 
 
 class _Stream(Whole, Generic[T]):
-    """An outcome as an event stream, which may still be waited for."""
+    """An event stream that waits for the outcome of a call, and ends with it."""
 
     def __init__(
         self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
@@ -307,7 +316,7 @@ class _Stream(Whole, Generic[T]):
         self._listening.close()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield events and, while there are none, comments. Raises as ``Exchange.chunks``."""
+        """Yield the events, and comments while the call runs. Raises as ``Exchange.chunks``."""
         head = sse.event("task_id", self._call.task_id)
         if not self._call.is_over:
             yield head
@@ -324,28 +333,28 @@ class _Stream(Whole, Generic[T]):
         self.delivered()
 
     async def aclose(self) -> None:
-        """Stop listening; the call goes on."""
+        """Stop listening. The call continues to run."""
         self._listening.close()
 
 
 def not_offered(environment: Environment) -> Exchange:
-    """The answer to ``/score_group`` of an environment that has no judge, in the servers' words."""
+    """Return the response to ``/score_group`` of an environment without a judge, in the reference servers' words."""
     detail = f"Environment {str(environment.name)!r} does not implement score_group"
     return Whole(404, dump({"detail": detail}))
 
 
 def worker_of(session: Session) -> Worker:
-    """The worker that *session* is in, as far as a question to it needs one."""
+    """Return the worker of *session*, with the fields that a request to the worker needs."""
     return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
 
 
 def spelled(action: Action) -> list[object]:
-    """Say what *action* is, in JSON."""
+    """Return *action* as a JSON value, by which a repeated call is recognized."""
     return [action.name, action.arguments if action.name is not None else None, action.text, action.fields]
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
-    """Wait for *work* at most so long. Raises ``UpstreamTimeout`` in time, also where the work is slow to end."""
+    """Wait for *work* and return its result. Raises ``UpstreamTimeout`` after *seconds*, even if *work* ends slowly."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(_heard)
     try:
@@ -360,4 +369,4 @@ async def within(work: Awaitable[T], seconds: float) -> T:
 
 def _heard(task: asyncio.Future[T]) -> None:
     if not task.cancelled():
-        task.exception()  # who waited may have left
+        task.exception()  # the waiting caller may have left

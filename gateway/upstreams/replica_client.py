@@ -1,11 +1,11 @@
-"""One replica sends calls to another: for a session whose state is a connection that the other replica holds.
+"""Sends calls to another replica of the gateway, which holds the connection that is a session's state.
 
-``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers carry
-an HMAC by a key that is derived from the gateway's secret. So a replica rejects strangers that have its address, and
-trainers. There is no nonce: an eavesdropper could repeat a request for `SKEW_S` seconds, so replicas use a network of
-their own, or TLS.
+The client sends ``POST {peer}/peers/v1/{operation}`` over HTTP/1.1, and ``gateway.frontends.replicas`` answers.
+Requests and responses carry an HMAC. Its key is derived from the gateway's secret, so a replica rejects trainers and
+other third parties that know its address. There is no nonce: an eavesdropper could repeat a request for `SKEW_S`
+seconds. Replicas therefore need a private network, or TLS.
 
-A request is sent once. The holder goes on when the asking replica leaves; the deadline in the request ends it.
+The client sends each request once. If the asking replica leaves, the holder continues until the request's deadline.
 """
 
 from __future__ import annotations
@@ -33,55 +33,56 @@ logger = logging.getLogger(__name__)
 
 PREFIX: Final = "/peers/v1/"
 BODY_MAX_BYTES: Final = 128 * 2**20
-"""Limit of a message and of an answer: observations of some environments have tens of megabytes."""
+"""Largest message and largest response, in bytes: observations of some environments have tens of megabytes."""
 SKEW_S: Final = 60
-"""Largest difference between the clocks of two replicas, and the time for which a request is valid."""
+"""Largest difference between the clocks of two replicas, and the lifetime of a request, in seconds."""
 WITHIN_MAX_S: Final = 24 * 3600.0
+"""Longest deadline of a request, in seconds."""
 LATE_S: Final = 5.0
-"""Extra seconds that the asking replica waits: the holder's own timeout error says more."""
+"""Extra seconds that the asking replica waits, because the holder's own timeout error is more precise."""
 KEPT_S: Final = 15.0
-"""Idle connections are kept this long: far below the server's 75 s, so that no request meets a closing connection."""
+"""Seconds for which an idle connection is reused: far below the server's 75 s, so that the server does not close it."""
 
 _LABEL: Final = b"gateway peers v1"
 _SIGNED: Final = ("x-gateway-session", "x-gateway-lease", "x-gateway-within", "x-gateway-at", "x-gateway-digest")
 _PROOF: Final = "x-gateway-proof"
 
 
-# -- what is signed ---------------------------------------------------------------------------------------------------
+# -- signatures -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request's head and its proof."""
+    """The signed headers of a request, and their proof."""
 
     operation: str
     session: str
     lease: str
     within_s: float
     at: int
-    """Seconds since 1970 at which the request was made."""
+    """Time of the request, in seconds since 1970."""
     digest: str
     """SHA-256 of the body, in hexadecimal."""
     proof: str
 
 
 class Signer:
-    """Signs requests and answers between replicas, and verifies signatures."""
+    """Signs requests and responses between replicas, and verifies the signatures of requests."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, _LABEL, "sha256")  # a leaked proof does not reveal the secret itself
 
     def sign(self, operation: str, session: Session, within_s: float, at: int, body: bytes) -> dict[str, str]:
-        """Return the headers of a request, with its proof."""
+        """Return the headers of a request, including its proof."""
         words = (session.id, session.lease, repr(within_s), str(at), digest(body))
         return dict(zip(_SIGNED, words, strict=True)) | {_PROOF: self._proof("POST", PREFIX, operation, *words)}
 
     def of_answer(self, ask_proof: str, status: int, body: bytes) -> str:
-        """Return the proof that an answer comes from a replica and belongs to exactly this request."""
+        """Return the proof that a response comes from a replica and belongs to exactly this request."""
         return self._proof("answer", ask_proof, str(status), digest(body))
 
     def asked(self, path: str, headers: Mapping[str, str]) -> SignedRequest | None:
-        """Read a request's head; None unless a replica of this gateway has signed it as it stands."""
+        """Return the signed headers of a request, or None if no replica of this gateway signed exactly these values."""
         words = [headers.get(name, "") for name in _SIGNED]
         operation, proof = path.removeprefix(PREFIX), headers.get(_PROOF, "")
         if operation == path or not is_same(proof, self._proof("POST", PREFIX, operation, *words)):
@@ -99,26 +100,26 @@ class Signer:
         return ask if 0 < ask.within_s <= WITHIN_MAX_S else None
 
     def _proof(self, *words: str) -> str:
-        # JSON: different lists of words never become the same bytes.
+        # JSON encodes different lists of words as different bytes.
         return hmac.new(self._key, json.dumps(words).encode(), hashlib.sha256).hexdigest()
 
 
 def is_same(received: str, known: str) -> bool:
-    """Compare in constant time."""
+    """Return True if the *received* proof equals the *known* proof. Compare in constant time."""
     return hmac.compare_digest(received.encode("utf-8", "surrogatepass"), known.encode())
 
 
 def digest(body: bytes) -> str:
-    """Return the hash that represents *body* in a proof."""
+    """Return the SHA-256 that represents *body* in a proof."""
     return hashlib.sha256(body).hexdigest()
 
 
 def proof_header(proof: str) -> tuple[bytes, bytes]:
-    """Return the header of an answer that carries its proof."""
+    """Return the response header that carries *proof*."""
     return _PROOF.encode(), proof.encode()
 
 
-# -- errors there and back --------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 _EXTRA: Final[Mapping[type[GatewayError], str]] = {
     errors.SessionClosed: "reason",
@@ -131,31 +132,31 @@ _EXTRA: Final[Mapping[type[GatewayError], str]] = {
     errors.UpstreamGone: "sent",
     errors.ReplicaLeft: "sent",
 }
-"""The attribute that an error has beside its sentence."""
+"""The attribute that an error of each class has in addition to its message."""
 
 
 def _tree(root: type[GatewayError]) -> list[type[GatewayError]]:
     return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
 
 
-# Without classes that an adapter derives for itself: they have the code of their ancestor.
+# Classes that an adapter derives are left out, because they have the code of their base class.
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     kind.code: kind for kind in _tree(GatewayError) if kind.__module__ == errors.__name__
 }
 
 
 def told(error: GatewayError) -> dict[str, Any]:
-    """Return what an answer says of an error: ``code``, ``detail``, and the attribute of its class."""
+    """Return an error as JSON: ``code``, ``detail``, and the attribute of its class."""
     extra = _EXTRA.get(_KINDS[error.code])
     return {"code": error.code, "detail": error.detail} | ({extra: getattr(error, extra)} if extra else {})
 
 
 def read_error(body: bytes) -> GatewayError | None:
-    """Read what `told` wrote in a signed answer; None if this version does not know the class or its attribute."""
+    """Return the error that `told` wrote, or None if this version does not know the class or its attribute."""
     try:
         found = json.loads(body)
         kind = _KINDS[found["code"]]
-        # Past the constructors: each takes other arguments, and makes the sentence that is there already.
+        # This bypasses the constructors: their arguments differ, and they would build the message again.
         error = kind.__new__(kind, found["detail"])
         if (name := _EXTRA.get(kind)) is not None:
             value = found[name]
@@ -165,13 +166,13 @@ def read_error(body: bytes) -> GatewayError | None:
     return error
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- requests to other replicas ---------------------------------------------------------------------------------------
 
 
 class ReplicaClient:
-    """The other replicas of this gateway, over HTTP.
+    """Sends requests to the other replicas of this gateway over HTTP.
 
-    A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.
+    Only one replica can hold a session whose state is a connection (an OpenEnv socket). The others ask the holder.
     """
 
     def __init__(
@@ -183,13 +184,13 @@ class ReplicaClient:
         late_s: float = LATE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Connect to nothing yet.
+        """Create the client without opening a connection.
 
         Args:
-            me: URL under which other replicas reach this one; empty: there are no others.
+            me: URL under which other replicas reach this one. Empty in a single replica.
             secret: The gateway's secret, which all replicas share.
-            max_body_bytes: Limit of a message and of an answer.
-            late_s: Extra seconds that this replica waits beyond the time that it gives the holder.
+            max_body_bytes: Largest message and largest response, in bytes.
+            late_s: Extra seconds that this replica waits after the holder's deadline.
             clock: Returns seconds since 1970.
         """
         self.me = me.rstrip("/")
@@ -201,12 +202,12 @@ class ReplicaClient:
         self._is_closed = False
 
     async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
-        """Let the replica at the URL *peer* do *operation* for a session that it holds, and return its answer.
+        """Send *operation* to the replica at the URL *peer*, which holds the session, and return the response's body.
 
         Raises:
-            SessionNotFound: the replica does not hold the session (any more); nothing ran.
-            UpstreamGone: the replica is not there (``sent`` False), or was lost while it worked (``sent`` True).
-            GatewayError: what failed over there, as the same class.
+            SessionNotFound: The replica does not hold the session (any more). Nothing ran.
+            UpstreamGone: The replica is not reachable (``sent`` False), or was lost during the request (``sent`` True).
+            GatewayError: The error that the holder raised, with the same class.
         """
         if len(message) > self._max_body_bytes:
             raise InvalidRequest(f"the message for another replica exceeds {self._max_body_bytes} bytes")
@@ -221,7 +222,7 @@ class ReplicaClient:
         request = Request(b"POST", f"{PREFIX}{operation}".encode(), raw, message)
         try:
             status, body, answer_proof = await self._send(peer, request, within_s + self._late_s)
-        except UpstreamError as error:  # the trainer gets it without the address
+        except UpstreamError as error:  # the error that the trainer receives does not contain the address
             logger.warning(
                 "peer_unreached peer=%s operation=%s session=%s error=%s",
                 peer,
@@ -231,28 +232,28 @@ class ReplicaClient:
             )
             raise
         if not is_same(answer_proof, self._signer.of_answer(headers[_PROOF], status, body)):
-            # Another gateway or server at that address, or a replica that rejects this one's signature.
+            # Another server has that address, or the replica rejects this replica's signature.
             logger.warning(
                 "peer_unknown peer=%s operation=%s session=%s status=%d", peer, operation, session.id, status
             )
-            # Not "gone": a replica that only rejects the signature still holds the session, which must not be taken.
+            # Not `UpstreamGone`: a replica that rejects the signature still holds the session. No replica may take it.
             raise UpstreamError(
-                f"what answers for the replica that holds the session is none, or does not take this one for one: "
-                f"replicas need the same secret, and clocks that are less than {SKEW_S} s apart"
+                f"the server at the address of the session's replica is not a replica, or rejected this replica's "
+                f"signature: replicas need the same secret, and clocks that differ by less than {SKEW_S} s"
             )
         if status == 200:
             return body
         raise read_error(body) or UpstreamError("the replica that holds the session failed in words unknown here")
 
     async def aclose(self) -> None:
-        """Drop connections; requests under way fail."""
+        """Drop all connections. Requests in progress fail."""
         self._is_closed = True
         await self._transport.aclose()
 
     async def _send(self, peer: str, request: Request, limit_s: float) -> tuple[int, bytes, str]:
-        """Send a request once, and return status, body and proof of its answer."""
+        """Send a request once, and return status, body and proof of the response."""
         try:
-            async with asyncio.timeout(limit_s):  # the transport bounds the pauses, not the whole
+            async with asyncio.timeout(limit_s):  # the transport limits each pause, not the whole request
                 exchange = await self._transport.send(WorkerId(peer), peer, request, silence_s=limit_s)
                 try:
                     return exchange.status, await exchange.read(self._max_body_bytes), _proof_in(exchange.headers)
@@ -269,14 +270,14 @@ def _proof_in(headers: Headers) -> str:
     return next((value.decode("latin-1") for name, value in headers if name == _PROOF.encode()), "")
 
 
-# -- where others reach this one --------------------------------------------------------------------------------------
+# -- the address of this replica --------------------------------------------------------------------------------------
 
 
 def default_peer_url(host: str, port: int) -> str:
     """Guess the URL under which other replicas reach a gateway that listens on *host* and *port*.
 
-    A host or an address is taken as it is, loopback too: then only replicas on this machine reach it. For "all
-    addresses" it is the one from which this machine reaches others; in a container, the container's.
+    A host name or an address stays unchanged. Only replicas on this machine reach a loopback address. If *host* means
+    all addresses, the URL has the address from which this machine (or this container) reaches other machines.
     """
     shown = host.strip("[]")
     try:
@@ -288,7 +289,7 @@ def default_peer_url(host: str, port: int) -> str:
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
-# Addresses of documentation (RFC 5737, RFC 3849): nobody has them, so the way to them is the default route.
+# Addresses for documentation (RFC 5737, RFC 3849): no machine has them, so the default route leads to them.
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
@@ -301,12 +302,12 @@ def _own_address(*families: socket.AddressFamily) -> str:
 
 
 def _by_route(family: socket.AddressFamily) -> list[str]:
-    """The address that this machine sends from; "connecting" a datagram socket sends nothing."""
+    """Return the address from which this machine sends. Connecting a datagram socket sends nothing."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asked:
             asked.connect((_FAR[family], 9))
             return [str(asked.getsockname()[0])]
-    except OSError:  # no such route, or no such family
+    except OSError:  # this machine has no such route, or not this address family
         return []
 
 

@@ -1,7 +1,7 @@
-"""What was seen of each session: its steps and rewards, where the server itself keeps no count.
+"""Counts the steps and rewards of sessions whose server does not keep a count.
 
-Each replica counts what it runs, and tells the others in the record of calls; the one that ends the session adds all
-up. A sum of which a part is missing gives no reward.
+Each replica counts the calls that it runs, and sends its count to the other replicas through the record of calls. The
+replica that ends the session adds all counts. If a count is missing, the session has no reward.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gateway.core.session import Session
 from gateway.upstreams.idempotency.recorder import Recorder
 
 SESSIONS_MAX: Final = 50_000
-"""Those that were closed in another replica are forgotten last."""
+"""Largest number of counts. The least recently used goes first: it may be of a session that another replica closed."""
 NO_STEPS: Final = frozenset(("not_found", "name_collision", "input_validation", "episode_finished"))
-"""Reasons of results for which nothing ran."""
+"""Reasons of results for which no tool ran."""
 
 
 @dataclass(slots=True)
@@ -30,27 +30,27 @@ class _Count:
     began_at: float
     tally: Tally
     is_news: bool = False
-    """Whether other replicas have to hear of it before an answer goes out: it changes how the episode ends."""
+    """True if an unsent change affects the summary. Other replicas have to receive it before the response is sent."""
 
 
 class SessionStats:
-    """Counts of the sessions that this replica serves."""
+    """The counts of the sessions that this replica serves."""
 
     def __init__(self, recorder: Recorder | None = None) -> None:
-        """*recorder*: tells other replicas; None: no other one runs calls of these sessions."""
+        """Start without counts. *recorder* sends them to other replicas. None: no other replica runs these calls."""
         self._recorder = recorder
         self._numbers = itertools.count(1)
         self._counts: OrderedDict[tuple[SessionId, str], _Count] = OrderedDict()
 
     def begin(self, session: Session) -> None:
-        """Start to count in the replica that opened the session; others count from their first step on."""
+        """Start the count in the replica that opened the session. Other replicas start at their first call."""
         count = self._count(session)
         self._set(session, replace(count.tally, is_opener=True))
         if self._recorder is not None:
             self._recorder.telling(session)
 
     def add(self, session: Session, result: StepResult) -> None:
-        """Count what came of a call; one that was refused is no step."""
+        """Count the result of a call. A refused call is not a step."""
         tally = replace(
             self._count(session).tally,
             fault=FaultKind.AUTHOR if result.reason == TOOL_FAILED else None,
@@ -67,13 +67,13 @@ class SessionStats:
         self._set(session, tally)
 
     def failed(self, session: Session) -> None:
-        """Note that a call ended with the author's fault."""
+        """Record that a call failed by the environment author's fault."""
         self._set(session, replace(self._count(session).tally, fault=FaultKind.AUTHOR, ended_at=time.monotonic()))
 
     async def tell(self, session: Session) -> None:
-        """Let other replicas know before the call's answer goes out, if what came of it changes how the episode ends.
+        """Send the count to other replicas before the call's response is sent, if the episode's summary changes.
 
-        All else they hear within a second: that there was one more step without a reward.
+        A further step without a reward is not such a change. Other replicas receive it within a second.
         """
         count = self._counts.get((session.id, session.lease))
         if self._recorder is not None and count is not None and count.is_news:
@@ -81,12 +81,12 @@ class SessionStats:
             await self._recorder.tell(session)
 
     def steps(self, session: Session) -> int:
-        """The steps that were seen here."""
+        """Return the number of steps that this replica counted."""
         count = self._counts.get((session.id, session.lease))
         return 0 if count is None else count.tally.steps
 
     async def summary(self, session: Session) -> Summary | None:
-        """How the session went in all replicas; None if none of them saw anything of it."""
+        """Return the session's summary over all replicas, or None if no replica has a count."""
         count = self._counts.get((session.id, session.lease))
         others = {} if self._recorder is None else await self._recorder.tallies(session)
         seen = [*([count.tally] if count is not None else ()), *(others or {}).values()]
@@ -105,7 +105,7 @@ class SessionStats:
         )
 
     def forget(self, session: Session) -> None:
-        """End the count."""
+        """Drop the count of a session."""
         self._counts.pop((session.id, session.lease), None)
 
     def _set(self, session: Session, tally: Tally) -> None:
@@ -129,7 +129,7 @@ class SessionStats:
 
 
 def _is_news(before: Tally, now: Tally) -> bool:
-    """Whether more has changed than the number of steps, of which the first one counts."""
+    """Return True if more changed than the number of steps after the first step, or if there is a fault."""
     if now.fault is not None or now.fault is not before.fault:
         return True
     return _course(now) != _course(before)

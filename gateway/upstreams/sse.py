@@ -1,7 +1,7 @@
-"""Server-sent events, written as the ORS SDKs read them and read as the format says.
+"""Writes server-sent events for the ORS SDKs, and reads them as the format defines.
 
-The SDKs strip all white space from the head of a data line instead of the one space that the format allows, so none is
-written that starts with any; and what a server has cut badly is joined strictly here, and cut again.
+The SDKs strip all leading white space from a data line, where the format strips one space. The gateway therefore writes
+no part of a result that starts with white space. It joins the chunks of a server strictly and cuts the result again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.errors import UpstreamError
 
-# No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.
+# Without "connection: keep-alive", the default of HTTP/1.1: a server that shuts down sends "close" in this header.
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -19,32 +19,35 @@ HEADERS: Final = (
 )
 PING: Final = b": ping\r\n\r\n"
 PING_S: Final = 10.0
-"""The SDKs give up after 30 s without a byte."""
+"""Seconds of silence after which a comment is written. The SDKs give up after 30 s without a byte."""
 SLICE_CHARS: Final = 4096
-"""As the reference servers cut."""
+"""Characters in one chunk of a result, as in the reference servers."""
 LONGEST_CHARS: Final = 16_384
-"""A line must stay below 64 KiB: a run of white space takes at most 3 bytes a character, other text is cut sooner."""
+"""Largest number of characters in a data line, which must stay below 64 KiB.
+
+White space takes at most 3 bytes a character. Other text of a result is cut earlier.
+"""
 
 
 class Event(NamedTuple):
-    """One event of a stream."""
+    """An event of a stream."""
 
     name: str
     data: str
 
 
 def event(name: str, data: str) -> bytes:
-    """Write an event; lines of *data* beyond the longest are folded."""
+    """Write an event. Lines of *data* with more than `LONGEST_CHARS` characters are split into several lines."""
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     folded = [line[at : at + LONGEST_CHARS] for line in lines for at in range(0, len(line) or 1, LONGEST_CHARS)]
-    # An environment's text may hold lone surrogates, which UTF-8 can't carry.
+    # An environment's text may contain lone surrogates, which UTF-8 can't encode.
     written = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
     return b"event: %b\r\n%b\r\n" % (name.encode(), written)
 
 
 def result(payload: bytes) -> bytes:
-    """Write compact JSON as ``chunk`` events and one ``end``."""
-    if len(payload) <= SLICE_CHARS:  # the usual case: no line break outside of strings, and a bracket in front
+    """Write compact JSON as ``chunk`` events and one ``end`` event."""
+    if len(payload) <= SLICE_CHARS:  # the usual case: compact JSON has no raw line break and starts with a bracket
         return b"event: end\r\ndata: %b\r\n\r\n" % payload
     slices = safe_slices(payload.decode())
     names = ["chunk"] * (len(slices) - 1) + ["end"]
@@ -55,10 +58,11 @@ def result(payload: bytes) -> bytes:
 
 
 def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CHARS) -> list[str]:
-    """Cut compact JSON *text* into slices of *size* characters, none of which starts with white space.
+    """Cut compact JSON *text* into slices of *size* characters that do not start with white space.
 
-    A cut moves behind the white space that it would fall on; within a run beyond *longest* characters a slice starts
-    with an escape, which is the same JSON because compact JSON has white space inside strings only.
+    A cut within white space moves to the end of the white space, but a slice takes at most *longest* characters of
+    *text*. If white space remains, the next slice starts with an escape. The escape does not change the JSON value,
+    because compact JSON has white space only inside strings.
     """
     slices = []
     position, end = 0, len(text)
@@ -73,10 +77,10 @@ def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CH
 
 
 class Reader:
-    """Reads a stream as it comes in, piece by piece."""
+    """Parses a stream of events piece by piece, as it arrives."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        """Refuse an event, or a line, of more than *max_bytes*."""
+        """Accept events and lines of at most *max_bytes*."""
         self._max_bytes = max_bytes
         self._rest: list[bytes] = []
         self._rest_bytes = 0
@@ -85,10 +89,10 @@ class Reader:
         self._data_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[Event]:
-        """Yield the events that *piece* completes. Those without a name are dropped, as are comments.
+        """Yield the events that *piece* completes, without comments and without events that have no name.
 
         Raises:
-            UpstreamError: an event is too large, or not UTF-8.
+            UpstreamError: An event or a line is too large, or is not UTF-8.
         """
         if b"\n" not in piece:
             self._keep(piece)

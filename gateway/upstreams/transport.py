@@ -1,7 +1,7 @@
-"""The hot path to a worker: keep-alive connections, bytes in, bytes out.
+"""Sends requests to workers over keep-alive connections and passes bodies as bytes: the hot path of every call.
 
-A connection belongs to one worker *life* (its id), not to an address, so that a recycled address never meets an old
-connection. A request is never repeated here: once a byte of it was written, it may have run.
+A connection belongs to a worker's id, not to its address. A new worker at a reused address therefore never gets an old
+connection. The transport never repeats a request, because a request may have run once a byte of it was written.
 """
 
 from __future__ import annotations
@@ -22,21 +22,28 @@ from gateway.core.ports.transport import Dial, Headers, Request
 from gateway.upstreams.http1 import Http1Connection, Target
 
 CONNECT_S: Final = 5.0
-"""A local worker accepts within microseconds; one that does not is gone or stopped."""
+"""Seconds to connect to a worker. A local worker accepts within microseconds, unless it is gone or stopped."""
 NODE_CONNECT_S: Final = 65.0
-"""Of a worker on another machine: who dials waits for its node for as long as that is not lost."""
+"""Seconds to connect to a worker on another machine. The dialer waits for the node until the node counts as lost."""
 KEEP_FOREIGN_S: Final = 2.0
-"""Of somebody else's servers: below the 5 s after which uvicorn, which most of them run, closes an idle connection."""
+"""Seconds for which an idle connection to a third-party server is reused.
+
+Most third-party servers run uvicorn, which closes an idle connection after 5 s.
+"""
 MAX_CONNECTIONS: Final = 2048
-"""Per worker; each call under way holds one."""
+"""Largest number of connections to one worker. Each call in progress holds one connection."""
 MAX_IDLE: Final = 128
-"""Per worker; what a burst left beyond it is closed once it rested for `REST_S`: a thousand callers in step with each
-other need all of theirs again at once, and to make a connection costs as much as a call."""
+"""Idle connections to one worker that are kept without a time limit.
+
+Further idle connections close after `REST_S`, not earlier. A thousand synchronized callers need all their connections
+again immediately, and a new connection costs as much as a call.
+"""
 REST_S: Final = 5.0
+"""Seconds for which idle connections beyond `MAX_IDLE` are kept."""
 
 
 class RelayExchange:
-    """An answer that comes in over one connection."""
+    """A response that arrives over one connection."""
 
     def __init__(self, pool: _WorkerConnections, connection: Http1Connection) -> None:
         self._pool = pool
@@ -46,12 +53,12 @@ class RelayExchange:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """See ``Exchange.faults``. A trailer is among the headers once the body was read."""
+        """The author faults that the worker reports; see ``Exchange.faults``. Complete after the body was read."""
         return tuple(fault for name, value in self.headers if name == FAULTS_HEADER for fault in read_faults(value))
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes."""
-        return self  # no generator: each would be registered with the loop, and cost a step as much as its parsing
+        """Yield the body as it arrives."""
+        return self  # not a generator: the loop registers each one, which costs as much as parsing the response
 
     def __aiter__(self) -> RelayExchange:
         return self
@@ -62,11 +69,11 @@ class RelayExchange:
         return chunk
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body, at most *limit_bytes*."""
+        """Read the whole body. Raises ``UpstreamError`` if it exceeds *limit_bytes*."""
         connection = self._connection
         if connection is None:
             return b""
-        # Most answers are there at once, in one piece.
+        # Most responses arrive complete, in one piece.
         body = await connection.next_chunk()
         if not connection.is_complete or connection.has_more:
             parts, size = [body], len(body)
@@ -79,14 +86,14 @@ class RelayExchange:
         return body
 
     async def aclose(self) -> None:
-        """Give the connection back, or drop it if the body was not read to its end."""
+        """Return the connection to the pool, or drop it if the body was not read completely."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.give_back(connection)
 
 
 class _WorkerConnections:
-    """The connections of one worker's life; the newest idle one is used first."""
+    """The connections to one worker. The pool reuses the newest idle connection first."""
 
     def __init__(self, address: str, dial: Dial | None, kept_s: float) -> None:
         self.address = address
@@ -102,7 +109,7 @@ class _WorkerConnections:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nobody has a connection, or is about to."""
+        """Return True if no connection is open, and no request waits for a connection."""
         return not (self._takers or self._busy or self._idle)
 
     async def take(self, deadline: float) -> Http1Connection:
@@ -115,7 +122,7 @@ class _WorkerConnections:
     async def _take(self, deadline: float) -> Http1Connection:
         loop = asyncio.get_running_loop()
         try:
-            self._room.acquire_nowait()  # nearly always; a deadline for each request would cost more than this
+            self._room.acquire_nowait()  # nearly always succeeds, and costs less than a deadline for each request
         except anyio.WouldBlock:
             async with asyncio.timeout_at(deadline):
                 await self._room.acquire()
@@ -153,11 +160,14 @@ class _WorkerConnections:
             self._trim.cancel()
 
     def _trim_idle(self) -> None:
-        """Close those beyond `MAX_IDLE` that rested long enough, the oldest first; look again while there are more."""
+        """Close connections beyond `MAX_IDLE` that were idle for `REST_S`, the oldest first.
+
+        While more than `MAX_IDLE` connections are idle, the next check follows after `REST_S`.
+        """
         loop = asyncio.get_running_loop()
         extra = self._idle[: max(0, len(self._idle) - MAX_IDLE)]
         rested = [connection for connection in extra if loop.time() - connection.idle_since >= REST_S]
-        del self._idle[: len(rested)]  # the newest is used first, so those that rested longest are in front
+        del self._idle[: len(rested)]  # the newest is reused first, so the longest idle are in front
         for connection in rested:
             connection.abort()
         self._trim = loop.call_later(REST_S, self._trim_idle) if len(self._idle) > MAX_IDLE else None
@@ -178,7 +188,7 @@ class _WorkerConnections:
                     try:
                         return await self._connected(loop)
                     except BlockingIOError:
-                        await asyncio.sleep(0.005)  # the socket's backlog is full; nothing was sent yet
+                        await asyncio.sleep(0.005)  # the socket's backlog is full, and nothing was sent yet
         except (OSError, TimeoutError) as error:
             raise UpstreamGone(f"no connection to the worker: {error or 'timed out'}", sent=False) from error
 
@@ -200,28 +210,28 @@ class _WorkerConnections:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """The system's certificates; to read them takes 20 ms."""
+    """Load the system's certificates once, because loading takes 20 ms."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 class HttpTransport:
-    """The transport to all workers."""
+    """The HTTP transport to all workers."""
 
     def __init__(self, *, dial: Dial | None = None, kept_s: float = KEEP_FOREIGN_S) -> None:
-        """Connect to nothing yet.
+        """Create the transport without opening a connection.
 
         Args:
             dial: Connects to workers on other machines.
-            kept_s: Seconds for which idle connections to servers are kept that may close them.
+            kept_s: Seconds for which idle connections to third-party servers are reused.
         """
         self._dial = dial
         self._kept_s = kept_s
         self._workers: dict[WorkerId, _WorkerConnections] = {}
 
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> RelayExchange:
-        """Send *request* and return when the head of the answer is there; see `Transport.send`."""
+        """Send *request* and return when the head of the response has arrived; see `Transport.send`."""
         connections = self._workers.get(worker)
         if connections is None or connections.address != address:
             connections = self._moved(worker, address)
@@ -232,7 +242,7 @@ class HttpTransport:
             raise UpstreamTimeout(f"no connection to the worker was free for {silence_s:g} s") from error
         except UpstreamGone:
             if connections.is_unused and self._workers.get(worker) is connections:
-                del self._workers[worker]  # asked after its end: nobody would forget it
+                del self._workers[worker]  # the worker may have ended, and then no later `forget` removes the entry
             raise
         try:
             await connection.ask(request, connections.place, silence_s)
@@ -243,7 +253,7 @@ class HttpTransport:
         return RelayExchange(connections, connection)
 
     def _moved(self, worker: WorkerId, address: str) -> _WorkerConnections:
-        """Begin with a worker at its address; connections to another one that it had are of no use any more."""
+        """Create the connections to a worker at *address*, and drop those to its previous address."""
         try:
             connections = _WorkerConnections(address, self._dial, self._kept_s)
         except ValueError as error:
@@ -253,16 +263,16 @@ class HttpTransport:
         return connections
 
     def forget(self, worker: WorkerId) -> None:
-        """Drop a worker's connections; requests under way fail with ``UpstreamGone``."""
+        """Drop a worker's connections. Requests in progress fail with ``UpstreamGone``."""
         self._drop(worker, UpstreamGone("the worker is gone", sent=True))
 
     def leave(self) -> None:
-        """Let requests under way fail with ``ReplicaLeft``, as this process ends: they may run on in their workers."""
+        """Fail requests in progress with ``ReplicaLeft``, because this process ends. Workers may still finish them."""
         for worker in list(self._workers):
             self._drop(worker, ReplicaLeft())
 
     async def aclose(self) -> None:
-        """Drop all connections."""
+        """Drop all connections, as `leave` does."""
         self.leave()
 
     def _drop(self, worker: WorkerId, error: UpstreamGone) -> None:

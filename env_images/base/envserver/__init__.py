@@ -1,4 +1,4 @@
-"""A lean environment server that speaks the Open Reward Standard: write a class, call ``serve``."""
+"""A lean environment server for the Open Reward Standard (ORS): subclass ``Environment`` and call ``serve``."""
 
 from envserver.content import (
     Block,
@@ -22,7 +22,7 @@ from envserver.tasks import openenv_names as _openenv_names
 from envserver.tools import tool
 from envserver.version import VERSION as __version__
 
-_openenv_names.install()  # the one thing that happens at import: task modules import the name before they see a server
+_openenv_names.install()  # the only side effect of the import: task modules use these names before a server exists
 
 __all__ = [
     "Block",

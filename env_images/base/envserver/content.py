@@ -1,7 +1,7 @@
-"""What environments say: blocks, messages, prompts, results; and how each is written on the wire.
+"""The values that environments return (blocks, messages, prompts, results) and their wire forms.
 
-Keys are written in the order of the reference packages, nullable ones explicitly: their clients look them up without
-a default.
+Keys are written in the order of the reference packages, and nullable keys are always written. The reference clients
+read them without a default.
 """
 
 import json
@@ -13,13 +13,13 @@ Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 SplitType: TypeAlias = Literal["train", "validation", "test"]
 MOST_REPEATED_CHARS = 1_000_000
-"""A longer text stands in a result's blocks alone, and not in its structured data too."""
+"""Longest text in characters that is repeated in a result's structured data. A longer text is only in its blocks."""
 SPLIT_TYPES: tuple[SplitType, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """A piece of text; *detail* is free JSON for the trainer."""
+    """A text. *detail* is free JSON for the trainer."""
 
     text: str
     detail: Json | None = None
@@ -30,7 +30,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class ImageBlock:
-    """An image: *data* is base64 text, *mime_type* such as ``image/png``."""
+    """An image. *data* is base64 text, and *mime_type* is a type such as ``image/png``."""
 
     data: str
     mime_type: str
@@ -42,7 +42,7 @@ class ImageBlock:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBlock:
-    """Reasoning in an assistant's turn; *signature* is a provider's own."""
+    """Reasoning in an assistant's turn. *signature* comes from the model's provider."""
 
     text: str
     signature: str | None = None
@@ -70,7 +70,7 @@ Block: TypeAlias = TextBlock | ImageBlock
 
 @dataclass(frozen=True, slots=True)
 class ToolResultBlock:
-    """A tool's answer in a user's turn, to the call with that id."""
+    """A tool's answer in a user's turn to the call ``tool_call_id``."""
 
     tool_call_id: str
     blocks: Sequence[Block]
@@ -107,7 +107,7 @@ class Message:
     """One turn of a conversation.
 
     Raises:
-        ValueError: reasoning and tool calls belong to assistants' turns, tool results to users'.
+        ValueError: Reasoning or a tool call is not in an assistant's turn, or a tool result is not in a user's turn.
     """
 
     role: Role
@@ -127,20 +127,20 @@ class Message:
 
 
 Prompt: TypeAlias = str | Block | Sequence[Block]
-"""What ``reset`` returns: a text, or blocks."""
+"""Result of ``reset``: a text, a block or several blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a tool returns.
+    """The result of a tool.
 
     Args:
-        content: what the agent sees: a text, a block or blocks.
-        reward: None says "no reward here", which is not the same as 0.0.
-        finished: True ends the episode; no later call runs.
-        metadata: free JSON for the trainer.
-        data: a structured observation for clients that read one; written only where it is not None. Such clients
-            see nothing else, so an object without a key ``text`` gets the texts of *content* there.
+        content: The agent's view of the result: a text, a block or several blocks.
+        reward: The reward. None means "no reward", which differs from 0.0.
+        finished: True ends the episode. No later call runs.
+        metadata: Free JSON for the trainer.
+        data: A structured observation, written only if it is not None. Clients that read it see nothing else. An object
+            without a key ``text`` therefore gets the texts of *content* there.
     """
 
     content: Prompt = ""
@@ -150,7 +150,7 @@ class StepResult:
     data: Any = None
 
     def wire(self) -> dict[str, Any]:
-        """Write the four ORS keys, always all of them, and ``data`` where there is some."""
+        """Return the wire form: always all four ORS keys, and ``data`` if it is set."""
         blocks = blocks_of(self.content)
         output: dict[str, Any] = {
             "blocks": [block.wire() for block in blocks],
@@ -165,7 +165,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool and its input, as ``parse_text`` understood them."""
+    """A tool and its input, parsed by ``parse_text``."""
 
     name: str
     input: Json = field(default_factory=dict)
@@ -173,7 +173,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A named, ordered set of tasks; *type* says what it is for."""
+    """A named, ordered set of tasks. *type* is its purpose."""
 
     name: str
     type: SplitType = "validation"
@@ -183,7 +183,7 @@ class Split:
 
     @classmethod
     def of(cls, split: "str | Split") -> "Split":
-        """Give a plain name its type: a standard one its own, any other ``validation`` (as the reference does)."""
+        """Return *split* with a type: a standard name itself, else ``validation``, as in the reference."""
         if isinstance(split, Split):
             return split
         for kind in SPLIT_TYPES:
@@ -194,7 +194,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """One rollout of a group that is scored together."""
+    """One rollout in a group that is scored together."""
 
     messages: Sequence[Message]
     metadata: Json | None = None
@@ -212,10 +212,10 @@ class GroupScore:
 
 
 def blocks_of(content: object) -> list[Block]:
-    """Bring a prompt into the form of blocks.
+    """Convert a prompt to blocks.
 
     Raises:
-        TypeError: *content* is no ``Prompt``.
+        TypeError: *content* is not a ``Prompt``.
     """
     if isinstance(content, str):
         return [TextBlock(content)]
@@ -227,7 +227,7 @@ def blocks_of(content: object) -> list[Block]:
 
 
 def written_prompt(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """Write a prompt's blocks; a structured observation among their details gets the texts, as a result's does."""
+    """Return a prompt's wire form. A structured observation in a block's detail gets the texts, as in a result."""
     written = [block.wire() for block in blocks]
     for block in written:
         if (detail := block["detail"]) and "observation" in detail:
@@ -236,7 +236,7 @@ def written_prompt(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def with_text(observation: Any, blocks: Sequence[Block]) -> Any:
-    """Give a structured *observation* with the texts of *blocks*, if it is an object without ``text``."""
+    """Return a structured *observation* with the texts of *blocks* added if it is an object without ``text``."""
     if not isinstance(observation, Mapping) or "text" in observation:
         return observation
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
@@ -247,9 +247,10 @@ def with_text(observation: Any, blocks: Sequence[Block]) -> Any:
 
 
 def prompt_of(messages: Sequence[Message]) -> list[Block]:
-    """Flatten a conversation for clients that know only prompts.
+    """Flatten a conversation for clients that accept only prompts.
 
-    One user message of texts and images is passed on as it is; anything else becomes blocks headed by their roles.
+    A single user message of texts and images stays as it is. Any other conversation becomes blocks with the roles as
+    headings.
     """
     if len(messages) == 1 and messages[0].role == "user":
         plain = [block for block in messages[0].blocks if isinstance(block, TextBlock | ImageBlock)]

@@ -1,7 +1,7 @@
-"""What an environment's author writes, a subclass of ``Environment``, and the ``Task`` that it gets.
+"""The API of an environment's author: a subclass of ``Environment``, and the ``Task`` that each session gets.
 
-An instance is one session. Code in plain ``def`` runs in a thread, code in ``async def`` on a loop beside the
-server's: neither can hold up the server or another session, even where it blocks.
+Each session has its own instance. Plain ``def`` code runs in a thread, and ``async def`` code runs on a loop apart from
+the server's. Code that blocks therefore delays neither the server nor another session.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 from envserver.content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
 from envserver.tasks.files import TaskFiles
 
-if TYPE_CHECKING:  # a server without sandboxes imports nothing of them
+if TYPE_CHECKING:  # a server without sandboxes does not import their modules
     from envserver.sandbox import Limits, Sandboxes
 
 _Value = TypeVar("_Value")
 Maybe: TypeAlias = _Value | Awaitable[_Value]
-"""What a hook returns, which may be written as ``def`` or as ``async def``."""
+"""Return type of a hook that may be written as ``def`` or as ``async def``."""
 
 
 class Task(Mapping[str, Any]):
-    """One problem as data: a frozen view of a task's JSON object, read like a mapping (``task.get("hint")``).
+    """A task as data: a frozen view of its JSON object, read like a mapping (``task.get("hint")``).
 
-    The values are the environment author's own; the server never looks into them but for the id.
+    The environment's author chooses the keys and values. The server reads only the id.
     """
 
     __slots__ = ("_id", "_spec")
@@ -34,12 +34,12 @@ class Task(Mapping[str, Any]):
 
     @property
     def id(self) -> str | None:
-        """The object's own ``id`` or ``task_id``; else ``<split>-<index>`` where it was opened by reference."""
+        """The object's ``id`` or ``task_id``, else ``<split>-<index>`` if the task was opened by split and index."""
         return self._id
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The task as a new plain dict."""
+        """A new plain dict with the task's keys and values."""
         return dict(self._spec)
 
     def __getitem__(self, key: str) -> Any:
@@ -56,93 +56,97 @@ class Task(Mapping[str, Any]):
 
 
 class Environment:
-    """One episode on one task; override ``reset`` (or ``messages``) and mark at least one method with ``@tool``.
+    """One episode on one task: override ``reset`` (or ``messages``) and mark at least one method with ``@tool``.
 
-    ``__init__`` may be overridden; it takes nothing and finds ``task``, ``seed``, ``config`` and ``secrets`` set.
+    A subclass may override ``__init__``. It takes no arguments, and ``task``, ``seed``, ``config`` and ``secrets`` are
+    already set.
     """
 
     name: ClassVar[str] = ""
-    """The wire name; empty: the class's name in lower case."""
+    """The environment's name on the wire. Empty: the class's name in lower case."""
     default_tool: ClassVar[str | None] = None
-    """The tool that free text and dict actions go to; None: the only tool, where there is just one."""
+    """The tool that receives free text and dict actions. None: the only tool, if there is exactly one."""
     terminal_tool: ClassVar[str | None] = None
-    """The tool that takes the agent's final message; ``@tool(terminal=True)`` says the same."""
+    """The tool that receives the agent's final message, as ``@tool(terminal=True)`` marks it."""
     lanes: ClassVar[Literal["own", "shared"]] = "own"
-    """``shared``: all sessions' ``async def`` code on one loop, as it is needed for a common connection pool. Code
-    that blocks there holds up the other sessions of the class, though never the server."""
+    """``own``: each session runs its ``async def`` code on a loop of its own while enough loops are free. ``shared``:
+    all sessions use one loop, so that they can share a connection pool. Blocking code on it delays the class's other
+    sessions, but never the server."""
     sandbox_limits: ClassVar["Limits | None"] = None
-    """Bounds of a session's sandbox; None: sessions are objects, there is no sandbox. With limits all of the class's
-    ``async def`` code is on one lane that lives as long as the server, as with ``lanes = "shared"``."""
+    """Limits of each session's sandbox. None: sessions are plain objects without a sandbox. With limits, all
+    ``async def`` code of the class shares one lane that lives as long as the server, as with ``lanes = "shared"``."""
     sandboxes: ClassVar["Sandboxes"]
-    """Where the class's sandboxes come from; set by the server where *sandbox_limits* is given, before any session
-    begins. To be used in ``async def`` code only."""
+    """The source of the class's sandboxes. The server sets it before the first session if *sandbox_limits* is set. Use
+    it in ``async def`` code only."""
     config_keys: ClassVar[Sequence[str]] = ()
-    """Keys of *config* that the class reads. An OpenEnv client's reset with another key is refused."""
+    """Keys of *config* that the class reads. The gateway refuses an OpenEnv client's reset with any other key."""
     env_types: ClassVar[Sequence[str]] = ()
-    """Other names that tasks may call this environment by, as ``browsergym`` is one of ``browser``."""
+    """Further names by which tasks may refer to this environment, as ``browsergym`` refers to ``browser``."""
     resolves_ids: ClassVar[bool] = True
-    """A task that is nothing but ``{"id": …}`` is one that the server looks up and hands over whole; one that it does
-    not find is refused. False: such a task is passed on where it is not found, for classes that know ids themselves."""
+    """Whether the server refuses a task ``{"id": …}`` that it cannot resolve to a whole task. False: the server passes
+    the id on as it is, for classes that resolve ids themselves."""
     task_files: ClassVar[TaskFiles] = TaskFiles(None)
-    """The class's task files; set by the server as it starts."""
+    """The class's task files. The server sets them at start."""
 
     task: Task
-    """This episode's task."""
+    """The task of this episode."""
     seed: int
-    """From the trainer, or drawn at random."""
+    """The trainer's seed, or a random number."""
     config: Mapping[str, Any]
     """Free JSON from the trainer for this episode."""
     secrets: Mapping[str, str]
-    """Secrets for this episode only; never put them into what a tool returns."""
+    """Secrets for this episode only. A tool must never return them."""
     client_state: Mapping[str, Any] = MappingProxyType({})
-    """JSON that OpenEnv's ``state()`` shows beside the episode's id, task and number of steps; set it as it changes."""
+    """JSON that OpenEnv's ``state()`` shows next to the episode's id, task and number of steps. Assign it on each
+    change."""
 
     def reset(self, task: Task, *, seed: int) -> Maybe[Prompt | None]:
-        """Prepare the episode and say what the agent is told first."""
+        """Prepare the episode and return the agent's first prompt."""
         raise NotImplementedError
 
     def messages(self) -> Maybe[Sequence[Message]]:
-        """Give the opening as a conversation, asked once after ``reset``; ``reset`` may then return None."""
+        """Return the opening as a conversation. Called once after ``reset``, which may then return None."""
         raise NotImplementedError
 
     def close(self) -> Maybe[None]:
-        """Give back what ``reset`` took. Called once, also after a failed ``reset`` and while a call still runs."""
+        """Release the resources of ``reset``. Called once, also after a failed ``reset`` or during a call."""
 
     def task_tools(self, task: Task) -> Maybe[Sequence[Callable[..., Any]]]:
-        """Offer further tools for this task alone: bound methods or functions, asked once after ``reset``."""
+        """Return further tools for this task alone: bound methods or functions. Called once after ``reset``."""
         return ()
 
     def parse_text(self, text: str) -> Maybe[ToolCall | str]:
-        """Understand an agent's free text as a tool call; a string instead is the error that the agent reads.
+        """Parse an agent's free text into a tool call. Return a string instead to show the agent an error.
 
-        Without an override the text fills the only required argument of the default tool, else its only one, unless
-        that is a list or an object.
+        Without an override, the text becomes the default tool's only required argument, or else its only argument. An
+        argument that is a list or an object is not filled.
         """
         raise NotImplementedError
 
     def score_group(self, candidates: Sequence[GroupCandidate]) -> Maybe[Sequence[GroupScore | float]]:
-        """Judge a group's rollouts against each other: one score each, in their order."""
+        """Judge the rollouts of a group against each other. Return one score each, in the same order."""
         raise NotImplementedError
 
     @classmethod
     def splits(cls) -> Sequence[Split | str]:
-        """Name the splits; asked once, as the server starts."""
+        """Return the splits. Called once, when the server starts."""
         return cls.task_files.splits
 
     @classmethod
     def tasks(cls, split: str) -> Maybe[Sequence[Mapping[str, Any]]]:
-        """List a split's tasks, always in the same order.
+        """Return the tasks of a split, always in the same order.
 
-        For very large sets override ``num_tasks`` and ``get_task`` instead; then the whole is never listed.
+        For very large sets, override ``num_tasks`` and ``get_task`` instead. The server then never lists the whole
+        split.
         """
         return cls.task_files.read(split, 0, cls.task_files.count(split))
 
     @classmethod
     def num_tasks(cls, split: str) -> Maybe[int]:
-        """Count a split's tasks."""
+        """Return the number of tasks in a split."""
         return cls.task_files.count(split)
 
     @classmethod
     def get_task(cls, split: str, index: int) -> Maybe[Mapping[str, Any]]:
-        """Give the task at *index*, which is within 0 and ``num_tasks``."""
+        """Return the task at *index*, from 0 to below ``num_tasks``."""
         return cls.task_files.read(split, index, index + 1)[0]

@@ -1,6 +1,6 @@
-"""What can go wrong, as classes; a class exists only where somebody handles it differently.
+"""The package's errors. A class exists only if some code handles it differently.
 
-A tool that fails is no error of the server: it is an outcome, and it never travels as one of these classes.
+A failed tool is an outcome of the call, not an error of the server. These classes never represent it.
 """
 
 import json
@@ -11,38 +11,39 @@ from typing import Literal, NamedTuple
 
 ERROR_MAX_CHARS = 1000
 TRACEBACK_MAX_CHARS = 4000
-"""Of a longer traceback the middle is left out: its first lines tell the entry, its last ones the error."""
+"""Characters kept of a traceback. A longer traceback loses its middle: the first lines show the entry point and the
+last lines the error."""
 UNTOLD_MAX = 4
-"""Faults that a session keeps until they are told: the header stays below the 256 KiB that the gateway reads."""
+"""Unreported faults that a session keeps. The limit keeps the header below the 256 KiB that the gateway reads."""
 _OWN_FOLDER = os.path.dirname(__file__)
 
 
 class EnvServerError(Exception):
-    """The root of this package's errors."""
+    """Base class of this package's errors."""
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether neither the environment's author nor the agent is at fault, where this ends an author's code."""
+        """Whether an author's code that raises this is not at fault, and neither is the agent."""
         return False
 
 
 class ConfigError(EnvServerError):
-    """The server cannot start: a setting or an environment class is wrong. The message says what to change."""
+    """The server cannot start because a setting or an environment class is wrong. The message states the remedy."""
 
 
 class InvalidInput(EnvServerError):
-    """A tool's input does not fit its signature; the text is what the agent reads."""
+    """A tool's input does not match its signature. The agent reads the text."""
 
 
 class Refused(EnvServerError):
-    """A request that is answered with *status* and ``{"detail": detail}``.
+    """A request that the server answers with *status* and ``{"detail": detail}``.
 
-    Make a new one for each ``raise``: an exception that is raised again keeps the frames of every time before.
+    Create a new instance for each ``raise``: an exception that is raised again keeps the frames of all earlier raises.
 
     Args:
-        status: an HTTP status, 400 to 599.
-        detail: a string, or the list of faults of a 422.
-        headers: further response headers, such as ``Retry-After``.
+        status: An HTTP status from 400 to 599.
+        detail: A string, or the list of faults of a 422.
+        headers: Further response headers, such as ``Retry-After``.
     """
 
     def __init__(self, status: int, detail: object, headers: Mapping[str, str] | None = None) -> None:
@@ -52,24 +53,25 @@ class Refused(EnvServerError):
         self.headers: Mapping[str, str] = headers or {}
 
     def again(self) -> "Refused":
-        """Give a new one that says the same."""
+        """Return a new instance with the same content."""
         return Refused(self.status, self.detail, self.headers)
 
 
 class SessionFailed(EnvServerError):
-    """Raised by an environment's code: its author is at fault, so the session has no reward and can't go on.
+    """Raised by an environment's code: its author is at fault, so the session has no reward and cannot continue.
 
-    For a judge or a reference solution that fails, a program that is missing, a reward that is no number. The trainer
-    gets a typed error, the operator gets the traceback, and every later call is refused. Do not raise it for what the
-    agent brought about, or can mend: return a result for that, or raise any other exception.
+    Examples are a failing judge or reference solution, a missing program, and a reward that is not a number. The
+    trainer gets a typed error, the operator gets the traceback, and the server refuses every later call. Do not raise
+    it for a failure that the agent caused or can repair. Return a result for that, or raise any other exception.
     """
 
 
 class SessionLost(SessionFailed):
     """Raised by an environment's code: the infrastructure failed, and neither the author nor the agent is at fault.
 
-    For a sandbox or a browser that died, or a judge that got no CPU time. The session ends as with ``SessionFailed``,
-    but is not counted as a fault of the environment: the same task may work in the next session.
+    Examples are a sandbox or a browser that died, and a judge that got no CPU time. The session ends as with
+    ``SessionFailed``. It does not count as a fault of the environment, because the same task may work in the next
+    session.
     """
 
     @property
@@ -78,7 +80,7 @@ class SessionLost(SessionFailed):
 
 
 class NoThread(EnvServerError, RuntimeError):
-    """No thread could be started for an author's code: the worker is at its limit of processes."""
+    """No thread could start for an author's code: the worker has reached its limit of processes."""
 
     @property
     def is_infrastructure(self) -> bool:
@@ -86,16 +88,16 @@ class NoThread(EnvServerError, RuntimeError):
 
 
 class AuthorCancelled(EnvServerError):
-    """The author's coroutine was cancelled, by the server or by itself; it has no result."""
+    """The server or the author's coroutine itself cancelled the coroutine. There is no result."""
 
 
 def describe(error: BaseException) -> str:
-    """Name *error* as ORS servers do in a 500: ``RuntimeError: message``."""
+    """Return the text of *error* as ORS servers write it in a 500: ``RuntimeError: message``."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 
 def message_of(error: BaseException) -> str:
-    """Give the text of *error*, also where the author's class cannot be written as one."""
+    """Return the text of *error*, also if the author's ``__str__`` raises."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001  # the author's __str__
@@ -103,24 +105,24 @@ def message_of(error: BaseException) -> str:
 
 
 class SessionFault(NamedTuple):
-    """One exception of an author's code, as the gateway shows it to operators.
+    """An exception of an author's code, in the form that the gateway shows to operators.
 
-    Agents and trainers are never shown a traceback. It goes to the client that asked for it as it created the session,
-    in a header (or a trailer) of the next answer.
+    Agents and trainers never see a traceback. The server sends it only to a client that requested it at the session's
+    creation, in a header or trailer of the next answer.
     """
 
     kind: Literal["author", "infrastructure"]
-    """Who is at fault."""
+    """The party at fault."""
     place: str
     """The hook that raised it: ``constructor``, ``reset``, ``task_tools``, ``tool:NAME``, ``reward``, …"""
     error: str
-    """As ``KeyError: 'toop'``."""
+    """Exception type and message, such as ``KeyError: 'toop'``."""
     traceback: str
-    """Without this package's frames in front of the author's."""
+    """Traceback without this package's frames before the author's."""
 
 
 def fault_of(error: BaseException, place: str, *, secrets: Collection[str] = ()) -> SessionFault:
-    """Describe *error*; the values of *secrets* are left out of it."""
+    """Describe *error* without the values of *secrets*."""
     is_infrastructure = isinstance(error, EnvServerError) and error.is_infrastructure
     return SessionFault(
         "infrastructure" if is_infrastructure else "author",
@@ -131,7 +133,7 @@ def fault_of(error: BaseException, place: str, *, secrets: Collection[str] = ())
 
 
 def written(faults: Sequence[SessionFault]) -> str:
-    """Write *faults* as a header's value: JSON in ASCII."""
+    """Encode *faults* as a header's value: JSON in ASCII."""
     return json.dumps([fault._asdict() for fault in faults], separators=(",", ":"))
 
 
@@ -142,7 +144,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _leave_own_frames(one: traceback.TracebackException) -> None:
-    """Take this package's frames off the start of each traceback of a chain."""
+    """Remove this package's frames from the start of each traceback in a chain."""
     frames = list(one.stack)
     while frames and frames[0].filename.startswith(_OWN_FOLDER):
         del frames[0]

@@ -1,12 +1,13 @@
-"""A Unix socket in front of a TCP server that knows nothing of us: ``--socket PATH --port N``.
+"""A Unix socket in front of an unmodified TCP server: ``--socket PATH --port N``.
 
-It runs in a container of its own that shares the network namespace of an image of somebody else's, so that this image
-needs no network and no folder of ours. Bytes go both ways as they come, the ends of either direction too. What one
-side does not read stops the reading from the other: at most `CHUNK_BYTES` of each direction are held here, all the
-rest is the kernel's. A connection that the server refuses (it does not listen yet) is closed at once.
+The forwarder runs in its own container in the network namespace of a third-party image. That image therefore needs
+neither a network nor a shared folder. The forwarder copies bytes and the end of each direction both ways, unchanged. If
+one side does not read, the forwarder stops reading from the other. It holds at most `CHUNK_BYTES` per direction. The
+kernel buffers the rest. If the server refuses a connection because it does not listen yet, the forwarder closes the
+connection immediately.
 
-Run as a file, and not as a module of its package, whose import would take five times as long as all of this. For the
-same reason there is no asyncio: half the memory, a fifth of the start.
+Run this module as a file, because the import of its package takes five times as long as the whole module. Without
+asyncio it needs half the memory and a fifth of the start time.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ CHUNK_BYTES = 16 * 1024
 MAX_CONNECTIONS = 2048
 BACKLOG = 2048
 PLACES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-"""Where a server may listen that was told to listen on localhost."""
+"""Addresses on which a server may listen that is configured for localhost."""
 
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 _BROKEN = select.EPOLLHUP | select.EPOLLERR
 
 
 class Side:
-    """One end of a connection, and what waits to be sent to it."""
+    """One end of a connection, with the bytes that wait to be sent to it."""
 
     __slots__ = ("awaits_place", "has_ended", "is_open", "mask", "other", "pending", "sock")
 
@@ -38,16 +39,17 @@ class Side:
         self.other: Side = self
         self.pending = b""
         self.mask = -1
-        """What is watched; -1: nothing, not even its end."""
+        """Watched epoll events. -1: none, not even the end of the connection."""
         self.has_ended = False
-        """It said that it will send no more."""
+        """Whether this side has ended its sending direction."""
         self.is_open = True
         self.awaits_place = -1
-        """Which of `PLACES` is being connected to; -1: none any more, or it is the client's side."""
+        """Index in `PLACES` of the address being connected to. -1: no attempt is pending, or it is the client's
+        side."""
 
 
 class Forwarder:
-    """Accepts on *listener* and connects to *port* of this network namespace."""
+    """Accepts connections on *listener* and connects to *port* in this network namespace."""
 
     def __init__(self, listener: socket.socket, port: int) -> None:
         self._listener = listener
@@ -59,15 +61,16 @@ class Forwarder:
         self._is_accepting = False
 
     def run(self) -> None:
-        """Serve until a signal ends it."""
+        """Serve until a signal arrives."""
         self._accept_more()
         while True:
             for number, events in self._poll.poll():
                 if number == self._listener.fileno():
                     self._accept()
-                elif (side := self._sides.get(number)) is not None:  # closed by an event before this one
+                elif (side := self._sides.get(number)) is not None:  # else closed by an earlier event
                     self._turn(side, events)
-            # Only now: the number of one that is closed would be given to the next, and events of the old one are left.
+            # Close only now. A new socket could reuse a closed socket's number, and this batch may still hold events of
+            # the old one.
             while self._dropped:
                 self._dropped.pop().close()
 
@@ -81,7 +84,7 @@ class Forwarder:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # too many open files; where there are none of ours to close, it is tried again at once
+        except OSError:  # too many open files: without an open connection here, retry immediately
             self._accept_no_more()
             return
         sock.setblocking(False)
@@ -104,7 +107,7 @@ class Forwarder:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             refused = sock.connect_ex((host, self._port))
-        except OSError:  # no such family here, or too many open files
+        except OSError:  # the address family is missing, or too many files are open
             refused, server = errno.ECONNREFUSED, client
         if refused not in (0, errno.EINPROGRESS):
             if server is not client:
@@ -114,11 +117,11 @@ class Forwarder:
         server.other, client.other = client, server
         server.awaits_place = place
         self._sides[server.sock.fileno()] = server
-        self._watch(client)  # for its end only, as long as nobody is there to listen to it
+        self._watch(client)  # for its end only, as long as no server is connected
         self._watch(server)
 
     def _refused(self, client: Side, place: int) -> None:
-        """Try the next place after *place*, or give up."""
+        """Try the place after *place*, or close the client if all places have failed."""
         following = (place + 1) % len(PLACES)
         if following == self._first_place:
             self._close(client)
@@ -130,7 +133,7 @@ class Forwarder:
             self._connected(side)
             return
         if side.other.awaits_place >= 0:
-            self._close(side)  # the client went away before anything of it was passed on
+            self._close(side)  # the client disconnected before any of its bytes were forwarded
             return
         try:
             if events & _WRITE:
@@ -156,8 +159,8 @@ class Forwarder:
     def _read(self, side: Side, events: int) -> None:
         other = side.other
         if other.pending:
-            # It went away, and what it sent before cannot be passed on yet: nothing may be heard of it until then, as
-            # this event would come again and again.
+            # This side has closed, and its earlier bytes cannot be forwarded yet. Stop watching it until then, because
+            # this event would repeat endlessly.
             self._forget(side)
             return
         if not side.has_ended:
@@ -194,7 +197,7 @@ class Forwarder:
             self._watch(side.other)
 
     def _watch(self, side: Side) -> None:
-        """Wait for what *side* can do now: read if there is room for it, write if something waits."""
+        """Watch for the operations that *side* allows now: reading if there is room, writing if bytes wait."""
         if not side.is_open:
             return
         mask = 0
@@ -217,7 +220,7 @@ class Forwarder:
             side.mask = -1
 
     def _close(self, side: Side) -> None:
-        """End both sides."""
+        """Close both sides."""
         self._drop(side)
         self._drop(side.other)
         self._accept_more()
@@ -231,7 +234,7 @@ class Forwarder:
 
 
 def listen(path: str) -> socket.socket:
-    """Listen on the Unix socket *path*, for every user: the gateway is another one than this."""
+    """Listen on the Unix socket *path*, open to every user because the gateway runs as another user."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.setblocking(False)
     os.umask(0)

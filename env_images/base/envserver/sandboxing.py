@@ -1,4 +1,4 @@
-"""The sandboxes of one environment class: opened up as the server starts, tried again until they can be had."""
+"""The sandboxes of one environment class: opened when the server starts, retried until they work."""
 
 import asyncio
 import logging
@@ -12,25 +12,25 @@ from envserver.execution.runner import Place, Runner
 from envserver.schema.environment_types import Kind
 from envserver.settings import SandboxSettings
 
-if TYPE_CHECKING:  # a bare server imports nothing of it
+if TYPE_CHECKING:  # a bare server does not import these modules
     from envserver.sandbox import Box, Limits, Sandboxes
 
 logger = logging.getLogger("envserver")
 CLOSE_S = 0.9
-"""Of the five seconds that a stop may take; what is left then dies with the process."""
+"""Seconds for closing, out of the five seconds that a stop may take. Anything left then dies with the process."""
 _MIB = 1024 * 1024
 
 
 class Sandboxing:
-    """Makes the class's ``Sandboxes`` on the lane that all of its sessions share. Used from the server's thread only.
+    """Creates the class's ``Sandboxes`` on the lane that all of its sessions share. Used from the server's thread only.
 
-    Never without: where there are none, no session begins.
+    Without sandboxes no session of the class starts.
     """
 
     def __init__(self, kind: Kind, limits: "Limits", *, settings: SandboxSettings, runner: Runner) -> None:
         """
         Raises:
-            NoThread: no thread could be started for the lane.
+            NoThread: No thread could start for the lane.
         """
         self._kind = kind
         self._limits = bounded(limits, settings)
@@ -40,7 +40,7 @@ class Sandboxing:
         self._place = Place(kind.place)
         self._sandboxes: Sandboxes | None = None
         self._made: list[str] = []
-        """Folders that were made here, the inner one first."""
+        """Folders that this server created, the inner folder first."""
         self._attempt: asyncio.Task[str] | None = None
         self._stopped = asyncio.get_running_loop().create_future()
         """Done when no more attempts are made."""
@@ -52,19 +52,20 @@ class Sandboxing:
         return f"<Sandboxing of {self._kind.name}, {'ready' if self.is_ready else 'not ready'}>"
 
     async def ready(self) -> None:
-        """Wait for the attempt that is under way, or make another one.
+        """Wait for the current attempt, or make another.
 
         Raises:
-            Refused: 500, there are no sandboxes; the detail says why and what to do. 503, the server is ending.
+            Refused: 500: There are no sandboxes. The detail states the reason and the remedy. 503: The server is
+                stopping.
         """
         if refusal := await self.refusal():
             raise Refused(500, refusal)
 
     async def refusal(self) -> str:
-        """Wait as `ready` does; return why there are no sandboxes and what to do, or an empty text where there are.
+        """Wait as `ready` does. Return the reason and the remedy if there are no sandboxes, else an empty text.
 
         Raises:
-            Refused: 503, the server is ending.
+            Refused: 503: The server is stopping.
         """
         if self.is_ready:
             return ""
@@ -76,16 +77,16 @@ class Sandboxing:
         return f"no sandboxes: {reason}" if reason else ""
 
     def start(self) -> "asyncio.Task[str]":
-        """Make an attempt unless one is under way, beside everything else: making a box takes seconds."""
+        """Start an attempt in the background unless one is running. Building a box takes seconds."""
         if self._attempt is None or (self._attempt.done() and not self._stopped.done()):
             self._attempt = asyncio.get_running_loop().create_task(self._try())
         return self._attempt
 
     async def _try(self) -> str:
-        """Make the sandboxes and open one; say why there are none, in an empty text that there are."""
+        """Create the sandboxes and open one. Return the reason for a failure, or an empty text on success."""
         try:
             await self._make()
-        except Exception as error:  # noqa: BLE001  # the server goes on: a machine that is mended needs no restart
+        except Exception as error:  # noqa: BLE001  # the server continues: a repaired machine needs no restart
             text = str(error) or type(error).__name__
             if text != self._told and not self._stopped.done():
                 logger.warning("sandboxes_refused environment=%s error=%s", self._kind.name, text)
@@ -103,7 +104,7 @@ class Sandboxing:
         sandboxes = self._sandboxes = Sandboxes(box, work, self._limits)
         try:
             await self._runner.run(self._place, sandboxes.check)
-            if self._stopped.done():  # another server of this process may have given the class its own meanwhile
+            if self._stopped.done():  # meanwhile another server in this process may have set the class's sandboxes
                 raise RuntimeError("the server is shutting down")
         except BaseException:
             await self._runner.run(self._place, sandboxes.close)
@@ -111,7 +112,7 @@ class Sandboxing:
         self._kind.cls.sandboxes = sandboxes
 
     def _furnish(self) -> "tuple[Box, str]":
-        """Find the box and the work folder, or make them; runs in a thread, and takes some seconds the first time."""
+        """Find or create the box and the work folder. Runs in a thread, and takes some seconds the first time."""
         from envserver.sandbox import Box, SandboxError
         from envserver.sandbox.hostbox import box_of_host
 
@@ -133,12 +134,12 @@ class Sandboxing:
         return Box(settings.box), settings.work
 
     def give_up(self) -> None:
-        """Make no more attempts; who waits for one is refused."""
+        """Make no more attempts, and refuse the callers that wait for one."""
         if not self._stopped.done():
             self._stopped.set_result(None)
 
     async def close(self) -> None:
-        """End every sandbox and layer and the spawner, and remove the work folder where it was made here."""
+        """End every sandbox, layer and spawner. Remove the work folder if this server created it."""
         self.give_up()
         self.is_ready = False
         endings: list[asyncio.Future[Any]] = [self._attempt] if self._attempt is not None else []
@@ -149,13 +150,13 @@ class Sandboxing:
             done, left = await asyncio.wait(endings, timeout=CLOSE_S)
             if left or any(ending.exception() is not None for ending in done):
                 logger.warning("sandboxes_left environment=%s", self._kind.name)
-        with suppress(OSError):  # another server's folder is beside it, or the operator removed it
+        with suppress(OSError):  # another server's folder is in it, or the operator removed it
             for folder in self._made:
                 os.rmdir(folder)
 
 
 def bounded(limits: "Limits", settings: SandboxSettings) -> "Limits":
-    """Give the class's *limits* with those of *settings* that are set in their place."""
+    """Return the class's *limits* with the values that *settings* sets in their place."""
     given = {
         "memory_bytes": settings.memory_mib and settings.memory_mib * _MIB,
         "pids": settings.pids,
@@ -166,9 +167,10 @@ def bounded(limits: "Limits", settings: SandboxSettings) -> "Limits":
 
 
 def _make_folders(work: str) -> list[str]:
-    """Make a work folder of this server's own below *work*, and *work*; give those that were made.
+    """Create a work folder for this server below *work*, and *work* if it is missing. Return the created folders.
 
-    Not *work* itself: to remove a folder that another server has mounted something on would unmount it there.
+    The server does not use *work* itself. Removing a folder on which another server has mounted something would unmount
+    it there.
     """
     import tempfile
 

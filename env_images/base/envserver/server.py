@@ -1,4 +1,4 @@
-"""``serve``: the composition root. Reads the settings, builds the server, runs it until it is told to stop."""
+"""The composition root ``serve``: reads the settings, builds the server, and runs it until a signal stops it."""
 
 import asyncio
 import gc
@@ -31,19 +31,20 @@ from envserver.tasks.sets import TaskSets
 
 logger = logging.getLogger("envserver")
 KEEP_ALIVE_S = 75.0
-"""On TCP; longer than the 60 s of the reference servers, so that no client's idea of it is shorter than ours."""
+"""Idle seconds of a TCP connection. They exceed the 60 s of the reference servers, so that clients close idle
+connections first."""
 TEARDOWN_S = 4.0
-"""Of the five seconds that a stop may take."""
+"""Seconds for the teardowns, out of the five seconds that a stop may take."""
 SWEEP_S = 5.0
-"""As often as the reference looks for idle sessions."""
+"""Seconds between two checks for idle sessions, as in the reference."""
 BACKLOG = 2048
 
 
 class Server:
-    """A server and everything it is made of."""
+    """A server and all its parts."""
 
     def __init__(self, settings: Settings, kinds: dict[str, Kind]) -> None:
-        """Must be made on the loop that it will run on."""
+        """Build the parts. Must be called on the loop that the server will run on."""
         clock = asyncio.get_running_loop().time
         self._settings = settings
         self._threads = Threads(settings.threads)
@@ -89,10 +90,10 @@ class Server:
         return self._runner.busy
 
     async def start(self) -> str:
-        """Import the task modules, then listen; give the address: a path, or ``host:port``.
+        """Import the task modules, then listen. Return the address: a path, or ``host:port``.
 
         Raises:
-            OSError: it cannot be listened on.
+            OSError: The server cannot listen on the address.
         """
         loop = asyncio.get_running_loop()
         settings = self._settings
@@ -112,7 +113,7 @@ class Server:
         return address
 
     async def stop(self) -> None:
-        """Take no more connections, end the sessions, and let their last answers go out."""
+        """Accept no more connections, end the sessions, and let their last answers leave."""
         if self._sweep is not None:
             self._sweep.cancel()
         if self._listener is not None:
@@ -121,7 +122,7 @@ class Server:
             sandboxing.give_up()
         await self.sessions.close_all(timeout_s=TEARDOWN_S)
         await asyncio.gather(*(sandboxing.close() for sandboxing in self._sandboxing.values()))
-        await asyncio.sleep(0)  # the answers of calls that ended just now are written in the next turn
+        await asyncio.sleep(0)  # the answers of calls that just ended are written in the loop's next iteration
         for connection in list(self._connections):
             connection.shutdown()
         self._runner.close()
@@ -134,7 +135,7 @@ class Server:
             application=self._routes,
             connections=self._connections,
             body_max_bytes=self._settings.body_max_bytes,
-            # A gateway's pool keeps connections to a Unix socket open, and must never lose one as it sends.
+            # A gateway's pool keeps connections to a Unix socket open. It must never lose a connection as it sends.
             keep_alive_s=0.0 if self._settings.socket is not None else KEEP_ALIVE_S,
         )
 
@@ -150,9 +151,10 @@ class Server:
 
 
 def serve(*environments: type[Environment]) -> None:
-    """Serve *environments* until SIGTERM or SIGINT; the first one is the default. Settings: ``ENVSERVER_*``.
+    """Serve *environments* until SIGTERM or SIGINT. The first is the default.
 
-    Ends the process with status 2 and a message where a setting or a class is wrong.
+    ``ENVSERVER_*`` variables hold the settings. If a setting or a class is wrong, the process prints a message and ends
+    with status 1.
     """
     try:
         settings = Settings.from_environ(os.environ)
@@ -168,8 +170,8 @@ def serve(*environments: type[Environment]) -> None:
         is_running_code = loop.run_until_complete(run(settings, kinds))
     except OSError as error:
         sys.exit(f"envserver: cannot listen: {error}")
-    # Code that blocks cannot be ended but with the process; and to take the interpreter down under threads, of a
-    # browser's driver say, can crash it.
+    # Blocking code ends only with the process. Finalizing the interpreter while threads run, such as those of a
+    # browser's driver, can crash it.
     if is_running_code or threading.active_count() > 1:
         logging.shutdown()
         sys.stdout.flush()
@@ -178,7 +180,7 @@ def serve(*environments: type[Environment]) -> None:
 
 
 async def run(settings: Settings, kinds: dict[str, Kind], *, stopping: asyncio.Event | None = None) -> bool:
-    """Run a server until *stopping* is set or the process is told to stop; say whether authors' code still runs."""
+    """Run a server until *stopping* is set or a signal arrives. Return True if authors' code still runs."""
     stop = stopping or asyncio.Event()
     server = Server(settings, kinds)
     loop = asyncio.get_running_loop()
@@ -187,8 +189,8 @@ async def run(settings: Settings, kinds: dict[str, Kind], *, stopping: asyncio.E
     address = await server.start()
     if settings.exit_on_eof:
         _stop_at_eof(loop, stop.set)
-    # What the start made lives as long as the server: no collection needs to look at it again. Collections are
-    # rarer than by default, since results are bytes and most objects die with their request.
+    # Objects from the start live as long as the server, so collections need not scan them again. Collections are rarer
+    # than by default, because results are bytes and most objects die with their request.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -222,7 +224,7 @@ def _remove_stale(path: str) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many connections as the container does; the soft limit is often 1,024."""
+    """Raise the soft limit of open files, often 1,024, to the container's hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

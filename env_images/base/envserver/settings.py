@@ -1,4 +1,4 @@
-"""The server's settings: one frozen value, and the only reader of the process environment."""
+"""The server's settings: a frozen value. This module is the only reader of the process environment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ _LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
 _MIB = 1024 * 1024
 _PREFIX = "ENVSERVER_"
 _Reader: TypeAlias = Callable[[str, str], Any]
-"""Makes a setting of a variable's name and text."""
+"""Converts a variable's name and text to a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """Where a server's sandboxes come from and what bounds each; a limit of None is the environment class's own."""
+    """Source and limits of a server's sandboxes. A limit of None leaves the environment class's limit."""
 
     box: str = "/srv/box"
     """Folder of the box, the agents' root filesystem."""
     work: str = "/work"
-    """Folder that the spawner mounts on."""
+    """Folder that contains the spawner's mounts."""
     host: bool = False
-    """Make the box of this machine's own programs where it is not there yet, and a work folder below *work*."""
+    """Whether to build a missing box from this machine's own programs, and a work folder below *work*."""
     memory_mib: int | None = None
     pids: int | None = None
     disk_mib: int | None = None
@@ -32,54 +32,55 @@ class SandboxSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the server listens and what it bounds; see ``from_environ`` for the variables."""
+    """The server's addresses and limits. ``from_environ`` reads the variables."""
 
     socket: str | None = None
-    """Path of a Unix socket to listen on; a server on one can be claimed with a token. None: TCP."""
+    """Path of the Unix socket. A client can claim such a server with a token. None: TCP."""
     host: str = "0.0.0.0"
     """TCP address."""
     port: int = 8080
-    """TCP port; 0 lets the kernel choose, the log line ``server_ready`` names it."""
+    """TCP port. 0 lets the kernel choose, and the log line ``server_ready`` states the choice."""
     slots: int = 0
-    """Most sessions open at a time; 0 is no limit."""
+    """Maximum number of sessions open at the same time. 0 means no limit."""
     idle_s: float = 900.0
-    """A session without a request or a running call for this long is ended; 0 is never."""
+    """Seconds without a request or a running call after which a session ends. 0 means never."""
     exit_on_eof: bool = False
-    """Stop when standard input ends, that is when the parent process died."""
+    """Whether the server stops at the end of standard input, which means that the parent process died."""
     tasks: str | None = None
     """Directory with ``<split>.jsonl`` files, or with one such directory per environment."""
     log: LogLevel = "info"
-    """Least level that is logged."""
+    """Lowest level that is logged."""
     body_max_bytes: int = 32 * _MIB
-    """Largest request body; a larger one is answered with 413."""
+    """Maximum size of a request body in bytes. The server answers a larger body with 413."""
     kept_max_bytes: int = 32 * _MIB
-    """Memory for the results of finished calls, kept for replay; beyond it the oldest go first."""
+    """Bytes of memory for the results of finished calls, kept for replay. Beyond it the oldest results are dropped
+    first."""
     strict_paths: bool = False
-    """Answer 409 when the path names another environment than the session's."""
+    """Whether to answer 409 if the path names another environment than the session's."""
     task_modules: tuple[str, ...] = ()
-    """Dotted names of modules that register tasks, imported as the server starts: ``OPENENV_TASK_MODULE``, by the name
-    that RFC 005 of OpenEnv gives it, separated by commas."""
+    """Dotted names of the modules that register tasks. The server imports them at start. ``OPENENV_TASK_MODULE`` lists
+    them, separated by commas, as RFC 005 of OpenEnv names it."""
     custom_tasks_dir: str = "/opt/openenv"
-    """Folder that is put on the import path for them; ``custom_tasks`` is in it."""
+    """Folder that the server adds to the import path for these modules. It contains ``custom_tasks``."""
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    """For environment classes with ``sandbox_limits``."""
+    """Sandbox settings for environment classes with ``sandbox_limits``."""
 
     @property
     def threads(self) -> int:
-        """Most threads for plain ``def`` code: one per slot, so that no session waits for another's."""
+        """Maximum number of threads for plain ``def`` code: one per slot, so that no session waits for another."""
         return self.slots or 256
 
     @property
     def lanes(self) -> int:
-        """Most lanes for ``async def`` code."""
+        """Maximum number of lanes for ``async def`` code."""
         return min(self.slots or 64, 256)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """Read ``ENVSERVER_*`` variables; an empty one counts as absent.
+        """Read the ``ENVSERVER_*`` variables. An empty variable counts as absent.
 
         Raises:
-            ConfigError: a value is malformed or out of range.
+            ConfigError: A value is malformed or out of range.
         """
         values = {
             name.lower(): read(f"{_PREFIX}{name}", text)
@@ -87,13 +88,13 @@ class Settings:
             if (text := environ.get(f"{_PREFIX}{name}"))
         }
         sandbox = {name[8:]: values.pop(name) for name in list(values) if name.startswith("sandbox_")}
-        # What is no name of a module fails where it would be imported, so that all else is served.
+        # An invalid module name fails later, at its import, so that the server serves everything else.
         modules = tuple(name for part in environ.get("OPENENV_TASK_MODULE", "").split(",") if (name := part.strip()))
         return cls(**values, task_modules=modules, sandbox=SandboxSettings(**sandbox))
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Name the variables that look like ours and are none: most likely a typing error."""
+    """Return the names that have this server's prefix but are not settings. They are probably typing errors."""
     return sorted(name for name in environ if name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _READERS)
 
 
@@ -148,10 +149,10 @@ _READERS: Mapping[str, _Reader] = {
     "SANDBOX_BOX": _text,
     "SANDBOX_WORK": _text,
     "SANDBOX_HOST": _flag,
-    # Below these a sandbox does not even open.
+    # Below these values a sandbox does not even open.
     "SANDBOX_MEMORY_MIB": _whole(least=16, most=2**24),
     "SANDBOX_PIDS": _whole(least=4, most=2**22),
     "SANDBOX_DISK_MIB": _whole(least=1, most=2**24),
     "SANDBOX_CPU_S": _whole(least=1, most=2**31),
 }
-"""How each ``ENVSERVER_*`` variable is read, in the order in which faults are reported."""
+"""The reader of each ``ENVSERVER_*`` variable, in the order in which the server reports errors."""

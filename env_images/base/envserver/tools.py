@@ -1,4 +1,4 @@
-"""Tools: the ``@tool`` decorator, and what the server knows of each tool."""
+"""Tools: the ``@tool`` decorator, and each tool's schema, checks and execution."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,16 +12,17 @@ from envserver.schema.signatures import parameters_of
 from envserver.schema.validators import Fault, Shape, Str, fault
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
-"""How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""
+"""How a call runs next to the session's other calls. ``serial``: alone among serial calls, in arrival order.
+``concurrent``: next to any others. ``exclusive``: with no other call."""
 Ran: TypeAlias = tuple[bytes, float | None, bool]
-"""A result's JSON, its reward and whether it ends the episode."""
+"""A result's JSON, its reward, and whether it ends the episode."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__envserver_tool__"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What ``@tool`` was given."""
+    """The options of ``@tool``."""
 
     concurrent: bool = False
     exclusive: bool = False
@@ -51,17 +52,18 @@ def tool(
     inline: bool = False,
     listed: bool = True,
 ) -> Any:
-    """Offer a method to the agent: name, docstring and signature become the tool's name, description and schema.
+    """Offer a method to the agent: its name, docstring and signature become the tool's name, description and schema.
 
     Args:
-        concurrent: run beside the session's other calls instead of one at a time.
-        exclusive: wait for every running call of the session and hold back new ones.
-        terminal: hidden from the tool list; a harness passes the agent's final message to it. Implies *exclusive*.
-        inline: run on the server's own loop. Fast, and a promise: the code never blocks, not for a millisecond.
+        concurrent: Run next to the session's other calls instead of one at a time.
+        exclusive: Wait for all running calls of the session and hold back new ones.
+        terminal: Hide the tool from the tool list. A harness passes the agent's final message to it. Implies
+            *exclusive*.
+        inline: Run on the server's own loop, which is fast. The code must never block, not even for a millisecond.
         listed: False for a method that only ``task_tools`` may offer.
 
     Raises:
-        ConfigError: *concurrent* together with *exclusive* or *terminal*.
+        ConfigError: *concurrent* is combined with *exclusive* or *terminal*.
     """
     if concurrent and (exclusive or terminal):
         raise ConfigError("a tool cannot be concurrent and exclusive (or terminal) at once")
@@ -75,14 +77,14 @@ def tool(
 
 
 class Tool:
-    """One tool, ready to be listed, checked and run."""
+    """A tool, ready to be listed, checked and run."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
         options: ToolOptions = getattr(function, _MARK, ToolOptions())
         self.name = name
         self.function = function
         self.is_bound = bound
-        """Whether *function* has its ``self`` already; else it takes the environment first."""
+        """Whether *function* already has its ``self``. Otherwise its first argument is the environment."""
         self.description = (inspect.getdoc(function) or "").strip()
         self.listed = options.listed
         self.terminal = options.terminal
@@ -92,19 +94,20 @@ class Tool:
         self._shape = Shape(parameters_of(function, bound=bound))
 
     def spec(self) -> dict[str, Any]:
-        """Describe the tool: the wire's three keys, ``input_schema`` null where it takes nothing."""
+        """Return the tool's wire form with its three keys. ``input_schema`` is null if the tool takes no arguments."""
         schema = self._shape.schema() if self._shape.fields else None
         return {"name": self.name, "description": self.description, "input_schema": schema}
 
     def terminal_spec(self) -> dict[str, Any]:
-        """Describe a terminal tool; ``arg`` is the key that the final message goes to."""
+        """Return the wire form of a terminal tool. ``arg`` is the argument that receives the final message."""
         names = [field.name for field in self._shape.fields]
         return {"name": self.name, "arg": names[0] if names else None, "description": self.description}
 
     def input_of(self, text: str) -> dict[str, Any] | None:
-        """Return the input that free text means, or None where it means none.
+        """Return the tool input for a free text, or None if the text cannot be an input.
 
-        It fills the only required argument, else the only one, unless that is a list or an object.
+        The text becomes the only required argument, or else the only argument. That argument must not be a list or an
+        object.
         """
         fields = [field for field in self._shape.fields if field.required] or list(self._shape.fields)
         if len(fields) != 1 or fields[0].node.schema().get("type") in ("array", "object"):
@@ -115,10 +118,10 @@ class Tool:
         return len(self._shape.fields)
 
     def arguments(self, given: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
-        """Check *given* against the signature; unknown keys are ignored, unless *strict*.
+        """Check *given* against the signature and return the arguments. Ignore unknown keys unless *strict*.
 
         Raises:
-            InvalidInput: it does not fit.
+            InvalidInput: *given* does not match the signature.
         """
         faults: list[Fault] = []
         if strict:
@@ -133,11 +136,11 @@ class Tool:
         return arguments
 
     def run(self, environment: object, arguments: dict[str, Any]) -> Ran:
-        """Run a plain tool of *environment* and write its result, in the thread that calls this."""
+        """Run a plain tool of *environment* in the calling thread and encode its result."""
         return self._written(self._called(environment, arguments))
 
     async def run_async(self, environment: object, arguments: dict[str, Any]) -> Ran:
-        """Run an asynchronous tool of *environment* and write its result, on the loop that calls this."""
+        """Run an asynchronous tool of *environment* on the calling loop and encode its result."""
         return self._written(await self._called(environment, arguments))
 
     def _called(self, environment: object, arguments: dict[str, Any]) -> Any:
@@ -146,22 +149,22 @@ class Tool:
     def _written(self, result: object) -> Ran:
         if not isinstance(result, StepResult):
             if hasattr(result, "close"):
-                result.close()  # a coroutine that nobody awaits would warn
+                result.close()  # a coroutine that is never awaited would warn
             raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected ToolOutput")
         output = result.wire()
         return encode({"ok": True, "output": output}), output["reward"], output["finished"]
 
 
 def tools_of(cls: type) -> dict[str, Tool]:
-    """Find the tools of an environment class, sorted by name, the terminal one and unlisted ones not among them."""
+    """Return the tools of an environment class, sorted by name, without the terminal tool and unlisted tools."""
     return {name: found for name, found in _all(cls).items() if found.listed and not found.terminal}
 
 
 def terminal_of(cls: type, named: str | None) -> Tool | None:
-    """Find the class's terminal tool: marked so, or *named*.
+    """Return the class's terminal tool: the marked tool, or the tool *named*.
 
     Raises:
-        ConfigError: several of them, a name that is no tool, or a tool with more than one argument.
+        ConfigError: There are several, *named* is not a tool, or the tool takes more than one argument.
     """
     tools = _all(cls)
     if named is not None and named not in tools:
@@ -177,10 +180,10 @@ def terminal_of(cls: type, named: str | None) -> Tool | None:
 
 
 def task_tools_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
-    """Make tools of what ``task_tools`` returned: bound methods or functions, in their order.
+    """Build tools from the result of ``task_tools``: bound methods or functions, in their order.
 
     Raises:
-        ConfigError: two have one name, or a signature cannot be read.
+        ConfigError: Two tools have the same name, or a signature cannot be read.
     """
     tools: dict[str, Tool] = {}
     for function in functions:

@@ -1,1 +1,1 @@
-"""The stores of a gateway without Redis: everything is in this process."""
+"""Stores of a gateway without Redis: all data is in this process."""

@@ -1,4 +1,4 @@
-"""Curricula of a gateway that is one process: in dictionaries, gone with it.
+"""Stores the curricula of a one-process gateway in dictionaries, which end with the process.
 
 No method awaits between reading and writing, so each is atomic on the event loop.
 """
@@ -33,11 +33,11 @@ from gateway.core.ports.curricula import (
 from gateway.stores.memory.queue import Deadlines
 
 PAGE_RECORDS = 2_000
-"""Changes in one page, at most."""
+"""Maximum number of changes in one page."""
 GONE_KEPT = 10_000
-"""Names of an environment's removed records that are remembered; who missed more than these begins anew."""
+"""Maximum number of removed records' names kept per environment. A replica that missed more reads all records again."""
 MAX_GROUP_S = 10 * 365 * 86_400.0
-"""A group's time is cut to this."""
+"""Maximum time of a group, in seconds (10 years). Longer times are cut to it."""
 
 _VERSION = re.compile(r"(?P<epoch>[0-9a-f]+):(?P<known>[0-9]{1,15}):(?P<base>[0-9]{1,15})")
 
@@ -49,10 +49,10 @@ class _Book:
         self.epoch = uuid.uuid4().hex
         self.number = 0
         self.floor = 0
-        """The number of the last removal that is no longer remembered."""
+        """Number of the latest removal whose name is no longer kept."""
         self.records: dict[str, TaskRecord] = {}
         self.changed: dict[str, int] = {}
-        """In the order of the numbers, as is `gone`."""
+        """Number of the last change of each record, in ascending order, as in `gone`."""
         self.gone: dict[str, int] = {}
 
     def keep(self, record: TaskRecord) -> None:
@@ -89,7 +89,10 @@ class _Book:
         )
 
     def _reached(self, version: str) -> tuple[int, int] | None:
-        """Up to which change everything is known, and after which one removals are to be told; None: begin anew."""
+        """Return the last change that *version* includes, and the change after which its reader needs removals.
+
+        Return None if the reader has to read all records again.
+        """
         found = _VERSION.fullmatch(version)
         if found is None or found["epoch"] != self.epoch or int(found["base"]) < self.floor:
             return None
@@ -97,12 +100,12 @@ class _Book:
 
 
 _Member = tuple[int, str]
-"""A handle, and the opening that has a place in one of its groups."""
+"""A handle, and the name of the opening that has a place in one of the handle's groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A draw that is due, and the group that it is for as the last one to ask described it."""
+    """A draw that is due. The last opening that joined sets the size and time (s) of its group."""
 
     number: int
     group_size: int
@@ -111,7 +114,7 @@ class _Due:
 
 @dataclass(slots=True)
 class _DrawGroup:
-    """The newest group of a handle."""
+    """The newest group of a handle: its draw, its size, its end and its number of members."""
 
     drawn: Drawn
     group_size: int
@@ -120,11 +123,11 @@ class _DrawGroup:
 
 
 class _Draws:
-    """All draws of one curriculum; moments are seconds of the caller's clock."""
+    """All draws of one curriculum. Times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self.number = 0
-        """The next draw's."""
+        """Number of the next draw."""
         self._due: dict[int, _Due] = {}
         self._groups: dict[int, _DrawGroup] = {}
         self._group_ends: Deadlines[int] = Deadlines()
@@ -187,7 +190,7 @@ class _Draws:
 
 
 class MemoryCurriculumStore:
-    """Curricula of one process; the seam is ``core.ports.curricula.CurriculumStore``."""
+    """Curricula of one process; implements ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -199,9 +202,9 @@ class MemoryCurriculumStore:
         page_records: int = PAGE_RECORDS,
         gone_kept: int = GONE_KEPT,
     ) -> None:
-        """*clock*: Unix time (s) that never goes back; by default that of now, and steady from here on.
+        """Create an empty store. Only tests set lower limits.
 
-        The limits are those above and of the seam; tests have smaller ones.
+        *clock*: Unix time (s) that never goes back. The default is `steady_clock`.
         """
         self._clock = steady_clock() if clock is None else clock
         self._max_records = max_records
@@ -318,7 +321,7 @@ class MemoryCurriculumStore:
         return self._definitions_version
 
     async def aclose(self) -> None:
-        """Do nothing; the Redis store lets go of its connections here."""
+        """Do nothing. The Redis store closes its connections here."""
 
     def _forget(self, curriculum: str) -> None:
         self._draws.pop(curriculum, None)
@@ -326,19 +329,19 @@ class MemoryCurriculumStore:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Make a clock of Unix time that does not jump with the machine's."""
+    """Return a clock of Unix time (s) that does not jump when the machine's clock is set."""
     ahead_s = time.time() - time.monotonic()
     return lambda: time.monotonic() + ahead_s
 
 
 def _after(changes: dict[str, int], known: int) -> list[tuple[str, int]]:
-    """Those with a number above *known*, lowest first; *changes* are in the order of their numbers."""
+    """Return the *changes* with a number above *known*, lowest first. *changes* are sorted by number."""
     newest_first = takewhile(lambda change: change[1] > known, reversed(changes.items()))
     return list(newest_first)[::-1]
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raise ``InvalidRequest`` for what no store takes, whatever it holds."""
+    """Raise ``InvalidRequest`` for outcomes that every store refuses: too many, without a task, or not finite."""
     if len(outcomes) > MAX_OUTCOMES:
         raise InvalidRequest(f"{len(outcomes)} outcomes at once; at most {MAX_OUTCOMES} are taken")
     for outcome in outcomes:
@@ -362,7 +365,7 @@ def check_handle(curriculum: str, handle: int, limit: int) -> None:
 
 
 def check_group(group_size: int, group_s: float) -> float:
-    """Raise ``InvalidRequest`` for a group that nobody could join; its time (s), cut to `MAX_GROUP_S`."""
+    """Return the group's time (s), cut to `MAX_GROUP_S`. Raise ``InvalidRequest`` if size or time is not positive."""
     if group_size < 1:
         raise InvalidRequest(f"a group of {group_size}; it has at least 1 member")
     if not group_s > 0:

@@ -1,7 +1,7 @@
-"""Groups of openings that begin together, as one process remembers them.
+"""Tracks groups of openings that start together, for the memory store.
 
-The first of a group takes slots for all of them, or waits until there are as many; those that others have not come for
-yet are reserved. Nothing here waits or reads a clock: the store calls it with the time (seconds).
+The first opening of a group takes slots for all members, or waits until enough slots are free. Slots of members that
+have not arrived yet are reserved. Nothing here waits or reads a clock: the store passes the time (seconds).
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of one group."""
+    """The grants, reservations and waiting tickets of one group."""
 
     environment: EnvironmentName
     granted: int = 0
-    """Openings that were granted a slot."""
+    """Number of openings that were granted a slot."""
     reserved: int = 0
-    """Free slots that are kept for openings that have not come yet."""
+    """Number of free slots reserved for members that have not arrived yet."""
     home: WorkerId | None = None
-    """The worker in which all of these are, if it is one."""
+    """The worker that holds all reserved slots; None if they are in several workers."""
     kept_since: float | None = None
-    """Since when slots are kept free while it waits for more of them."""
+    """The time since which slots stay free while the group waits for more."""
     is_parted: bool = False
-    """Its time is over: whoever comes from now on is by itself."""
+    """True once the group's time is over. A later opening of the group gets its slot separately."""
     tickets: OrderedDict[SessionId, QueueTicket] = field(default_factory=OrderedDict)
-    """Those that wait, in order of arrival."""
+    """The waiting members, in order of arrival."""
 
 
 class Groups:
-    """All groups of all environments."""
+    """All groups of all environments in one process."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, _Group] = {}
-        """Those that are remembered, wait, or have slots reserved."""
+        """The groups that had a recent grant, have waiting members, or have reserved slots."""
         self._kept_until: Deadlines[str] = Deadlines()
         self.reserved: Counter[EnvironmentName] = Counter()
-        """Slots that are kept for groups, by environment."""
+        """Number of slots reserved for groups, by environment."""
         self._reserved_until: Deadlines[str] = Deadlines()
         self.reserved_in: Counter[WorkerId] = Counter()
-        """The same by worker, of groups that begin in one."""
+        """Number of reserved slots by worker, for groups whose slots are all in one worker."""
 
     def wanted(self, opening: SessionRequest) -> int:
-        """How many of its group have no slot yet, by what its size says; at least itself."""
+        """Return the number of members of the opening's group without a slot, at least 1 (the opening itself)."""
         group = self.by_id.get(opening.group)
         if group is not None and group.is_parted:
             return 1
         return max(1, opening.group_size - (group.granted if group else 0))
 
     def waiting(self, opening: SessionRequest) -> list[QueueTicket]:
-        """Those of its group that wait."""
+        """Return the waiting tickets of the opening's group, in order of arrival."""
         group = self.by_id.get(opening.group)
         return list(group.tickets.values()) if group else []
 
     def to_come(self, environment: EnvironmentName, waiting: Sequence[QueueTicket]) -> int:
-        """Count openings of groups that slots are reserved for, or that join the tickets that are *waiting*."""
+        """Count group members that have not arrived: those with reserved slots, and those of the *waiting* groups."""
         count = self.reserved[environment]
-        # Reversed: the first opening of each group says how many it is.
+        # Reversed, so that the first opening of each group sets its size.
         firsts = {ticket.opening.group: ticket.opening for ticket in reversed(waiting) if ticket.opening.group}
         for opening in firsts.values():
             count += max(0, self.wanted(opening) - len(self.waiting(opening)))
         return count
 
     def enter(self, ticket: QueueTicket) -> None:
-        """*ticket*, if it is of a group, waits for as many slots as that needs, whatever was kept for it."""
+        """Add *ticket* to its group, if it has one. The group waits for all its slots, so its reservation ends."""
         opening = ticket.opening
         if opening.group:
             group = self._of(opening)
@@ -78,7 +78,7 @@ class Groups:
             self._reserve(opening.group, group, 0)
 
     def leave(self, ticket: QueueTicket) -> None:
-        """*ticket* does not wait any more."""
+        """Remove *ticket*, which no longer waits, from its group."""
         id = ticket.opening.group
         group = self.by_id.get(id)
         if group is not None and group.tickets.get(ticket.opening.id) is ticket:
@@ -86,7 +86,7 @@ class Groups:
             self._end(id, group)
 
     def take_reserved(self, opening: SessionRequest) -> tuple[bool, WorkerId | None]:
-        """Whether a slot was reserved for *opening*, which then it is no more; and the worker it is in, if known."""
+        """Use up a slot reserved for the group of *opening*. Return whether there was one, and its worker if known."""
         group = self.by_id.get(opening.group)
         if group is None or not group.reserved:
             return False, None
@@ -95,22 +95,22 @@ class Groups:
         return True, home
 
     def granted(self, opening: SessionRequest, now: float) -> None:
-        """*opening* has a slot; no more stays reserved for its group than can still come."""
+        """Count the slot of *opening*, and reduce its group's reservation to the members that can still arrive."""
         group = self._remember(opening, now)
         group.granted += 1
         self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
 
     def reserve(self, opening: SessionRequest, count: int, now: float, home: WorkerId | None) -> None:
-        """Keep *count* slots for those of the group of *opening* that have not come yet; *home*: all in that worker."""
+        """Reserve *count* slots for missing members of the group of *opening*, all in the worker *home* if given."""
         if count > 0:
             self._of(opening).home = home
             self._reserve(opening.group, self._of(opening), count)
             self._reserved_until.set(opening.group, now + opening.together_s)
 
     def is_impatient(self, opening: SessionRequest, last_call: float, now: float) -> bool:
-        """Whether its group, first in the queue, has waited long enough for slots that others could have had.
+        """Return True if the opening's group, first in the queue, has kept free slots from other openings long enough.
 
-        *last_call*: when the wait of one of them ends.
+        *last_call*: the earliest end of a member's wait.
         """
         if last_call - now <= LAST_CALL_S:
             return True
@@ -120,11 +120,11 @@ class Groups:
         return now - group.kept_since >= opening.together_s
 
     def part(self, opening: SessionRequest, now: float) -> None:
-        """Let those of its group that have no slot yet be by themselves."""
+        """End the opening's group: members without a slot get theirs separately."""
         self._remember(opening, now).is_parted = True
 
     def let_go(self, now: float) -> Iterator[EnvironmentName]:
-        """Forget old groups, and what was reserved for those that did not come in time; the environments of that."""
+        """End expired reservations and forget old groups. Yield the environments whose reserved slots became free."""
         while (passed := self._reserved_until.pop(now)) is not None:
             group = self.by_id[passed[0]]
             group.is_parted = True

@@ -1,7 +1,7 @@
-"""The store of a gateway that is one process: everything in dictionaries, gone with it.
+"""Implements the store of a one-process gateway in dictionaries, which end with the process.
 
-No method awaits between reading and writing, so each is atomic on the event loop; only `claim` waits, for a ticket that
-others settle. Time is the clock handed in (seconds, monotonic), but for the wait itself, which the event loop bounds.
+No method awaits between reading and writing, so each is atomic on the event loop. Only `claim` waits, for a ticket that
+another step settles. The constructor's clock (seconds, monotonic) gives the time. The event loop bounds the wait.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gateway.stores.notifications import Following, Notices
 from gateway.stores.retry_after import bounded
 
 NOTES_S = 10.0
-"""How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
+"""Minimum seconds that sessions live after a data loss, in which replicas write their notes again."""
 
 
 class MemoryStore:
-    """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.store.Store``.
+    """Sessions, workers, leases and deadlines of one process; implements ``core.ports.store.Store``.
 
-    A process that ends takes this store with it, so no leader outlives its fences, and there is no older state that
-    comes back. A store that is not whole exists for tests of the code that rebuilds a store.
+    The store ends with its process, so no leader outlives its fences and no older state returns. Only tests of the
+    code that rebuilds a store use a store that is not whole.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MemoryStore:
         closing_s: float = 60.0,
         is_whole: bool = True,
     ) -> None:
-        """Hold nothing yet; only tests of the code that rebuilds a store begin with one that is not whole."""
+        """Create an empty store. The arguments are those of `RedisStore`; *is_whole* is False in recovery tests."""
         self._clock = clock
         self._closing_s = closing_s
         self._notices = Notices()
@@ -164,7 +164,7 @@ class MemoryStore:
         held = slots.workers[session.worker]
         if held.worker.state is not WorkerState.READY or held.worker.environment != opening.environment:
             return None
-        if len(held.sessions) > held.worker.slots:  # it was limited: the slot goes with its session
+        if len(held.sessions) > held.worker.slots:  # the worker was limited: the slot ends with its session
             return None
         if opening.id != id and (opening.id in slots.sessions or opening.id in slots.tickets):
             raise SessionExists(f"session {opening.id} exists")
@@ -172,7 +172,7 @@ class MemoryStore:
         held.sessions.remove(id)
         granted = slots.grant(opening, held, now)
         if opening.group:
-            slots.serve(opening.environment, now)  # what was reserved for it is free
+            slots.serve(opening.environment, now)  # its group's reservation may have shrunk
         return granted
 
     # -- the control loop ---------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class MemoryStore:
         self._slots.delist(held)
         ended = []
         for session in [self._slots.sessions[id] for id in held.sessions]:
-            # What was closing for another reason keeps it: a session that its trainer deleted is not found.
+            # A closing session keeps its reason: a session that its trainer deleted is "not found".
             closed = replace(session, state=SessionState.CLOSED, reason=session.reason or reason)
             self._slots.forget(session, closed.reason, now)
             self._notices.publish(SessionEnded(session.id, session.lease))
@@ -338,7 +338,7 @@ class MemoryStore:
         now = self._now(fence)
         slots = self._slots
         slots.is_whole = True
-        # Deadlines ran on while nobody could renew them.
+        # Deadlines passed while replicas could not renew them.
         for session in slots.sessions.values():
             if session.state is SessionState.OPEN and slots.deadlines.at(session.id) < now + NOTES_S:
                 slots.deadlines.set(session.id, now + NOTES_S)
@@ -361,10 +361,11 @@ class MemoryStore:
         self._notices.close()
 
     def _now(self, fence: int = 0) -> float:
-        """Return the time, once what has run out by then is gone.
+        """Drop expired entries, and return the current time.
 
         Raises:
-            NotLeading: *fence* is that of a lead that was followed by another; 0 never is.
+            StoreUnavailable: The store is closed.
+            NotLeading: *fence* belongs to an earlier lead. A fence of 0 is not checked.
         """
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
@@ -375,12 +376,12 @@ class MemoryStore:
         return now
 
     def _check_whole(self) -> None:
-        """Raise ``StoreUnavailable`` where "it is not there" can't be said."""
+        """Raise ``StoreUnavailable`` while the store is being rebuilt, because a missing entry may be lost data."""
         if not self._slots.is_whole:
             raise StoreUnavailable("the store is being rebuilt")
 
     def _of_lease(self, id: SessionId, lease: str) -> Session:
-        """Return the session of *lease*, which is opening or open. Raises ``SessionNotFound`` or ``SessionClosed``."""
+        """Return the opening or open session of *lease*. Raise ``SessionNotFound`` or ``SessionClosed`` without one."""
         session = self._slots.sessions.get(id) or self._slots.closed.get(id)
         if session is None or session.lease != lease:
             self._check_whole()
@@ -397,7 +398,7 @@ class MemoryStore:
         return session
 
     def _late(self, limit: int, now: float, *, is_open: bool) -> list[Session]:
-        """List up to *limit* sessions whose deadline has passed, earliest first: those that are open, or the others."""
+        """List up to *limit* sessions past their deadline, earliest first: open sessions, or all other ones."""
         slots = self._slots
         passed: list[tuple[SessionId, float]] = []
         late: list[Session] = []
@@ -419,7 +420,7 @@ class MemoryStore:
         return known is not None and (known.lease, known.worker) == (session.lease, session.worker)
 
     def _take_in(self, session: Session, held: Held, now: float) -> None:
-        """Make a session that a replica or worker serves an open one, unless its id is known or it was closed."""
+        """Register a session that a replica or worker serves as open, unless its id is known or it was closed."""
         slots = self._slots
         closed = slots.closed.get(session.id)
         if session.id in slots.sessions or (closed is not None and closed.lease == session.lease):
@@ -439,7 +440,7 @@ class MemoryStore:
         held.uses += 1
 
     def _settle_in(self, held: Held, now: float) -> None:
-        """Let a worker be what its sessions make of it, once some were taken in."""
+        """Update the state of a worker after `_take_in` added sessions, and grant its free slots."""
         if held.worker.state is WorkerState.PAUSED and held.sessions:
             held.become(WorkerState.READY)
         if held.worker.state is WorkerState.READY and held.is_spent:

@@ -1,6 +1,6 @@
-"""The slots of one process' workers: the sessions that hold them, the openings that wait, and how slots change hands.
+"""Assigns the slots of one process's workers to sessions and waiting openings, for the memory store.
 
-Each method is one step on the event loop. Moments are seconds of the store's clock.
+Each method is one atomic step on the event loop. Points in time are seconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.stores.notifications import Notices
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A session that the gateway ended, as far as it is remembered."""
+    """The lease and close reason of a session that the gateway ended, kept until `until`."""
 
     lease: str
     reason: CloseReason
@@ -48,7 +48,7 @@ class Held:
 
     @property
     def room(self) -> int:
-        """The number of sessions that it takes more."""
+        """Number of further sessions that the worker accepts, limited by its free slots and remaining uses."""
         if not self.has_room:
             return 0
         room = self.worker.slots - len(self.sessions)
@@ -59,20 +59,20 @@ class Held:
         return 0 < self.worker.max_uses <= self.uses
 
     def become(self, state: WorkerState) -> None:
-        """Give the worker another state."""
+        """Set the worker's state."""
         self.worker = replace(self.worker, state=state)
 
 
 class Slots:
-    """All workers, live sessions and waiting openings of one process, and the memory of sessions that were closed."""
+    """All workers, live sessions and waiting openings of one process, and its recently closed sessions."""
 
     def __init__(self, notices: Notices, *, queue_max: int, closed_kept_s: float, is_whole: bool) -> None:
         self.is_whole = is_whole
         self.sessions: dict[SessionId, Session] = {}
         self.deadlines: Deadlines[SessionId] = Deadlines()
-        #: Of each session that had turns: how many, and the key of the last one.
+        #: Number of turns, and the key of the last turn, of each session that had turns.
         self.turns: dict[SessionId, tuple[int, str]] = {}
-        #: In the order in which they are forgotten; a plain dict walks over all its holes to find its first key.
+        #: Ordered by expiry. A plain dict would scan all its deleted entries to find its first key.
         self.closed: OrderedDict[SessionId, Closed] = OrderedDict()
         self.workers: dict[WorkerId, Held] = {}
         self.queues: defaultdict[EnvironmentName, Queue] = defaultdict(lambda: Queue(queue_max))
@@ -85,13 +85,13 @@ class Slots:
         self._tickets_made = 0
 
     def tidy(self, now: float) -> None:
-        """Drop what has run out by now: places in queues, slots that are kept, and memories of closed sessions."""
+        """Drop expired queue places, expired group reservations, and closed sessions that were kept long enough."""
         changed = set(self._groups.let_go(now)) if self._groups.by_id else set()
         while (passed := self._ticket_ends.pop(now)) is not None:
             ticket = self.tickets[passed[0]]
             self.settle(ticket, self._too_late(ticket, now))
             changed.add(ticket.opening.environment)
-        for environment in changed:  # slots that were kept are anybody's
+        for environment in changed:  # slots that were reserved are free for every opening
             self.serve(environment, now)
         while self.closed and next(iter(self.closed.values())).until <= now:
             self.closed.popitem(last=False)
@@ -99,7 +99,13 @@ class Slots:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def enter(self, opening: SessionRequest, wait_s: float, now: float) -> QueueTicket:
-        """Take a slot, or a place in the queue, in one step: no other opening comes between the two."""
+        """Take a slot or a place in the queue, in one atomic step, and return the ticket.
+
+        Raises:
+            SessionExists: A session or a waiting opening has the same id.
+            EnvironmentUnavailable: No slot is free, and the environment's circuit breaker is open.
+            PoolExhausted: No slot is free, and *wait_s* is 0 or the queue is full.
+        """
         environment, queue = opening.environment, self.queues[opening.environment]
         if opening.id in self.sessions or opening.id in self.tickets:
             raise SessionExists(f"session {opening.id} exists")
@@ -123,11 +129,11 @@ class Slots:
         self._ticket_ends.set(opening.id, ticket.until)
         queue.enter(ticket, now)
         self._notices.publish(CapacityWanted(environment))
-        self.serve(environment, now)  # slots may have been kept for a group until just now
+        self.serve(environment, now)  # a group's reservation may have just ended
         return ticket
 
     def taken(self, ticket: QueueTicket, now: float) -> Session:
-        """Return the session that *ticket* was granted; raise the error if the wait failed."""
+        """Return the session that *ticket* was granted. Raise the ticket's error if the wait failed."""
         if not ticket.settled.done():
             self.settle(ticket, self._too_late(ticket, now))
             self.serve(ticket.opening.environment, now)
@@ -142,7 +148,7 @@ class Slots:
         return self.sessions[outcome.id]
 
     def give_back(self, ticket: QueueTicket, now: float) -> None:
-        """Undo a claim whose caller is gone, however far it got."""
+        """Undo a claim whose caller is gone: leave the queue, or release the slot that was granted."""
         if not ticket.settled.done():
             self._leave(ticket)
             self.serve(ticket.opening.environment, now)
@@ -154,7 +160,7 @@ class Slots:
             self.free(session, now)
 
     def serve(self, environment: EnvironmentName, now: float) -> None:
-        """Give free slots to waiting openings, owner by owner; openings behind a group that waits for more wait too."""
+        """Grant free slots to waiting openings, owner by owner. A group that waits for more slots blocks the queue."""
         queue = self.queues[environment]
         since, served = queue.served_at, 0
         while (ticket := queue.first()) and self._least_used(environment) is not None:
@@ -172,19 +178,19 @@ class Slots:
             queue.note_pace(since, served, now)
 
     def fail_waiting(self, environment: EnvironmentName, message: str, *, retry_after_s: float) -> int:
-        """Let all that wait for *environment* fail; return how many."""
+        """Fail every opening that waits for *environment*, and return their number."""
         tickets = self.queues[environment].tickets()
         for ticket in tickets:
             self.settle(ticket, EnvironmentUnavailable(message, retry_after_s=retry_after_s))
         return len(tickets)
 
     def settle(self, ticket: QueueTicket, outcome: GatewayError) -> None:
-        """Let the opening of *ticket*, which waits, fail."""
+        """Fail the waiting opening of *ticket* with *outcome*."""
         self._leave(ticket)
         ticket.settled.set_result(outcome)
 
     def _take(self, opening: SessionRequest, now: float) -> Session | None:
-        """Grant a free slot that is meant for *opening*, if there is one: none is another's while somebody waits."""
+        """Grant *opening* a slot reserved for its group, or a free slot while no opening waits; else return None."""
         if self._least_used(opening.environment) is None:
             return None
         need, home, is_kept = 1, None, False
@@ -201,9 +207,9 @@ class Slots:
         return session
 
     def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int]:
-        """Return the tickets to serve next, *first* or its group; and the slots to keep for the rest of the group.
+        """Return the tickets to serve next, and the number of slots to reserve for the rest of the group of *first*.
 
-        A group is served all at once, or as far as there are slots once it has waited long enough for more.
+        A group gets all its slots together. After it has waited long enough, it gets the slots that are free.
         """
         opening = first.opening
         available = self._available(opening.environment)
@@ -238,29 +244,29 @@ class Slots:
     # -- slots --------------------------------------------------------------------------------------------------
 
     def enlist(self, worker: Worker, now: float) -> Held:
-        """Register *worker*."""
+        """Add *worker* to its environment."""
         held = Held(worker=worker, added_at=now, idle_since=now)
         self.workers[worker.id] = self._by_environment[worker.environment][worker.id] = held
         return held
 
     def delist(self, held: Held) -> None:
-        """Forget a worker; its sessions are the caller's."""
+        """Remove a worker. The caller handles its sessions."""
         del self.workers[held.worker.id]
         del self._by_environment[held.worker.environment][held.worker.id]
 
     def make_ready(self, held: Held, worker: Worker, now: float) -> None:
-        """Let *held* be *worker*, which is ready: close its environment's breaker and give its slots away."""
+        """Store *worker*, which is ready, in *held*, close its environment's circuit breaker and grant its slots."""
         held.worker, held.idle_since = worker, now
         self.queues[worker.environment].close_breaker()
         self.serve(worker.environment, now)
 
     def drain(self, held: Held) -> None:
-        """Let a worker take no more sessions."""
+        """Stop assigning sessions to a worker, and notify the control loop."""
         held.become(WorkerState.DRAINING)
         self._notices.publish(CapacityWanted(held.worker.environment))
 
     def grant(self, opening: SessionRequest, held: Held, now: float) -> Session:
-        """Make *opening* a session of *held*, which has room."""
+        """Turn *opening* into a session of *held*, which has a free slot."""
         if opening.group:
             self._groups.granted(opening, now)
         session = Session(
@@ -285,14 +291,14 @@ class Slots:
         return session
 
     def hold(self, session: Session, held: Held, deadline: float) -> None:
-        """Let *session* hold a slot of *held*; no earlier session of its id is remembered."""
+        """Assign a slot of *held* to *session*, and forget the closed session of the same id."""
         self.closed.pop(session.id, None)
         self.sessions[session.id] = session
         self.deadlines.set(session.id, deadline)
         held.sessions.add(session.id)
 
     def forget(self, session: Session, reason: CloseReason | None, now: float) -> None:
-        """Drop a live session; why it ended is remembered unless its trainer did it, or never knew of it (None)."""
+        """Remove a live session, and keep *reason* unless the trainer ended the session or never received it (None)."""
         del self.sessions[session.id]
         self.turns.pop(session.id, None)
         self.deadlines.discard(session.id)
@@ -300,7 +306,7 @@ class Slots:
             self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s)
 
     def free(self, session: Session, now: float) -> None:
-        """Give the slot of *session*, which is forgotten, to the next that waits."""
+        """Release the slot of *session*, which `forget` has removed, and grant it to the next waiting opening."""
         held = self.workers[session.worker]
         held.sessions.remove(session.id)
         if not held.sessions:
@@ -310,10 +316,10 @@ class Slots:
         self.serve(session.environment, now)
 
     def load(self, now: float) -> dict[EnvironmentName, EnvironmentLoad]:
-        """Count what every environment holds and what waits."""
+        """Return the workers, waiting openings and counters of every environment."""
         names = self._by_environment.keys() | self.queues.keys()
         for name in names:
-            self.serve(name, now)  # a group may have waited for long enough
+            self.serve(name, now)  # a group's wait for all its slots may be over
         return {
             name: EnvironmentLoad(
                 workers=tuple(_load_of(held, now) for held in self._by_environment[name].values()),
@@ -332,30 +338,29 @@ class Slots:
 
     def _least_used(self, environment: EnvironmentName) -> Held | None:
         if not self.is_whole:
-            return None  # a slot may seem free only because its session was lost
-        # A walk over one environment's workers (some hundred, oldest first) instead of a heap that each grant would
-        # reorder.
+            return None  # the session that holds a seemingly free slot may be among the lost data
+        # A scan of one environment's workers (some hundred, oldest first), because each grant would reorder a heap.
         free = [held for held in self._by_environment[environment].values() if held.has_room]
         return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _available(self, environment: EnvironmentName) -> int:
-        """Count free slots that are kept for no group."""
+        """Return the number of free slots that are not reserved for a group."""
         free = sum(held.room for held in self._by_environment[environment].values())
         return max(0, free - self._groups.reserved[environment])
 
     def _find_home(self, environment: EnvironmentName, need: int) -> WorkerId | None:
-        """Return the worker for a group that wants *need* slots; None if it is no group, or fits no worker."""
+        """Return a worker with room for a whole group of *need* openings; None if no worker fits, or *need* is 1."""
         held = self._find_room(environment, need) if need > 1 else None
         return None if held is None else held.worker.id
 
     def _find_room(self, environment: EnvironmentName, need: int) -> Held | None:
-        """Return the worker with the fewest sessions that has *need* slots beside the slots kept in it for groups."""
+        """Return the worker with the fewest sessions among those with *need* free slots that no group reserved."""
         workers = self._by_environment[environment].values()
         free = [held for held in workers if held.room - self._groups.reserved_in[held.worker.id] >= need]
         return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _granted(self, opening: SessionRequest, home: WorkerId | None, now: float) -> Session:
-        """Grant *opening* a slot of *home*, if that has room, else of another worker; there is one."""
+        """Grant *opening* a slot of *home* if it has room, else of another worker. A slot must be free."""
         held = self.workers.get(home) if home is not None else None
         if held is None or not held.has_room:
             held = self._find_room(opening.environment, 1) or self._least_used(opening.environment)

@@ -1,4 +1,4 @@
-"""Tasks of a gateway that is one process: in dictionaries, gone with it.
+"""Stores the run-time tasks of a one-process gateway in dictionaries, which end with the process.
 
 No method awaits between reading and writing, so each is atomic on the event loop.
 """
@@ -28,13 +28,13 @@ from gateway.stores.memory.queue import Deadlines
 _Name = tuple[EnvironmentName, str]
 
 GONE_KEPT = 10_000
-"""Names of removed tasks that are remembered; who missed more than these begins anew."""
+"""Maximum number of removed tasks' names kept. A replica that missed more removals reads all tasks again."""
 MAX_LIMITED = 100_000
-"""Tasks whose starts are counted at once; beyond it the one whose window ends first is forgotten."""
+"""Maximum number of keys whose starts are counted. Beyond it, the store forgets the key whose window ends first."""
 
 
 class MemoryTaskStore:
-    """Tasks that came at run time, of one process; the seam is ``core.ports.tasks.TaskStore``."""
+    """Tasks added to one process at run time; implements ``core.ports.tasks.TaskStore``."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MemoryTaskStore:
         gone_kept: int = GONE_KEPT,
         max_limited: int = MAX_LIMITED,
     ) -> None:
-        """*clock*: seconds, monotonic. The limits are those above and of the seam; tests have smaller ones."""
+        """Create an empty store. *clock* is monotonic, in seconds. Only tests set lower limits."""
         self._clock = clock
         self._max_tasks = max_tasks
         self._max_total_bytes = max_total_bytes
@@ -56,7 +56,7 @@ class MemoryTaskStore:
         self._epoch = uuid.uuid4().hex
         self._number = 0
         self._tasks: dict[_Name, StoredTask] = {}
-        self._floor = 0  # the number of the last change before which names of removed tasks were forgotten
+        self._floor = 0  # number of the last change up to which the names of removed tasks were forgotten
         self._changed: dict[_Name, int] = {}
         self._places: dict[tuple[EnvironmentName, str], int] = {}
         self._starts: dict[str, deque[float]] = {}
@@ -110,7 +110,7 @@ class MemoryTaskStore:
         return 0.0
 
     async def aclose(self) -> None:
-        """Do nothing; the Redis store lets go of its connections here."""
+        """Do nothing. The Redis store closes its connections here."""
 
     def _forget_first(self) -> None:
         first = self._starts_end.pop(math.inf)
@@ -147,7 +147,7 @@ class MemoryTaskStore:
 
 
 def check_batch(tasks: Sequence[StoredTask]) -> None:
-    """Raise ``InvalidRequest`` for what no store takes, whatever it holds."""
+    """Raise ``InvalidRequest`` for a batch that every store refuses: too many tasks, a large task, or a duplicate."""
     if len(tasks) > MAX_AT_ONCE:
         raise InvalidRequest(f"{len(tasks)} tasks at once; at most {MAX_AT_ONCE} are taken")
     for task in tasks:

@@ -1,1 +1,1 @@
-"""The stores in Redis, which replicas share."""
+"""Stores in Redis, which all replicas share."""

@@ -1,12 +1,12 @@
-"""Calls to servers that keep no outcomes, in Redis: each operation is one Lua script (``lua/calls/``).
+"""Stores calls to servers that keep no outcomes, in Redis. Each operation is one Lua script (``lua/calls/``).
 
-That a replica lives is one key of a short life, which `begin` and `write` renew: the price is the same whatever number
-of calls it runs, where a lease of each call would have to be renewed call by call.
+One short-lived key shows that a replica lives; `begin` and `write` renew it. Its cost does not depend on the number of
+calls, whereas a lease per call would need one renewal per call.
 
-A replica that waits for a call of another one looks at it every 0.25 s: to be woken instead takes a subscription, and
-a list of waiting replicas in each call, for a wait that occurs only where a trainer repeats a call that still runs.
+A replica that waits for another replica's call checks it every 0.25 s. A wake-up would need a subscription, and a list
+of waiting replicas in each call. The wait is rare: it occurs only when a trainer repeats a call that still runs.
 
-The keys are in ``docs/design/store.md``.
+``docs/design/store.md`` lists the keys.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gateway.stores.redis.client import RedisClient
 from gateway.stores.redis.records import text
 
 SIGN_S = 5.0
-"""How long a replica counts as alive that says nothing."""
+"""Seconds without a sign of life after which a replica no longer counts as alive."""
 LOST_S = 2.0
-"""How long it has to be without a sign before its calls count as lost: while Redis was away, all signs ran out."""
+"""Seconds that a replica must lack its sign before its calls count as lost. All signs expire while Redis is away."""
 LOOK_S = 0.25
-"""Seconds between two looks at a call that is waited for: at most 4 scripts of 20 us per second and waiting trainer."""
+"""Seconds between two checks of a call that a trainer waits for: at most 4 scripts of 20 us per second and trainer."""
 
 
 class RedisCallStore:
@@ -56,14 +56,14 @@ class RedisCallStore:
         session_bytes: int = SESSION_BYTES,
         total_bytes: int = TOTAL_BYTES,
     ) -> None:
-        """Connect to nothing yet: connections are made as they are needed.
+        """Create a store without a connection. Connections are opened when they are needed.
 
         Args:
-            url: as `stores.redis.RedisStore`; never logged.
-            replica: the name of this process, which no other one ever has.
-            prefix: of every key; the same as the other store's, which keeps the clock right.
-            sign_s, lost_s: those above; tests have smaller ones.
-            session_max, session_bytes, total_bytes: the limits of the seam, also.
+            url: URL as for `RedisStore`. It is never logged.
+            replica: Name of this process. No other process ever has the same name.
+            prefix: Prefix of every key, the same as in `RedisStore`, which corrects the clock.
+            sign_s, lost_s: `SIGN_S` and `LOST_S`; shorter in tests.
+            session_max, session_bytes, total_bytes: Limits of ``core.ports.calls``; lower in tests.
         """
         self.replica = replica
         self._sign_s = sign_s
@@ -100,7 +100,7 @@ class RedisCallStore:
             except StoreUnavailable:
                 if loop.time() >= deadline:
                     raise
-                lost_at = None  # signs run out while it is away
+                lost_at = None  # signs of life expire while Redis is away
             else:
                 if record is None or record.state not in (CallState.RUNNING, CallState.LOST):
                     return record
@@ -121,7 +121,7 @@ class RedisCallStore:
 
 
 def hashed(key: str) -> str:
-    """What stands for a trainer's key, whatever its length."""
+    """Return the 32-digit hash under which the store keeps a trainer's key of any length."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -129,7 +129,7 @@ def _values(change: CallChange) -> tuple[str | float | bytes, ...]:
     place = change.session, change.lease, change.task_id
     if change.kind is Change.TALLIED:
         tally = change.tally
-        # Not the moment, which is one of this machine's clock.
+        # The age, because the time itself is from this machine's clock.
         age_ms = "-" if tally.ended_at is None else round(1000 * (time.monotonic() - tally.ended_at))
         return change.kind, *place, tally.told_in or "-", age_ms, change.keep_s, _told(tally)
     key = hashed(change.key) if change.key else "-"
@@ -143,7 +143,7 @@ def _told(tally: Tally) -> str:
 
 
 def _tally(is_whole: str, age_ms: str, told: str) -> Tally:
-    """Read what `_told` wrote, and what the store adds to it."""
+    """Decode the tally that `_told` encoded, with the values that the store adds."""
     number, version, is_opener, steps, seconds, reward, is_rewarded, finished, fault = told.split(" ")
     return Tally(
         number=int(number),

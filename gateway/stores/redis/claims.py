@@ -1,8 +1,8 @@
-"""The claims of one replica: each takes a slot, or waits in Redis' queue until another replica's script assigns it one.
+"""Runs the claims of one replica. Each claim takes a slot, or waits in Redis's queue until a script assigns it one.
 
-Redis is not polled for a slot: a script that frees one assigns it to the first ticket and publishes its lease
-to the replica that waits. The next look at a queue sweeps the tickets of a dead replica, a second after their wait is
-over; `load` looks each tick.
+A replica does not poll Redis for a slot. A script that frees a slot assigns it to the first ticket, and publishes the
+ticket's lease to the waiting replica. The next check of a queue removes the tickets of a dead replica, one second after
+their wait is over. `load` checks the queues each tick.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gateway.stores.retry_after import retry_after
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often a replica looks whether a message about its waiting claims was lost."""
+"""Seconds between two checks for lost messages about the replica's waiting claims."""
 GRACE_S = 1.0
-"""A ticket counts this much longer than its claim waits: a replica that lives leaves by itself, on its own clock."""
+"""Seconds that a ticket is valid after its claim's wait. A live replica leaves the queue itself, by its own clock."""
 GIVE_BACK_S = 10.0
-"""How long a claim whose caller is gone is given back again, where Redis did not answer."""
+"""Seconds for which the replica retries to undo a claim whose caller is gone, while Redis does not answer."""
 GIVE_BACK_PAUSE_S = 0.25
 
 
@@ -41,19 +41,19 @@ class _Wait:
 
     opening: SessionRequest
     until: float
-    """Of the event loop's clock."""
+    """The time at which the wait ends, by the event loop's clock."""
     news: asyncio.Event
     queued: bool = False
-    """Whether Redis has its ticket: only then does its absence there mean something."""
+    """True once Redis has the claim's ticket. From then on, a missing ticket means that it was settled or lost."""
     asking: asyncio.Task[Any] | None = None
-    """The last time that Redis was asked for a slot, which runs to its end whatever becomes of the claim."""
+    """The latest request for a slot. It runs to its end, even if the claim is cancelled."""
 
 
 class RedisClaims:
-    """The claims of this replica that have no slot yet, by lease."""
+    """The claims of this replica that have no slot yet."""
 
     def __init__(self, link: RedisClient, *, replica: str, queue_max: int) -> None:
-        """*queue_max*: openings that may wait for one environment."""
+        """*queue_max*: maximum number of openings that wait for one environment."""
         self._link = link
         self._replica = replica
         self._queue_max = queue_max
@@ -63,20 +63,20 @@ class RedisClaims:
         self._poller: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look for lost messages, in a task of its own."""
+        """Start to check for lost messages, in a separate task."""
         self._poller = asyncio.get_running_loop().create_task(self._poll())
 
     async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         """Take a slot for *opening*, as ``SessionStore.claim``."""
         wait = _Wait(opening, asyncio.get_running_loop().time() + wait_s, asyncio.Event())
-        # Known before Redis is asked: the grant may be published before the answer is read.
+        # Registered before the request, because the grant may be published before the answer is read.
         self._waits[opening.lease] = wait
         self._none_waits.clear()
         try:
             answer = await self._asked(wait, wait_s)
             if answer[0] == b"waiting":
                 answer = await self._waited(wait)
-        except BaseException:  # the trainer hung up, or an answer was lost: whatever Redis did is undone
+        except BaseException:  # the trainer hung up, or an answer was lost: undo the claim in Redis
             await asyncio.shield(self._link.detach(self._give_back(wait)))
             raise
         finally:
@@ -86,12 +86,12 @@ class RedisClaims:
         return _granted(opening, answer)
 
     def wake(self, lease: str) -> None:
-        """Let the claim of *lease* ask how it stands."""
+        """Wake the claim of *lease*, which then queries its state in Redis."""
         if (wait := self._waits.get(lease)) is not None:
             wait.news.set()
 
     async def aclose(self) -> None:
-        """Let waiting claims fail with ``StoreUnavailable``."""
+        """Fail waiting claims with ``StoreUnavailable``."""
         self._stopping.set()
         for wait in self._waits.values():
             wait.news.set()
@@ -101,24 +101,24 @@ class RedisClaims:
             await cancelled([self._poller])
 
     async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:
-        """Ask for a slot, or a place in the queue for *wait_s*, and return the answer of ``claim.lua``."""
+        """Request a slot, or a place in the queue for *wait_s* seconds, and return the answer of ``claim.lua``."""
         kept_s = wait_s + GRACE_S if wait_s > 0 else 0
         wait.asking = self._link.begin("claim", *request_values(wait.opening, self._replica), kept_s, self._queue_max)
         answer: list[Any] = await asyncio.shield(wait.asking)
         return answer
 
     async def _waited(self, wait: _Wait) -> list[Any]:
-        """Wait for news of a ticket until its time is over, and return the answer of ``settle.lua``.
+        """Wait until a ticket is settled or its time is over, and return the answer of ``settle.lua``.
 
-        Redis may go away meanwhile: the poll wakes a claim once Redis is back, and one whose ticket was lost queues
-        anew, behind those that did so before it.
+        Redis may be unavailable in between. The poll wakes a claim once Redis is back. A claim whose ticket was lost
+        enters the queue again, at the end.
         """
         opening = wait.opening
         wait.queued = True
         loop = asyncio.get_running_loop()
         while True:
             await happened(wait.news, timeout_s=wait.until - loop.time())
-            # Cleared before Redis is asked: what is published from here on is news.
+            # Cleared before the query, so that a message published from here on wakes the claim again.
             wait.news.clear()
             if self._stopping.is_set():
                 raise StoreUnavailable("the store is closed")
@@ -137,9 +137,9 @@ class RedisClaims:
                 return answer
 
     async def _give_back(self, wait: _Wait) -> None:
-        """Undo a claim; the caller, which is gone or has its error, waits for the first try only.
+        """Undo a claim. The caller, which is gone or has its error, waits for the first attempt only.
 
-        If Redis does not answer for `GIVE_BACK_S`, the ticket's deadline does it, or the session's.
+        If Redis does not answer for `GIVE_BACK_S`, the deadline of the ticket or the session undoes the claim.
         """
         if wait.asking is not None:
             await asyncio.wait({wait.asking})
@@ -147,7 +147,7 @@ class RedisClaims:
             self._link.detach(self._give_back_later(wait.opening))
 
     async def _give_back_later(self, opening: SessionRequest) -> None:
-        """Ask again: what has the claim's lease is the claim's, so it may be given back twice."""
+        """Retry to undo a claim. A repetition is safe, because only the ticket or session of this lease is released."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GIVE_BACK_S
         while loop.time() < deadline and not await happened(self._stopping, timeout_s=GIVE_BACK_PAUSE_S):
@@ -156,7 +156,7 @@ class RedisClaims:
         logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
 
     async def _given_back(self, opening: SessionRequest) -> bool:
-        """Try to undo a claim; return False if Redis did not answer."""
+        """Try once to undo a claim. Return False if Redis did not answer."""
         try:
             await self._link.run("give_back", opening.id, opening.environment, opening.owner, opening.lease)
         except StoreUnavailable:
@@ -164,10 +164,10 @@ class RedisClaims:
         return True
 
     async def _poll(self) -> None:
-        """Wake every claim whose ticket is gone, in case the message was lost."""
+        """Wake every claim whose ticket is gone, because its message may be lost."""
         while not await happened(self._stopping, timeout_s=POLL_S):
             queued = [(wait.opening.id, lease) for lease, wait in self._waits.items() if wait.queued]
-            # Claims go on while Redis is away: their tickets may still be there when it is back.
+            # Claims continue while Redis is unavailable, because their tickets may still exist when it is back.
             with contextlib.suppress(StoreUnavailable):
                 for lease in await self._link.run_in_batches("not_waiting", items=queued):
                     self.wake(text(lease))

@@ -1,11 +1,11 @@
-"""One replica's connection to Redis: scripts in, answers out, and the messages that other replicas publish.
+"""Connects one replica to Redis: runs scripts, returns their answers, and receives the messages of other replicas.
 
-A command runs to its end in a task of its own, whatever becomes of its caller: a cancelled command costs redis-py its
-connection, may still run in Redis after what its caller did next, and on Python 3.11 can swallow the cancellation
-(CPython gh-86296; redis-py sends through ``asyncio.wait_for``). So a caller only ever waits for the task, shielded.
+A command runs to its end in its own task, even if its caller is cancelled. A cancelled command would cost redis-py its
+connection, and could run in Redis after the caller's next command. On Python 3.11 it can swallow the cancellation
+(CPython gh-86296; redis-py sends through ``asyncio.wait_for``). So a caller waits for the task only with a shield.
 
-Nothing is sent twice by itself: a command whose answer was lost may have run. The one exception is a script that Redis
-says it does not have (NOSCRIPT, after a restart), since that did not run.
+The client does not retry a command, because a command whose answer was lost may have run. The one exception is a script
+that Redis does not have (NOSCRIPT, after a restart): such a command did not run.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONNECTIONS = 32
-"""Commands in flight at once; Redis runs one at a time, so more would only wait elsewhere."""
+"""Maximum number of commands in flight. Redis runs one at a time, so more commands would only wait elsewhere."""
 CONNECT_S = 2.0
 ANSWER_S = 3.0
-"""The longest that one command takes; a script of ours takes some milliseconds at most."""
+"""Maximum seconds for one command. A gateway script takes at most a few milliseconds."""
 CONNECTION_WAIT_S = 3.0
-"""The longest wait for one of the connections."""
+"""Maximum seconds of wait for a connection of the pool."""
 TURN_S = 10.0
-"""The longest that a command waits for its turn: ten thousand take a few seconds, in the order in which they came."""
+"""Maximum seconds that a command waits for its turn. Ten thousand commands take a few seconds, in order of arrival."""
 DRAIN_S = 5.0
-"""How long `RedisClient.aclose` waits for commands in flight."""
+"""Maximum seconds that `RedisClient.aclose` waits for commands in flight."""
 LISTEN_S = 5.0
-"""One wait for a message; only bounds a read, nothing happens when it ends."""
+"""Maximum seconds of one wait for a message. It only bounds a read: the next wait follows."""
 FOLLOW_S = 1.0
-"""How often Sentinels, where there are any, are asked which server is the master."""
+"""Seconds between two queries to the Sentinels, if there are any, for the current master."""
 RECONNECT_S = 0.5
-"""Pause before a lost subscription is opened again."""
+"""Seconds before a lost subscription is opened again."""
 AT_ONCE = 500
-"""Notes, sessions or waiting claims in one script: some milliseconds of Redis' time."""
+"""Maximum number of notes, sessions or waiting claims in one script, which is a few milliseconds of Redis's time."""
 
 SHARED = ("base", "waiting", "admission", "slots", "groups", "serving", "sessions")
-"""Files in ``lua/shared``, each of which uses what those before it define."""
+"""Files in ``lua/shared``, in load order: each file uses definitions of the files before it."""
 
 _FOREIGN = (RedisError, OSError, TimeoutError)
-"""What redis-py raises when Redis does not answer, or answers with an error."""
+"""Exceptions that redis-py raises when Redis does not answer, or answers with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """An operation in Lua."""
+    """An operation in Lua: its source text, and the SHA-1 digest by which Redis knows it."""
 
     text: bytes
     sha: str
 
 
 def scripts(family: str = "") -> dict[str, Script]:
-    """Read the operations of a *family*, a folder in ``lua``, by their names; of none, those on sessions and workers.
+    """Read the operations of *family*, a folder in ``lua``, by name. Without a family: those on sessions and workers.
 
-    Each with what it shares with others before it: the files in ``lua/shared``, or of a family the first of them, and
-    the family's own prelude.
+    Shared code precedes each operation: all files in ``lua/shared``, or, for a family, the first of these files and the
+    family's prelude.
     """
     lua = resources.files("gateway.stores.redis") / "lua"
     texts = {
@@ -87,12 +87,12 @@ def scripts(family: str = "") -> dict[str, Script]:
 
 
 def place_of(url: str) -> str:
-    """Return the place that *url* names, for people: its server or Sentinels, and the database, without a password.
+    """Return the readable place that *url* names: its server or Sentinels, and the database, without a password.
 
-    Two names of one host are two places: no name is looked up.
+    No name is resolved, so two names of one host are two places.
 
     Raises:
-        ValueError: *url* has no known form; the message holds none of its passwords.
+        ValueError: *url* has an unknown form. The message contains no password.
     """
     if is_sentinel(url):
         read = read_url(url)
@@ -104,7 +104,7 @@ def place_of(url: str) -> str:
     try:
         parts = parse_url(url)
     except ValueError:
-        # redis-py's message may quote a part of the password.
+        # redis-py's message may contain a part of the password.
         raise ValueError("redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted") from None
     server = parts.get("path") or _address(parts.get("host", "localhost"), parts.get("port", 6379))
     return f"{server} database {parts.get('db', 0)}"
@@ -115,17 +115,20 @@ def _address(host: str, port: int) -> str:
 
 
 class RedisClient:
-    """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
+    """Sends commands to one Redis. Commands raise only ``StoreUnavailable``, and fenced operations ``NotLeading``."""
 
     def __init__(self, url: str, *, root: str, family: str = "") -> None:
-        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `sentinel`.
+        """Create a client without a connection.
 
-        *family*: of the operations that it runs, as in `scripts`.
+        Args:
+            url: URL of a Redis, or of Sentinels as in `sentinel`.
+            root: Hash tag at the start of every key.
+            family: Family of the operations that the client runs, as in `scripts`.
         """
         options: dict[str, Any] = {
             "socket_connect_timeout": CONNECT_S,
             "socket_timeout": ANSWER_S,
-            # RESP3 would ask the server for maintenance notices, which only one vendor's has.
+            # With RESP3, redis-py asks the server for maintenance notices, which only one vendor's server has.
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
         }
@@ -143,22 +146,22 @@ class RedisClient:
         self._root = packed(root)
         self._scripts = scripts(family)
         self._running: set[asyncio.Task[Any]] = set()
-        # The pool's own wait is short and in no order: thousands of creates in one moment would fail for want of a
-        # connection. Some are left to the subscription, and to what is urgent.
+        # The pool's own wait is short and unordered: of thousands of concurrent creates, many would get no connection.
+        # The semaphore keeps some connections free for the subscription and urgent commands.
         self._turns = asyncio.Semaphore(CONNECTIONS - 4)
         self._answers = True
 
     async def load(self) -> None:
-        """Load every script, so that the first requests need not."""
+        """Load every script into Redis before the first requests, and start to follow the Sentinels' master."""
         if self._master is not None and self._following is None:
             self._following = asyncio.get_running_loop().create_task(self._follow(self._master))
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
     def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
-        """Run an operation to its end, in a task that nobody should cancel; wait for it shielded.
+        """Start an operation in a task, and return the task. Callers must wait for it with a shield and not cancel it.
 
-        An *urgent* one does not wait for those that came before it.
+        An *urgent* operation does not wait for earlier operations.
         """
         packs = [packed(value) for value in arguments]
         return self.detach(self._evaluate(self._scripts[name], packs, urgent=urgent))
@@ -170,7 +173,7 @@ class RedisClient:
     async def run_in_batches(
         self, name: str, *arguments: str | float, items: Sequence[Sequence[str | float]]
     ) -> list[Any]:
-        """Run an operation on `AT_ONCE` of *items* after the other, and return its answers as one list."""
+        """Run an operation on batches of `AT_ONCE` *items* in sequence, and return all answers in one list."""
         answers: list[Any] = []
         for start in range(0, len(items), AT_ONCE):
             values = [value for item in items[start : start + AT_ONCE] for value in item]
@@ -178,18 +181,18 @@ class RedisClient:
         return answers
 
     async def ask(self, command: str, *arguments: bytes) -> Any:
-        """Send one command of Redis' own."""
+        """Send one built-in Redis command, and return its answer."""
         return await asyncio.shield(self.detach(self._guarded(command, arguments)))
 
     def detach(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that outlives its caller; `aclose` waits for it."""
+        """Start a task that continues when its caller is cancelled. `aclose` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def aclose(self) -> None:
-        """Wait for commands in flight, then close the connections."""
+        """Wait for commands in flight, at most `DRAIN_S` seconds, then close the connections."""
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
         await cancelled([*self._running, *([self._following] if self._following is not None else [])])
@@ -201,7 +204,7 @@ class RedisClient:
             logger.warning("store_close_failed error=%s", exc)
 
     async def _follow(self, master: Master) -> None:
-        """Leave a master that another one followed, though it still answers, until cancelled."""
+        """Query the Sentinels until cancelled, and so leave a replaced master even if it still answers."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             with contextlib.suppress(*_FOREIGN):
@@ -210,7 +213,7 @@ class RedisClient:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            # Its caller may be gone, and asyncio complains about errors that nobody looked at.
+            # Its caller may be gone, and asyncio logs exceptions that are never retrieved.
             task.exception()
 
     async def _evaluate(self, script: Script, arguments: Sequence[bytes], *, urgent: bool) -> Any:
@@ -222,11 +225,11 @@ class RedisClient:
             return await self._guarded("EVALSHA", command, urgent=urgent)
 
     async def _guarded(self, command: str, arguments: Sequence[bytes], *, urgent: bool = False) -> Any:
-        """The one place where errors of Redis become ours."""
+        """Send a command when its turn comes, and raise gateway errors instead of redis-py's errors."""
         if urgent:
             return await self._sent(command, arguments)
         try:
-            async with asyncio.timeout(TURN_S):  # no Redis in here
+            async with asyncio.timeout(TURN_S):  # the timeout covers no Redis command
                 await self._turns.acquire()
         except TimeoutError:
             raise StoreUnavailable("too many requests wait for the store") from None
@@ -254,7 +257,7 @@ class RedisClient:
 
 
 def _raise_ours(answer: str) -> None:
-    """Raise what one of our scripts answered that changed nothing; the names are in ``lua/shared/base.lua``."""
+    """Raise the gateway error for a script's refusal (names in ``lua/shared/base.lua``). Return for other errors."""
     if answer.startswith("NOTLEADING"):
         raise NotLeading("another replica leads the control loop by now")
     if answer.startswith("REBUILDING"):
@@ -264,30 +267,30 @@ def _raise_ours(answer: str) -> None:
 
 
 class _NotLoaded(StoreUnavailable):
-    """Redis was restarted, or its scripts were flushed."""
+    """Redis does not have the script: the server was restarted, or its scripts were flushed."""
 
 
 class Subscriber(Protocol):
-    """Gets what is published."""
+    """Receives published messages."""
 
     def heard(self, channel: str, message: str) -> None:
-        """Take a *message*. Returns at once."""
+        """Handle a *message* of *channel* without waiting."""
 
 
 class Listener:
-    """A subscription that comes back when it is lost; what was published meanwhile is lost."""
+    """A subscription that is opened again when it is lost. Messages published in between are lost."""
 
     def __init__(self, client: Redis, channels: Sequence[str], subscriber: Subscriber) -> None:
         self._client = client
         self._channels = [packed(channel) for channel in channels]
         self._subscriber = subscriber
         self.is_subscribed = asyncio.Event()
-        """Set once all channels were subscribed to."""
+        """Event that is set once all channels are subscribed."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to listen, in a task of its own."""
+        """Start to listen, in a separate task."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def aclose(self) -> None:
@@ -303,7 +306,7 @@ class Listener:
             except _FOREIGN as exc:
                 logger.warning("store_subscription_lost error=%s", exc)
             except Exception:
-                # Without this loop no waiting claim of the replica would be woken in time.
+                # Without this loop, the replica's waiting claims would be woken late.
                 logger.exception("store_subscription_failed")
             await happened(self._stopping, timeout_s=RECONNECT_S)
 
@@ -327,7 +330,7 @@ class Listener:
 
 
 async def happened(event: asyncio.Event, *, timeout_s: float) -> bool:
-    """Wait for *event*, at most *timeout_s* seconds; whether it is set."""
+    """Wait for *event*, at most *timeout_s* seconds. Return True if it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, timeout_s)):
             await event.wait()
@@ -335,7 +338,7 @@ async def happened(event: asyncio.Event, *, timeout_s: float) -> bool:
 
 
 async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel *tasks* until they are done: on Python 3.11 one cancellation may get lost in redis-py."""
+    """Cancel *tasks* repeatedly, for at most `DRAIN_S`: on Python 3.11 redis-py may lose a cancellation."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S
     while (left := {task for task in tasks if not task.done()}) and loop.time() < deadline:

@@ -1,8 +1,8 @@
-"""Curricula in Redis: each operation is one Lua script (``lua/curricula/``), as in `stores.redis`, or one command.
+"""Stores curricula in Redis. Each operation is one Lua script (``lua/curricula/``) or one command.
 
-Nothing is published: a replica asks for what changed since the version that it knows.
+Changes are not published. A replica fetches the changes since the version that it knows.
 
-The keys are in ``docs/design/store.md``. An era is a random name that a curriculum's draws get with the first of them.
+``docs/design/store.md`` lists the keys. An era is a random name that a curriculum's draws get with the first draw.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from gateway.stores.redis.client import RedisClient
 from gateway.stores.redis.records import packed, text
 
 PAGE_BYTES = 2**20
-"""The most in one page, but for its last record: some milliseconds of Redis' time."""
+"""Maximum size in bytes of one page without its last record: a few milliseconds of Redis's time."""
 
 
 class RedisCurriculumStore:
-    """Curricula of all replicas; the seam is ``core.ports.curricula.CurriculumStore``."""
+    """Curricula shared by all replicas; implements ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class RedisCurriculumStore:
         page_bytes: int = PAGE_BYTES,
         gone_kept: int = GONE_KEPT,
     ) -> None:
-        """Connect to nothing yet: connections are made as they are needed.
+        """Create a store without a connection. Connections are opened when they are needed.
 
         Args:
-            url: as `stores.redis.RedisStore`; never logged.
-            prefix: of every key; the same as the other store's, which keeps the clock right.
-            max_records, max_handles, max_definitions: the limits of the seam; tests have smaller ones.
-            page_records, page_bytes: the most in one page of records.
-            gone_kept: names of an environment's removed records that are remembered.
+            url: URL as for `RedisStore`. It is never logged.
+            prefix: Prefix of every key, the same as in `RedisStore`, which corrects the clock.
+            max_records, max_handles, max_definitions: Limits of ``core.ports.curricula``; lower in tests.
+            page_records, page_bytes: Maximum number of changes, and maximum bytes, in one page of records.
+            gone_kept: Maximum number of removed records' names kept per environment.
         """
         self._root = f"{{{prefix}}}"
         self._max_records = max_records
@@ -129,13 +129,13 @@ class RedisCurriculumStore:
         return int(await self._link.ask("HINCRBY", key, b"number", packed(count))) - count
 
     async def _taken(self, work: asyncio.Task[Any], curriculum: str, handle: int, who: str, call: str) -> Any:
-        """Wait for a call that may take a place; one whose caller does not learn of it gives it back.
+        """Wait for a call that may take a place in a group, and release the place if the caller does not receive it.
 
-        Not if the opening asked again meanwhile, from wherever: then the place is that of its later call, too.
+        The place is not released if the opening repeated the call on any replica: then the later call has it too.
         """
         try:
             return await asyncio.shield(work)
-        except BaseException as exc:  # hung up, or the answer was lost: whatever Redis did is undone
+        except BaseException as exc:  # the trainer hung up, or the answer was lost: undo the call in Redis
             undone = self._link.detach(self._undo(work, curriculum, handle, who, call))
             if not isinstance(exc, StoreUnavailable):
                 await asyncio.shield(undone)
@@ -143,7 +143,7 @@ class RedisCurriculumStore:
 
     async def _undo(self, work: asyncio.Task[Any], curriculum: str, handle: int, who: str, call: str) -> None:
         await asyncio.wait({work})
-        with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
+        with contextlib.suppress(StoreUnavailable):  # then the place ends with its group's time
             await self._link.run("leave", curriculum, handle, who, call)
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _random() -> str:
 
 
 def _hashed(name: str) -> str:
-    """What stands for a name in a key, whatever its length."""
+    """Return the 32-digit hash that replaces a name of any length in a key."""
     return hashlib.sha256(packed(name)).hexdigest()[:32]
 
 
@@ -197,7 +197,7 @@ def _values(outcome: Outcome) -> tuple[str | float, ...]:
 
 
 def _record(environment: EnvironmentName, task: str, kept: bytes) -> TaskRecord:
-    """Read what note.lua wrote."""
+    """Decode a task record that note.lua wrote."""
     head, recent, policy = text(kept).split("\n", 2)
     attempts, finished, mean, spread, steps, seconds, seen_at = head.split(" ")
     return TaskRecord(

@@ -1,6 +1,6 @@
-"""Sessions and workers as Redis keeps them: hashes of bytes, every number written as text.
+"""Converts sessions and workers to and from Redis hashes of bytes, with every number written as text.
 
-Opaque strings of trainers pass unread; nothing goes through Lua's or JSON's numbers, which lose digits.
+Opaque strings of trainers are not parsed. Numbers do not pass through Lua or JSON numbers, which lose digits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 
 def packed(value: str | float | bytes) -> bytes:
-    """Write an argument as bytes; a trainer's name for something may hold lone surrogates."""
+    """Encode an argument as bytes. A name that a trainer chose may contain lone surrogates."""
     if isinstance(value, bytes):
         return value
     return (value if isinstance(value, str) else repr(value)).encode("utf-8", "surrogatepass")
 
 
 def text(value: bytes) -> str:
-    """Read what `packed` wrote."""
+    """Decode a string that `packed` encoded."""
     return value.decode("utf-8", "surrogatepass")
 
 
@@ -32,7 +32,7 @@ def texts(found: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def pairs(flat: Sequence[bytes]) -> dict[str, str]:
-    """Read a hash as a script returns it: names and values in turn."""
+    """Decode a hash that a script returns as a list of alternating names and values."""
     return texts(dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
@@ -59,13 +59,13 @@ session_values: Callable[[Session], tuple[str | float, ...]] = attrgetter(
         "address",
     )
 )
-"""The values of ``SESSION`` in ``lua/shared/sessions.lua``."""
+"""Function that returns a session's values in the order of ``SESSION`` in ``lua/shared/sessions.lua``."""
 worker_values: Callable[[Worker], tuple[str | float, ...]] = attrgetter(*_WORKER)
-"""The values of ``WORKER`` in ``lua/shared/sessions.lua``."""
+"""Function that returns a worker's values in the order of ``WORKER`` in ``lua/shared/sessions.lua``."""
 
 
 def request_values(request: SessionRequest, replica: str) -> tuple[str | float, ...]:
-    """Return the values of ``OPENING`` in ``lua/shared/waiting.lua``."""
+    """Return a request's values in the order of ``OPENING`` in ``lua/shared/waiting.lua``."""
     return (*_REQUEST(request), replica, *_GROUP(request), int(request.is_use))
 
 
@@ -102,14 +102,14 @@ def as_worker(found: Mapping[str, str]) -> Worker:
 
 
 def _worker_load(entry: bytes) -> WorkerLoad:
-    """Read one worker of what load.lua answered: the fields ``WORKER``, and what it holds, with zeros between them."""
+    """Decode one worker of load.lua's answer: NUL-separated ``WORKER`` fields, used slots, idle time and age (ms)."""
     *values, used, idle_ms, age_ms = entry.decode().split("\0")
     worker = as_worker(dict(zip(_WORKER, values, strict=True)))
     return WorkerLoad(worker=worker, used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000)
 
 
 def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
-    """Read what load.lua answered."""
+    """Decode the answer of load.lua into the load of each environment."""
     listed, waiting, counts, breakers, groups = answer
     workers: dict[str, list[WorkerLoad]] = {}
     for entry in listed:
@@ -140,5 +140,5 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
 
 
 def _numbers(flat: Sequence[Any]) -> dict[str, int]:
-    """Read names and whole numbers in turn."""
+    """Decode a list of alternating names and whole numbers."""
     return {text(name): int(number) for name, number in zip(flat[::2], flat[1::2], strict=True)}

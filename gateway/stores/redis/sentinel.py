@@ -1,11 +1,11 @@
-"""A Redis that Sentinels watch over: its address is asked of them at each new connection.
+"""Connects to a Redis behind Sentinels. Each new connection first queries the Sentinels for the master's address.
 
-``redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/SERVICE[/DB]``, and ``rediss+sentinel://…`` for TLS with
-both. Sentinels that want a password get it by ``?sentinel_password=`` (and ``sentinel_username=``).
+The URL is ``redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/SERVICE[/DB]``. ``rediss+sentinel://…`` uses
+TLS to both Redis and the Sentinels. ``?sentinel_password=`` (and ``sentinel_username=``) log in to the Sentinels.
 
-When another server takes over, Sentinel breaks the connections to the one before; commands under way fail as they do
-where a Redis goes away, and the next ones go to the new master. Its data is another run's, so it is not whole until the
-leader has rebuilt it, whatever the old master had not sent yet.
+On a failover, Sentinel closes the connections to the old master. Commands in flight fail as when a Redis stops, and
+later commands go to the new master. Its data has another run id, so it is not whole until the leader has rebuilt it.
+The rebuild also covers writes that the old master had not replicated yet.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
 PORT: Final = 26379
 ASK_S: Final = 1.0
-"""The longest that one Sentinel is waited for: the next one knows as well."""
+"""Maximum seconds of wait for one Sentinel. The next Sentinel has the same answer."""
 FORM: Final = (
     "redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB][?sentinel_password=PASSWORD]"
 )
 
-# Not by urlsplit: Python 3.11.2 refuses a list with an IPv6 address, later versions quote the text between brackets.
+# Not urlsplit: Python 3.11.2 refuses a host list with an IPv6 address, and later versions quote the text in brackets.
 _URL: Final = re.compile(
     r"redis(?P<tls>s?)\+sentinel://(?:(?P<username>[^:/?#]*):(?P<password>[^/?#]*)@)?(?P<hosts>[^@/?#]+)"
     r"/(?P<service>[^/?#]+)(?:/(?P<db>[0-9]{1,5}))?(?:\?(?P<query>[^#]*))?(?:#.*)?"
@@ -38,26 +38,26 @@ _OPTIONS: Final = {"sentinel_username", "sentinel_password"}
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SentinelUrl:
-    """The content of such a URL; it has no ``repr``, as it holds passwords."""
+    """The parts of a Sentinel URL. The class has no ``repr``, because it contains passwords."""
 
     sentinels: tuple[tuple[str, int], ...]
     service: str
     master: dict[str, Any]
-    """redis-py's arguments for connections to the master: database, login and TLS."""
+    """Arguments of redis-py for connections to the master: database, login and TLS."""
     sentinel: dict[str, Any]
-    """redis-py's arguments for connections to the Sentinels: login and TLS."""
+    """Arguments of redis-py for connections to the Sentinels: login and TLS."""
 
 
 def is_sentinel(url: str) -> bool:
-    """Return True if *url* names Sentinels, and not a Redis."""
+    """Return True if *url* names Sentinels instead of a Redis."""
     return url.startswith(("redis+sentinel://", "rediss+sentinel://"))
 
 
 def read_url(url: str) -> SentinelUrl:
-    """Read *url*.
+    """Parse a Sentinel URL.
 
     Raises:
-        ValueError: *url* has another form; the message holds none of its passwords.
+        ValueError: *url* has another form. The message contains no password.
     """
     found = _URL.fullmatch(url)
     hosts = [_HOST.fullmatch(host) for host in found["hosts"].split(",")] if found else []
@@ -78,15 +78,15 @@ def read_url(url: str) -> SentinelUrl:
 
 
 class Master(Sentinel):
-    """The server that Sentinels call the master; nothing is connected yet.
+    """Finds the server that the Sentinels report as the master.
 
-    Sentinels are asked once for all callers that want the address at the same time: redis-py moves the Sentinel that
-    answered to the front of its list. A second caller that iterates over the same list then overwrites an entry: a
-    Sentinel is lost, with its open connection, until the last one left is asked alone.
+    Concurrent callers share one query to the Sentinels, because redis-py moves the Sentinel that answered to the front
+    of its list. A second query that iterates over this list then overwrites an entry. So a Sentinel with its open
+    connection is lost, until only one Sentinel is left.
     """
 
     def __init__(self, url: str, *, max_connections: int, options: Mapping[str, Any]) -> None:
-        """*options* go to the connections to the master. Raises ``ValueError``, as `read_url`."""
+        """Create a client without a connection. *options* apply to the master's connections. Raises as `read_url`."""
         read = read_url(url)
         waits = {"socket_connect_timeout": ASK_S, "socket_timeout": ASK_S}
         super().__init__(  # type: ignore[no-untyped-call]  # redis-py's own gap
@@ -97,27 +97,27 @@ class Master(Sentinel):
         self.client: Redis = self.master_for(read.service, max_connections=max_connections, **read.master, **options)
 
     async def look(self) -> None:
-        """Ask which server it is; connections to another one that nobody uses are closed, the others after their use.
+        """Query the master's address. Close idle connections to any other server now, and used ones after their use.
 
-        Until Sentinel has told it otherwise, a master that was silent for a while and goes on would take commands that
-        are lost. Raises redis-py's errors: no Sentinel knows.
+        Until Sentinel demotes it, an old master that was silent and resumes would accept commands, which are then lost.
+        Raises redis-py's errors if no Sentinel knows the master.
         """
         pool = self.client.connection_pool
         assert isinstance(pool, SentinelConnectionPool)
         await pool.get_master_address()  # type: ignore[no-untyped-call]  # redis-py's own gap
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Return the master's host and port. Raises ``MasterNotFoundError``: no Sentinel knows one."""
+        """Return the master's host and port. Raises ``MasterNotFoundError`` if no Sentinel knows the master."""
         if self._query is None or self._query.done():
             self._query = asyncio.create_task(super().discover_master(service_name))
             self._query.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Shielded: a caller that is cancelled must not take the answer from the others.
+        # Shielded, because a cancelled caller must not cancel the query of the other callers.
         return await asyncio.shield(self._query)
 
     async def aclose(self) -> None:
-        """Wait for a query under way, which `ASK_S` bounds for each, and close the connections to the Sentinels.
+        """Wait for a query in flight (`ASK_S` per Sentinel at most), and close the connections to the Sentinels.
 
-        `client` is closed by itself.
+        The caller closes `client` separately.
         """
         if self._query is not None:
             await asyncio.wait({self._query})

@@ -1,25 +1,24 @@
-"""The store of many replicas: Redis, where each operation is one Lua script (``lua/``).
+"""Implements the store that many replicas share in Redis. Each operation is one Lua script (``lua/``).
 
-Redis' own clock decides every deadline, so replicas need not agree on the time. Scripts derive their keys from one hash
-tag, so all of them live in one slot of a cluster. In a queue owners take turns, one opening each. The openings of one
-owner keep their order. The keys are in ``docs/design/store.md``. Scripts use INFO: a Redis with access lists must allow
-it.
+Redis's clock decides every deadline, so the replicas' clocks need not agree. Scripts derive their keys from one hash
+tag, so all keys are in one slot of a Redis cluster. In a queue, owners take turns, one opening each, and the openings
+of one owner keep their order. ``docs/design/store.md`` lists the keys. Scripts use INFO, which Redis ACLs must allow.
 
-The data is *whole* while the key ``whole`` names the run of the server that holds it. `rebuilt` writes it, and a script
-that needs to know asks the server itself which run this is (``is_whole`` in ``lua/shared/base.lua``). So a Redis that
-was emptied is not whole, nor one that was restarted, whatever it loaded, nor one that took over from another. As the
-server decides it in the very step that reads or writes, nobody has to notice the loss first, and no connection, pool or
-proxy can hide it.
+The data is *whole* while the key ``whole`` names the current run of the server. `rebuilt` writes this key. A script
+that needs to know compares the key with the server's run id (``is_whole`` in ``lua/shared/base.lua``). So a Redis is
+not whole after it was emptied, after a restart (whatever it loaded), or after a failover. The server checks this in the
+same step that reads or writes. So no client has to detect the loss, and no connection, pool or proxy can hide it.
 
-What remains: a primary that is cut off from its replicas says that it is whole, and grants, for as long as gateways
-reach it while others reach the one that took over (``min-replicas-to-write`` bounds that). And a server that loses some
-of its keys while it runs (evictions: use ``noeviction``) does not know it.
+Two cases remain. A primary cut off from its Redis replicas still counts as whole and grants slots. This lasts while
+some gateways reach it and others reach its successor (``min-replicas-to-write`` bounds that time). A server that loses
+some keys while it runs, by eviction, does not detect it (use ``noeviction``).
 
-The order of things: each replica's `lead` tells it that the store is not whole; the leader adopts workers and their
-sessions, replicas restore those that they serve, claims that waited queue anew by themselves; then the leader calls
-`rebuilt`, under the fence that it had when it began. A lead of before a further loss is refused there.
+Recovery: `lead` reports to each replica that the store is not whole. The leader adopts workers and their sessions, and
+replicas restore the sessions that they serve. Waiting claims enter their queue again. Then the leader calls `rebuilt`,
+with the fence that it had at the start. `rebuilt` refuses a lead from before a further data loss.
 
-Channels: ``notices`` (``ended:<id>``, ``wanted:<environment>``) and ``replica:<name>`` (a lease that was settled).
+Channels: ``notices`` (``ended:<lease>:<id>``, ``wanted:<environment>``) and ``replica:<name>`` (leases of openings that
+were settled).
 """
 
 from __future__ import annotations
@@ -66,17 +65,17 @@ from gateway.stores.redis.records import (
 from gateway.stores.retry_after import bounded
 
 SUBSCRIBE_S = 5.0
-"""The longest that `RedisStore.start` waits for its subscription."""
+"""Maximum seconds that `RedisStore.start` waits for its subscription."""
 JUMP_MS = 10_000
-"""From here on a difference between two clocks is a jump; commands are late by at most ``client.ANSWER_S``."""
+"""Milliseconds of difference between two clocks that count as a jump. Commands are at most ``client.ANSWER_S`` late."""
 NOTES_S = 10.0
-"""How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
+"""Minimum seconds that sessions live after a data loss, in which replicas write their notes again."""
 READING_KEPT_MS = 24 * 3_600_000
-"""How long the clock of a process that ended is remembered."""
+"""Milliseconds for which the clock reading of an ended process is kept."""
 
 
 class RedisStore:
-    """Sessions, workers, leases and deadlines of all replicas; the seam is ``core.ports.store.Store``."""
+    """Sessions, workers, leases and deadlines of all replicas; implements ``core.ports.store.Store``."""
 
     def __init__(
         self,
@@ -89,16 +88,16 @@ class RedisStore:
         closing_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect to nothing yet; that is `start`.
+        """Create a store without a connection; `start` connects.
 
         Args:
-            url: ``redis://…``, ``rediss://…`` or ``unix://…``; may hold a password, so it is never logged.
-            replica: unique to this process among those that share *prefix*.
-            prefix: of every key and channel; gateways with different ones do not see each other.
-            queue_max: openings that may wait for one environment.
-            closed_kept_s: how long it is remembered why a session was closed.
-            closing_s: after how long a closing session that nobody released is due again.
-            clock: seconds, monotonic; only to notice that Redis' clock jumped.
+            url: ``redis://…``, ``rediss://…`` or ``unix://…``. It may contain a password, so it is never logged.
+            replica: Name of this process, unique among the processes that share *prefix*.
+            prefix: Prefix of every key and channel. Gateways with different prefixes do not see each other.
+            queue_max: Maximum number of openings that wait for one environment.
+            closed_kept_s: Seconds for which the close reason of a session is kept.
+            closing_s: Seconds after which a closing session that was not released is due again.
+            clock: Monotonic clock, in seconds, used only to detect jumps of Redis's clock.
         """
         self._root = f"{{{prefix}}}"
         self._replica = replica
@@ -106,9 +105,9 @@ class RedisStore:
         self._closing_s = closing_s
         self._clock = clock
         self._owner = ""
-        # A name per process: readings of a monotonic clock mean nothing to another, even of the same replica.
+        # A name per process, because readings of a monotonic clock mean nothing to another process.
         self._clock_name = uuid.uuid4().hex
-        # The highest that Redis told: a floor for the next one, should Redis lose its data.
+        # The highest fence that Redis reported. It is the minimum for the next fence if Redis loses its data.
         self._last_fence = 0
         self._link = RedisClient(url, root=self._root)
         self._wakes = f"{self._root}:replica:{replica}"
@@ -121,7 +120,7 @@ class RedisStore:
         """Load the scripts and open the subscription.
 
         Raises:
-            StoreUnavailable: Redis does not answer; nothing is left open.
+            StoreUnavailable: Redis does not answer. All connections are closed.
         """
         try:
             await self._link.load()
@@ -245,12 +244,12 @@ class RedisStore:
         return text(await self._run("own", owner, int(takes_over)))
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
-        # Each replica calls this every second or so, which is when a jump of Redis' clock is noticed.
+        # Each replica calls this about every second, and so detects a jump of Redis's clock.
         reading_ms = round(self._clock() * 1000)
         self._check()
         clock = (self._clock_name, reading_ms, JUMP_MS, READING_KEPT_MS)
         arguments = (replica, ttl_s, *clock, self._last_fence, self._owner)
-        # Urgent: behind a thousand claims it would come too late, and this replica would be taken for gone.
+        # Urgent: behind a thousand claims the call would be late, and this replica would count as gone.
         answer = await self._link.run("lead", *arguments, urgent=True)
         fence, last, is_whole = (int(number) for number in answer)
         self._last_fence = max(self._last_fence, last)
@@ -260,7 +259,7 @@ class RedisStore:
         await self._run("resign", replica)
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
-        # One script however many they are: until all of them are in, the worker seems to have room.
+        # One script for any number of sessions: until all are registered, the worker seems to have room.
         values = [value for session in sessions for value in session_values(session)]
         held = await self._run("adopt", *worker_values(worker), len(sessions), *values, fence)
         return [SessionId(text(id)) for id in held]

@@ -1,8 +1,8 @@
-"""Tasks that came at run time, in Redis: each operation is one Lua script (``lua/tasks/``), as in `stores.redis`.
+"""Stores run-time tasks in Redis. Each operation is one Lua script (``lua/tasks/``), as in `stores.redis`.
 
-Nothing is published: a replica reads the version each second, one GET, and asks for what changed when it is another.
+Changes are not published. A replica reads the version each second with one GET, and fetches the changes if it differs.
 
-The keys are in ``docs/design/store.md``.
+``docs/design/store.md`` lists the keys.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gateway.stores.redis.records import text
 
 CHANGES = 500
 CHANGES_BYTES = 4 * 2**20
-"""The most in one answer, by number and by size: some milliseconds of Redis' time."""
+"""Maximum size in bytes of one answer, which has at most `CHANGES` changes: a few milliseconds of Redis's time."""
 
 
 class RedisTaskStore:
-    """Tasks that came at run time, of all replicas; the seam is ``core.ports.tasks.TaskStore``."""
+    """Tasks added at run time, shared by all replicas; implements ``core.ports.tasks.TaskStore``."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class RedisTaskStore:
         max_splits: int = MAX_SPLITS,
         gone_kept: int = GONE_KEPT,
     ) -> None:
-        """Connect to nothing yet: connections are made as they are needed.
+        """Create a store without a connection. Connections are opened when they are needed.
 
         Args:
-            url: as `stores.redis.RedisStore`; never logged.
-            prefix: of every key; the same as the other store's, which keeps the clock right.
-            max_tasks, max_total_bytes, max_splits: the limits of the seam; tests have smaller ones.
-            gone_kept: names of removed tasks that are remembered.
+            url: URL as for `RedisStore`. It is never logged.
+            prefix: Prefix of every key, the same as in `RedisStore`, which corrects the clock.
+            max_tasks, max_total_bytes, max_splits: Limits of ``core.ports.tasks``; lower in tests.
+            gone_kept: Maximum number of removed tasks' names kept.
         """
         root = f"{{{prefix}}}"
         self._version_key = f"{root}:task_version".encode()

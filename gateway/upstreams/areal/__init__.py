@@ -1,1 +1,1 @@
-"""AReaL's task server API towards workers."""
+"""AReaL's Task Server API towards workers."""

@@ -1,8 +1,7 @@
-"""AReaL's Task Server API in our words: what is written to ``episode/start`` and ``episode/step``, and read from them.
+"""Writes requests of AReaL's Task Server API (``episode/start``, ``episode/step``), and reads its responses.
 
-Differences from the API's known clients:
-* A reward is a finite number, or the reply is an error: null, NaN and, at the end of an episode, none at all are never
-  made into 0. A continuing reply may leave it out: "no reward here".
+Difference from the API's known clients: a reward is a finite number, or the response is an error. A null, NaN or, at
+the end of an episode, missing reward never becomes 0. A response in mid-episode may lack the reward: "no reward here".
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
 Json = dict[str, Any]
 
 ACT: Final = "act"
-"""The one tool that a task server has in ORS' words."""
+"""Name of the only tool that a task server has in ORS."""
 CONTENT: Final = "content"
-"""Its input, where actions are text."""
+"""Name of the tool's input field for text actions."""
 MAX_SHOWN_CHARS: Final = 2000
-"""Of a reason that is passed on."""
+"""Largest number of characters of a server's reason that is passed on."""
 
 _LABELS: Final = frozenset(
     (
@@ -46,51 +45,51 @@ _LABELS: Final = frozenset(
         "metadata",
     )
 )
-"""Keys of a task that are for people, trainers or the gateway: a server misses nothing without them."""
+"""Keys of a task for people, trainers or the gateway. A server does not need them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a task server says of itself."""
+    """A task server's description of itself."""
 
     base: bytes
-    """What stands before its paths: ``/api``, or nothing."""
+    """Prefix of the server's paths: ``/api`` or empty."""
     info: Mapping[str, Any]
-    """The answer to ``task/info``."""
+    """The response to ``task/info``."""
 
     @property
     def is_structured(self) -> bool:
-        """Whether it wants actions as objects."""
+        """Return True if the server expects actions as objects."""
         return self.info.get("action_type") == "structured"
 
     @property
     def samples(self) -> int:
-        """How many it serves; 0 where it does not say."""
+        """The number of samples that the server serves, or 0 if it does not state the number."""
         count = self.info.get("num_samples")
         return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An episode as ``episode/start`` answered; what a session's handle holds."""
+    """A started episode, from the response to ``episode/start``. A session's handle contains it."""
 
     episode: str
     observation: Any
     info: Mapping[str, Any]
 
     def handle(self) -> str:
-        """The same as text."""
+        """Return the episode as a session's handle."""
         return encode({"episode": self.episode, "observation": self.observation, "info": self.info})
 
     @classmethod
     def of(cls, handle: str) -> Begun:
-        """Read what `handle` wrote. Raises ``ValueError`` for anything else."""
+        """Read what `handle` wrote. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for other text."""
         value = json.loads(handle)
         return cls(value["episode"], value["observation"], value["info"])
 
 
 def read(body: bytes, what: str) -> Mapping[str, Any]:
-    """Read an answer that has to be a JSON object. Raises ``UpstreamError``; ``AuthorFault`` for NaN."""
+    """Read a response that has to be a JSON object. Raises ``UpstreamError``, and ``AuthorFault`` for NaN."""
     try:
         value = parse(body)
     except NotFinite as error:
@@ -106,7 +105,7 @@ def read(body: bytes, what: str) -> Mapping[str, Any]:
 
 
 def refusal(status: int, body: bytes) -> tuple[str, str]:
-    """Why a request was refused, for people, and the API's word for it (``capacity``, …), empty if there is none."""
+    """Return the reason of a refusal, for people, and the API's ``status`` word (``capacity``, …), or an empty one."""
     try:
         value = parse(body)
     except ValueError:
@@ -123,13 +122,13 @@ def refusal(status: int, body: bytes) -> tuple[str, str]:
 
 
 def start_body(setup: SessionSetup) -> Json:
-    """The body of ``episode/start`` that means *setup*.
+    """Return *setup* as a body of ``episode/start``.
 
-    The sample is the task's ``sample_id``, else its ``id``, else its place. The task's ``config`` (or
-    ``environment_config``), the trainer's over it, and the seed are the episode's ``config``.
+    The sample is the task's ``sample_id``, else its ``id``, else its index. The episode's ``config`` merges the task's
+    ``environment_config`` and ``config``, the trainer's configuration and the seed. Later parts take precedence.
 
     Raises:
-        InvalidRequest: there is no sample, or something that the API has no word for and that would be lost.
+        InvalidRequest: *setup* names no sample, or contains values that the API can't express and that would be lost.
     """
     _check_secrets(setup.secrets)
     sample: Any = setup.spec.get("sample_id")
@@ -159,10 +158,10 @@ def start_body(setup: SessionSetup) -> Json:
 
 
 def read_start(body: bytes) -> Begun:
-    """Read what ``episode/start`` answered with 200.
+    """Read a response to ``episode/start`` with status 200.
 
     Raises:
-        UpstreamError: it is not what the API allows.
+        UpstreamError: The response is not valid in the API.
     """
     value = read(body, "episode/start")
     episode, observation, info = value.get("episode_id"), value.get("observation"), value.get("info")
@@ -195,7 +194,7 @@ def _says_something(value: object) -> bool:
 
 
 def written(action: Action, environment: Environment, told: ServerInfo) -> Json | StepResult:
-    """The API's action that *action* means; a result where it is none, so that the agent reads why."""
+    """Return *action* in the API's form, or a result with an error that the agent reads if the action is not valid."""
     if told.is_structured:
         return _object(action, environment)
     if action.text is not None:
@@ -214,11 +213,11 @@ def written(action: Action, environment: Environment, told: ServerInfo) -> Json 
 
 
 def read_step(body: bytes) -> StepResult:
-    """Read what ``episode/step`` answered with 200.
+    """Read a response to ``episode/step`` with status 200.
 
     Raises:
-        AuthorFault: the reward is none, or no finite number.
-        UpstreamError: it is not what the API allows.
+        AuthorFault: The reward is not a finite number, or it is missing at the end of the episode.
+        UpstreamError: The response is not valid in the API.
     """
     value = read(body, "episode/step")
     done, info = value.get("done"), value.get("info")
@@ -237,7 +236,7 @@ def read_step(body: bytes) -> StepResult:
 
 
 def finished(action: Action) -> StepResult:
-    """What comes of an action in an episode that is over."""
+    """Return the result of an action in an episode that has finished."""
     name = action.name or ACT
     return StepResult(
         error=f"{name!r} was not run: the episode has finished, so no further actions are accepted.",
@@ -246,7 +245,7 @@ def finished(action: Action) -> StepResult:
 
 
 def tool_list(environment: Environment, told: ServerInfo) -> Json:
-    """The one tool, as ORS lists it."""
+    """Return the server's only tool as an ORS tool list."""
     schema: Json = {"type": "object", "additionalProperties": True}
     if not told.is_structured:
         text = {"type": "string", "description": "The whole of what the agent says, in the form that the task asks for"}
@@ -262,13 +261,13 @@ def _names(environment: Environment) -> set[str]:
 
 
 def _object(action: Action, environment: Environment) -> Json:
-    """An action for a server that wants objects; what is none is sent as text, which such a server may take too."""
+    """Return an action for a server that expects objects. Plain text stays text, which such a server may accept too."""
     if action.fields is not None:
         return _structured(action.fields)
     if action.name is not None:
         if action.name in _names(environment):
             return _structured(action.arguments)
-        # As those servers' own trainers write a tool call, and as the AReaL front reads one.
+        # These servers' own trainers write a tool call in this form, and the AReaL frontend reads it.
         return _structured({"name": action.name, "arguments": dict(action.arguments)})
     text = action.text or ""
     if environment.actions.text_field:

@@ -1,7 +1,7 @@
-"""What AReaL's task servers show an agent, in our blocks.
+"""Converts observations of AReaL's task servers to the gateway's blocks.
 
-Differences from the API's known clients: they understand ``text`` and, as the first observation, ``messages``; here
-each type is understood that the API announces. The role ``agent``, which one server writes, is ``assistant``.
+The API's known clients read ``text`` and, as the first observation, ``messages``. This module reads every type that the
+API defines. The role ``agent``, which one server writes, becomes ``assistant``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gateway.core.errors import UpstreamError
 
 _ROLES: Final = ("system", "user", "assistant")
 _IMAGES: Final = (("iVBOR", "image/png"), ("/9j/", "image/jpeg"), ("R0lGOD", "image/gif"), ("UklGR", "image/webp"))
-"""How images begin in base64."""
+"""The first characters of images in base64, and the type that they indicate."""
 
 
 def read_prompt(observation: Any) -> list[Block]:
-    """The first observation as blocks; a structured one stands in the first block's detail.
+    """Return the first observation as blocks. The first block's detail contains a structured observation.
 
     Raises:
-        UpstreamError: it is none.
+        UpstreamError: There is no observation, or its form is unknown.
     """
     if observation is None:
         raise UpstreamError("the server began the episode without an observation")
@@ -33,10 +33,10 @@ def read_prompt(observation: Any) -> list[Block]:
 
 
 def read_messages(observation: Any) -> list[tuple[str, list[Block]]]:
-    """The first observation as a conversation: who says what; another than one of messages is the user's.
+    """Return the first observation as a conversation: pairs of role and blocks. The default role is ``user``.
 
     Raises:
-        UpstreamError: as `read_prompt`.
+        UpstreamError: There is no observation, or its form is unknown.
     """
     if isinstance(observation, Mapping) and observation.get("type") == "messages":
         return [(role if role in _ROLES else "user", blocks) for role, blocks in _said(observation.get("content"))]
@@ -44,10 +44,10 @@ def read_messages(observation: Any) -> list[tuple[str, list[Block]]]:
 
 
 def read_observation(observation: Any) -> tuple[list[Block], Any]:
-    """An observation as blocks and, if it is a structured one, as data; both empty for null.
+    """Return an observation as blocks, and a structured observation also as data. A null gives no blocks and None.
 
     Raises:
-        UpstreamError: it has no form that the API knows.
+        UpstreamError: The observation's form is unknown in the API.
     """
     if observation is None:
         return [], None
@@ -72,7 +72,7 @@ def _plain(content: Any) -> str:
 
 
 def _messages(content: Any) -> list[Block]:
-    """A conversation: each message headed by a block that names its role."""
+    """Return a conversation as blocks. A block with the role precedes each message."""
     blocks: list[Block] = []
     for role, said in _said(content):
         blocks.append(TextBlock(f"[{role}]", {"role": role}))
@@ -93,7 +93,7 @@ def _said(messages: Any) -> list[tuple[str, list[Block]]]:
 
 
 def _parts(content: Any) -> list[Block]:
-    """What a message says: a text, or a list of parts, which are texts and images."""
+    """Return a message's content as blocks. The content is a text, or a list of texts and images."""
     if content is None:
         return []
     if not isinstance(content, list):
@@ -119,7 +119,7 @@ def _image(observation: Mapping[str, Any], content: Any) -> list[Block]:
 
 
 def _picture(content: str, mime_type: object) -> ImageBlock:
-    """An image from base64 or from a ``data:`` URL; where nobody says its type, its first bytes do."""
+    """Return an image from base64 or a ``data:`` URL. Without a stated type, the first bytes decide the type."""
     head, found, data = content.partition(";base64,")
     if found and head.startswith("data:"):
         return ImageBlock(data, head.removeprefix("data:").partition(";")[0] or "image/png")

@@ -1,14 +1,15 @@
-"""AReaL's Task Server API towards workers: episodes of a server that knows nothing of us.
+"""Speaks AReaL's Task Server API to workers: third-party servers that do not know the gateway.
 
-An episode is found again by its id, which the server gives and the session's handle keeps, so that any replica can go
-on with it; nothing of it hangs on a connection.
+The server chooses an episode's id, and the session's handle contains it. Any replica can continue the episode, because
+its state does not depend on a connection.
 
-The server's own idle limit (300 s by the API) runs beside ours and nothing but a step restarts it: a session that is
-only touched for so long is lost there.
+The server's own idle limit (300 s in the API) runs in parallel to the gateway's, and only a step restarts it. Without a
+step in this time the server ends the episode, even if the trainer keeps the session alive in other ways.
 
 Differences from the API's known clients:
-* A start whose asker left is not forgotten: if its answer still comes, the episode is cancelled.
-* What an episode that is over is asked is refused here, and by other replicas "not found": the server forgets it.
+* If a trainer leaves during a start and the response still arrives, the gateway cancels the episode.
+* This replica refuses an action in a finished episode. Other replicas answer "not found", because the server forgets
+  the episode.
 """
 
 from __future__ import annotations
@@ -50,44 +51,46 @@ from gateway.upstreams.ors_facade import OrsFacade
 logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
-"""For requests that a server answers from memory."""
+"""Seconds that a server has for a request that it answers from memory."""
 CANCEL_S: Final = 30.0
-"""Some servers answer it when the episode's box is gone."""
+"""Seconds that a server has to cancel an episode. Some servers answer after the episode's environment is gone."""
 READY_PAUSE_S: Final = 0.05
+"""Seconds between two checks of a starting server."""
 LATE_START_S: Final = 30.0
-"""How long an answer to a start is waited for that nobody waits for any more; its episode is cancelled."""
+"""Seconds to wait for the response to a start after its caller left, to cancel the episode."""
 SETTLE_S: Final = 5.0
-"""How long the end of a session waits for what was begun in it and is still under way."""
+"""Seconds that the end of a session waits for a start or a step in progress."""
 MAX_HANDLE_BYTES: Final = 2**20
-"""It is kept in the store, with the first observation."""
+"""Largest handle, in bytes. The store keeps it, including the first observation."""
 SERVERS_MAX: Final = 10_000
+"""Largest number of servers whose description is cached."""
 EPISODES_MAX: Final = 20_000
-"""What is remembered at most; sessions that other replicas ended are among them."""
+"""Largest number of cached episodes, including those of sessions that other replicas ended."""
 _PREFIXES: Final = (b"/api", b"")
 _HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
 _MALFORMED: Final = (400, 413, 422)
-"""FastAPI's own word for a body that it can't read is 422, where the API wants 400."""
+"""Statuses for an invalid body. The API defines 400, but FastAPI answers 422."""
 _ABSENT: Final = (404, 405, 501)
 _FULL: Final = (429, 503)
 _LOST: Final = "environment_lost"
-"""The API's word for a box that is gone."""
+"""The API's ``status`` word for an environment that is gone."""
 
 _Key = tuple[SessionId, str]
 
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    """What this replica knows of an episode."""
+    """The state of an episode in this replica."""
 
     id: str
     is_finished: bool = False
     is_closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the step that runs: a server may refuse a second one."""
+    """The lock that the running step holds, because a server may refuse a second step."""
 
 
 class _NotYet(UpstreamError):
-    """The server is there, and not ready."""
+    """The server answers, but is not ready."""
 
 
 class ArealUpstream(OrsFacade):
@@ -99,12 +102,12 @@ class ArealUpstream(OrsFacade):
         self._servers: dict[WorkerId, ServerInfo] = {}
         self._episodes: OrderedDict[_Key, _Episode] = OrderedDict()
         self._left: dict[_Key, asyncio.Task[None]] = {}
-        """Starts whose asker has left, until their episode is cancelled."""
+        """Tasks that cancel the episodes of starts whose caller left."""
 
     # -- the server -----------------------------------------------------------------------------------------------
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """Return when the server tells of its task; how many episodes it can play it never tells."""
+        """Return 0 when the server describes its task and is healthy. The API does not report a capacity."""
         while True:
             try:
                 await self._check(worker, environment)
@@ -114,16 +117,19 @@ class ArealUpstream(OrsFacade):
                 return 0
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
-        """Return if the server calls itself healthy and tells of its task."""
+        """Return if the server is healthy and describes its task."""
         await self._check(worker, environment)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """One tool, ``act``: its input is what the agent says, or the action's object."""
+        """Return one tool, by default ``act``. Its input is the agent's text, or the action's object."""
         told = await self._told(worker.id, worker.address)
         return compact(wire.tool_list(environment, told))
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """One, of the name that ``areal.split`` says: its tasks are the server's samples, by number."""
+        """Return one split with the name in ``areal.split``. Its tasks are the server's samples, by number.
+
+        The list is empty if the server does not state its number of samples.
+        """
         told = await self._find(worker.id, worker.address)
         if not told.samples:
             return []
@@ -131,7 +137,7 @@ class ArealUpstream(OrsFacade):
         return [Split(name, SplitType(name) if name in set(SplitType) else SplitType.TRAIN)]
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """How many samples the server says it has."""
+        """Return the number of samples that the server states."""
         told = await self._find(worker.id, worker.address)
         if not told.samples or split != environment.areal.split:
             raise unknown_split(split, [environment.areal.split] if told.samples else [])
@@ -140,16 +146,16 @@ class ArealUpstream(OrsFacade):
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """The samples of these numbers."""
+        """Return the samples from number *start* up to *stop*, exclusive."""
         count = await self.count(worker, environment, split)
         return [{"id": str(index), "sample_id": index} for index in range(start, min(stop, count))]
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """What the server answers to ``task/info``."""
+        """Return the server's response to ``task/info``."""
         return (await self._find(worker.id, worker.address)).info
 
     async def _check(self, worker: Worker, environment: Environment) -> None:
-        """Ask all that says "ready". Raises ``_NotYet`` while it starts or is not healthy; else as `_find`."""
+        """Check the server's readiness. Raises ``_NotYet`` if the server is not ready or healthy, else as `_find`."""
         own = environment.server.ready
         if own:
             path = own if own.startswith("/") else f"/{own}"
@@ -159,19 +165,19 @@ class ArealUpstream(OrsFacade):
         told = await self._find(worker.id, worker.address)
         if not own:
             status, body = await self._get(worker.id, worker.address, told.base + b"/health")
-            if status != 200 and status not in _ABSENT:  # the written API has no such path
+            if status != 200 and status not in _ABSENT:  # the documented API has no such path
                 raise _NotYet(f"worker {worker.id} is not healthy: {wire.refusal(status, body)[0]}")
 
     async def _told(self, worker: WorkerId, address: str) -> ServerInfo:
-        """What the server has told of itself, once per life of a worker."""
+        """Return the server's description. It is requested once per worker."""
         return self._servers.get(worker) or await self._find(worker, address)
 
     async def _find(self, worker: WorkerId, address: str) -> ServerInfo:
-        """Ask the server what it is, with and without ``/api``.
+        """Request the server's description, with and without the prefix ``/api``.
 
         Raises:
-            _NotYet: it fails, as servers do that start.
-            UpstreamError: it is no AReaL task server.
+            _NotYet: The server fails, as a starting server does.
+            UpstreamError: The server is not an AReaL task server.
         """
         for base in _PREFIXES:
             target = base + b"/task/info"
@@ -195,13 +201,13 @@ class ArealUpstream(OrsFacade):
     # -- an episode -----------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Begin an episode; its id and its first observation are the handle."""
+        """Start an episode. The handle contains its id and its first observation."""
         body = wire.start_body(setup)
         told = await self._told(session.worker, session.address)
         starting = asyncio.ensure_future(self._start(session, environment, told, body))
         try:
             await asyncio.wait({starting}, timeout=environment.timeouts.setup_s)
-        except BaseException:  # a cancellation: the episode's id, which it takes to cancel it, may still come
+        except BaseException:  # a cancellation; the response with the episode's id may still arrive
             self._leave(session, starting)
             raise
         if not starting.done():
@@ -240,24 +246,25 @@ class ArealUpstream(OrsFacade):
         undoing.add_done_callback(lambda _: self._left.pop(key, None))
 
     async def _undo(self, session: Session, starting: asyncio.Future[Begun]) -> None:
-        """Cancel the episode of a start that nobody waits for, if it is begun in time."""
+        """Cancel the episode of a start whose caller left, if the response arrives within `LATE_START_S`."""
         try:
             await asyncio.wait({starting}, timeout=LATE_START_S)
             if not starting.done():
                 raise UpstreamTimeout(f"no answer to the start within {LATE_START_S:g} s more")
             begun = starting.result()
             await self._cancel(session, await self._told(session.worker, session.address), begun.episode)
-        except GatewayError as error:  # what failed here was not begun, or ends by the server's own idle limit
+        except GatewayError as error:  # the episode did not start, or the server's own idle limit ends it
             logger.warning("start_not_undone session=%s worker=%s error=%s", session.id, session.worker, error.detail)
         finally:
             starting.cancel()
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Cancel the episode; what all replicas saw of it. One that the server does not know any more has no summary,
-        unless it has ended by itself.
+        """Cancel the episode and return its summary over all replicas.
+
+        The summary is None if the server no longer knows the episode and the episode did not finish.
 
         Raises:
-            UpstreamError: the server did not take it; or a start or a step is still under way that may hold its room.
+            UpstreamError: The server did not cancel the episode, or a start or a step that may hold a slot still runs.
         """
         key = session.id, session.lease
         if (undoing := self._left.get(key)) is not None:
@@ -280,23 +287,23 @@ class ArealUpstream(OrsFacade):
         return summary if summary is not None and (was_known or summary.finished) else None
 
     async def _cancel(self, session: Session, told: ServerInfo, episode: str) -> bool:
-        """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
+        """Cancel an episode. Return False if the server does not know it. Raises ``UpstreamError`` if it refuses."""
         status, answer = await self._post(session, told, "episode/cancel", {"episode_id": episode}, silence_s=CANCEL_S)
         if status not in (200, 404):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
         return status == 200
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """The first observation."""
+        """Return the first observation as blocks."""
         return observations.read_prompt(_begun(session).observation)
 
     async def messages(self, session: Session, environment: Environment) -> bytes:
-        """The first observation as ORS messages: a conversation where it is one."""
+        """Return the first observation as ORS messages. An observation of type ``messages`` stays a conversation."""
         said = observations.read_messages(_begun(session).observation)
         return dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
 
     async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
-        """Play one turn; turns of one session follow each other."""
+        """Play one turn. The turns of one session run one after the other."""
         episode = self._episode(session)
         async with episode.turn:
             if episode.is_closed:
@@ -327,7 +334,7 @@ class ArealUpstream(OrsFacade):
         return _failure(status, word, reason, "step")
 
     async def aclose(self) -> None:
-        """Break off what is under way."""
+        """Cancel starts and calls in progress."""
         left = list(self._left.values())
         for undoing in left:
             undoing.cancel()
@@ -337,7 +344,7 @@ class ArealUpstream(OrsFacade):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _episode(self, session: Session) -> _Episode:
-        """What is known of a session's episode. Raises ``SessionNotFound`` if it has none."""
+        """Return the state of a session's episode. Raises ``SessionNotFound`` if it has no episode."""
         key = session.id, session.lease
         episode = self._episodes.get(key)
         if episode is None:
@@ -367,7 +374,7 @@ class ArealUpstream(OrsFacade):
 
 
 def _failure(status: int, word: str, reason: str, place: str) -> UpstreamError:
-    """Whose fault a refusal is: 500 is what an exception of the author's becomes, unless the server calls it a loss."""
+    """Return the error for a refusal. A 500 is the author's exception unless *word* is a loss or ``capacity``."""
     if word == _LOST:
         return SessionFailed(reason)
     if status == 500 and word != "capacity":

@@ -1,1 +1,1 @@
-"""Calls with an idempotency key that run once, on servers that do not see to it themselves."""
+"""Runs each call with an idempotency key once, on servers that do not support idempotency keys."""

@@ -1,7 +1,4 @@
-"""One run of something, and what came of it.
-
-How much memory a value takes, roughly: for bounds on what is kept.
-"""
+"""A call and its outcome, and an estimate of the memory that an outcome takes."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """One run of something; its outcome is a value or an error."""
+    """A call in progress or ended. Its outcome is a value or an error."""
 
     def __init__(
         self, *, digest: str, key: str | None, is_kept: bool, is_recorded: bool = False, task_id: str = ""
     ) -> None:
         self.task_id = task_id or uuid.uuid4().hex
-        """32 hexadecimal digits."""
+        """The call's id: 32 hexadecimal digits."""
         self.digest = digest
         self.key = key
         self.is_kept = is_kept
         self.is_recorded = is_recorded
-        """Whether the store hears of it from here."""
+        """True if this replica records the call in the store."""
         self.is_elsewhere = False
-        """Whether another replica runs it, or ran it; it is only waited for here."""
+        """True if another replica runs or ran the call. This replica only waits for the outcome."""
         self.is_forgotten = False
-        """Whether its session ended while it ran."""
+        """True if the call's session ended while the call ran."""
         self.timer: asyncio.TimerHandle | None = None
-        """Ends it when it takes too long."""
+        """Timer that fails the call at its deadline."""
         self.listeners = 0
         self.was_delivered = False
         self.ended_at: float | None = None
@@ -43,84 +40,84 @@ class Call(Generic[T]):
         self._admitted = asyncio.Event()
 
     def admit(self) -> None:
-        """Let `admitted` return."""
+        """Release the callers that wait in `admitted`."""
         self._admitted.set()
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the store has not told yet who runs it: this replica, or another one that it is waited for from."""
+        """Return True until the store decides whether this replica runs the call, or waits for another replica."""
         return self.is_recorded and not self._admitted.is_set()
 
     async def admitted(self) -> None:
-        """Wait until it is settled whether the call may run here: what is refused before has its outcome by then."""
+        """Wait for the decision whether the call may run here. A refused call then has its outcome."""
         await self._admitted.wait()
 
     @property
     def error(self) -> Exception | None:
-        """What it ended with, if that is an error."""
+        """The error that the call ended with, or None."""
         found = self._outcome.exception() if self._outcome.done() else None
         return found if isinstance(found, Exception) else None
 
     @property
     def result(self) -> T | Exception:
-        """Its outcome, when it is over."""
+        """The outcome of a call that is over."""
         return self.error or self._outcome.result()
 
     @property
     def was_in_vain(self) -> bool:
-        """Whether another replica's call was waited for without a result: only the store knows the last word of it."""
+        """Return True if the wait for another replica's call ended with an error. Only the store knows the outcome."""
         return self.is_elsewhere and self.error is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether there is an outcome."""
+        """Return True if the call has an outcome."""
         return self._outcome.done()
 
     async def outcome(self) -> T:
-        """Wait for the outcome, without a hold on the call: who waits may leave. Raises what the run raised."""
+        """Wait for the outcome, and return it or raise the call's error. The call continues if the caller leaves."""
         return await asyncio.shield(self._outcome)
 
     async def over_within(self, seconds: float) -> bool:
-        """Wait for the outcome at most so long; whether it is there."""
+        """Wait for the outcome for at most *seconds*. Return True if it is there."""
         if not self._outcome.done():
             await asyncio.wait({self._outcome}, timeout=seconds)
         return self._outcome.done()
 
     def outcome_weight(self) -> int:
-        """How many bytes the outcome takes, roughly."""
+        """Return the estimated number of bytes of the outcome."""
         error = self._outcome.exception()
         return weight(self._outcome.result() if error is None else str(error))
 
     def succeed(self, value: T) -> None:
-        """Set the outcome, if there is none yet."""
+        """Set a value as the outcome, unless the call has an outcome."""
         if not self._outcome.done():
             self._outcome.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Set an error as the outcome, if there is none yet."""
+        """Set an error as the outcome, unless the call has an outcome."""
         if not self._outcome.done():
             self._outcome.set_exception(error)
-            self._outcome.exception()  # nobody may be there to hear of it
+            self._outcome.exception()  # marks the error as retrieved, because no caller may be waiting
 
     def stop_timer(self) -> None:
-        """Let it take as long as it takes: it has run."""
+        """Remove the deadline, because the call has run."""
         if self.timer is not None:
             self.timer.cancel()
 
 
 def never_ran(error: Exception) -> bool:
-    """Whether it is sure that nothing ran, so that the same key may be tried again."""
+    """Return True if *error* proves that nothing ran, so that the same key may be tried again."""
     if isinstance(error, UpstreamGone):
         return not error.sent
     return isinstance(error, (InvalidRequest, SessionNotFound, PoolExhausted, StoreUnavailable))
 
 
 OBJECT_BYTES: Final = 64
-"""Of a number, or of anything that has no size of its own."""
+"""Estimated bytes of each value, before the characters of a string are added."""
 
 
 def weight(value: Any) -> int:
-    """Estimate the bytes of JSON-like data, dataclasses included; a string counts its characters."""
+    """Estimate the bytes of JSON-like data, including dataclasses. A string counts its characters."""
     total, open_values = 0, [value]
     while open_values:
         one = open_values.pop()

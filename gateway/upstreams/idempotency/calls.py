@@ -1,10 +1,10 @@
-"""Calls: each runs once, as a task of its own, and what came of it is kept for those who ask again.
+"""Runs each call once, in its own task, and keeps the outcome for repeated requests.
 
-A trainer that hangs up does not end the call that it began. Whoever asks again gets the outcome of the first run: by
-the task id that it was told, by its idempotency key, or by repeating a call whose stream was cut before its end.
+A call continues when its trainer disconnects. A repeated request gets the outcome of the first run. The request
+contains the call's task id or idempotency key, or repeats a call whose stream broke before its end.
 
-With *records* that holds for all replicas: a call with a key is recorded in the store before it runs and when it has
-ended; of one without, the store hears in the background, so that its id is mostly known to others, too.
+With *records*, this holds across all replicas. A call with a key is recorded in the store before it runs and after it
+ends. A call without a key is recorded in the background, so other replicas usually know its id too.
 """
 
 from __future__ import annotations
@@ -35,39 +35,41 @@ from gateway.upstreams.idempotency.records import Records
 T = TypeVar("T")
 
 SESSION_MAX: Final = 256
-"""Calls under way in one session; and outcomes that are kept of one."""
+"""Largest number of calls in progress, and of kept outcomes, in one session."""
 SESSION_BYTES: Final = 128 * 2**20
+"""Largest estimated size of the kept outcomes of one session."""
 TOTAL_MAX: Final = 20_000
-"""Outcomes that are kept in all."""
+"""Largest number of kept outcomes of all sessions."""
 TOTAL_BYTES: Final = 256 * 2**20
+"""Largest estimated size of the kept outcomes of all sessions."""
 KEYS_MAX: Final = 1024
-"""Keys that are remembered of one session, those without an outcome included."""
+"""Largest number of known keys of one session, including keys whose outcome was dropped."""
 CUT_MAX: Final = 64
-"""Cut calls that are remembered of one session."""
+"""Largest number of known calls of one session whose stream broke."""
 QUIET_S: Final = 7200.0
-"""A session without a call for so long is forgotten: it was closed in another replica."""
+"""Seconds without a call after which a session is dropped, because another replica has closed it."""
 
 _Key = tuple[SessionId, str]
 
 
 def digest_of(value: Any) -> str:
-    """Name a JSON *value*, whatever the order of its keys."""
+    """Return a hash of a JSON *value* that does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
 class _Episode(Generic[T]):
-    """What is known of one session's calls."""
+    """The calls of one session."""
 
     session: Session
     used_at: float
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     calls: OrderedDict[str, Call[T]] = field(default_factory=OrderedDict)
-    """By task id: under way, and kept; in the order in which they were begun."""
+    """Task id → call, for calls in progress and kept calls, in the order of their start."""
     keys: OrderedDict[str, tuple[str, Call[T] | None]] = field(default_factory=OrderedDict)
-    """Key → digest, and the call unless its outcome was dropped."""
+    """Key → digest and call. The call is None if its outcome was dropped."""
     cut: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Calls that everybody left before their outcome was delivered: task id → digest."""
+    """Task id → digest, for calls whose last listener left before the outcome was delivered."""
     bytes: int = 0
     kept: int = 0
 
@@ -85,7 +87,7 @@ class OnceOnlyCalls(Generic[T]):
         total_bytes: int = TOTAL_BYTES,
         total_max: int = TOTAL_MAX,
     ) -> None:
-        """*records*: where other replicas find them; None: there are no others, and nothing outlives this one."""
+        """Start without calls. *records* shares them with other replicas. With None, this process alone knows them."""
         self._records = records
         self._clock = clock
         self._session_bytes = session_bytes
@@ -93,7 +95,7 @@ class OnceOnlyCalls(Generic[T]):
         self._total_bytes = total_bytes
         self._total_max = total_max
         self._episodes: OrderedDict[_Key, _Episode[T]] = OrderedDict()
-        # Ended and kept, oldest first: those with a key are kept for longer.
+        # Kept calls that have ended, oldest first. Calls with a key (True) are kept longer than calls without (False).
         self._ended: dict[bool, OrderedDict[str, _Episode[T]]] = {False: OrderedDict(), True: OrderedDict()}
         self._bytes = 0
 
@@ -113,7 +115,7 @@ class OnceOnlyCalls(Generic[T]):
         key: str | None = None,
         is_asked: bool = False,
     ) -> T:
-        """Run something once and return its outcome; without a *key* it is not kept. As `begin`."""
+        """Run a call once and return its outcome, as `begin` does. Without a *key*, the outcome is not kept."""
         call = self.begin(session, what, run, within_s=within_s, key=key, is_resumable=False, is_asked=is_asked)
         return await call.outcome()
 
@@ -128,19 +130,19 @@ class OnceOnlyCalls(Generic[T]):
         is_resumable: bool = True,
         is_asked: bool = False,
     ) -> Call[T]:
-        """Begin *run*, or find the call that this one is a repetition of. Must be called from a task.
+        """Start *run*, or return the earlier call that this one repeats. Must be called from a task.
+
+        With a *key* and records, an unavailable store ends the call with ``StoreUnavailable``. Nothing ran then.
 
         Args:
-            what: JSON that says what is run: the same again is a repetition.
-            within_s: The longest run; then its outcome is ``UpstreamTimeout``, and it is cancelled.
-            is_resumable: Whether its task id is told to somebody, who may ask again.
-            is_asked: Whether another replica asks for it, which has recorded it.
-
-        With a *key* and records the call ends with ``StoreUnavailable``, and nothing ran, where the store is away.
+            what: JSON that describes the call. An equal value is a repetition.
+            within_s: Seconds after which the call is cancelled with ``UpstreamTimeout`` as its outcome.
+            is_resumable: True if a trainer receives the task id, and may request the outcome again.
+            is_asked: True if another replica requests the call and has recorded it.
 
         Raises:
-            CallConflict: *key* stands for something else, or its outcome is no longer kept.
-            PoolExhausted: too many calls are under way in the session; nothing ran.
+            CallConflict: *key* belongs to another call, or its outcome is no longer kept.
+            PoolExhausted: Too many calls are in progress in the session. Nothing ran.
         """
         self._sweep()
         episode = self._episode(session)
@@ -162,7 +164,7 @@ class OnceOnlyCalls(Generic[T]):
         return call
 
     async def seek(self, session: Session, task_id: str, *, within_s: float) -> Call[T] | None:
-        """As `find`, and among the calls of other replicas, too. Raises ``StoreUnavailable``."""
+        """Return a call as `find` does, also if another replica runs it. Raises ``StoreUnavailable``."""
         call = self.find(session, task_id)
         if self._records is None or (call is not None and not call.was_in_vain):
             return call
@@ -177,16 +179,16 @@ class OnceOnlyCalls(Generic[T]):
         return call
 
     def find(self, session: Session, task_id: str) -> Call[T] | None:
-        """The call of *session* that was given this id; None if there is none (any more)."""
+        """Return the call of *session* with this task id, or None if this replica does not know it (any more)."""
         self._sweep()
         episode = self._episodes.get((session.id, session.lease))
         return None if episode is None else episode.calls.get(task_id)
 
     @contextmanager
     def listening(self, session: Session, call: Call[T]) -> Iterator[Call[T]]:
-        """Be somebody who waits for *call*; set ``was_delivered`` once its outcome was handed over whole.
+        """Register a listener of *call*. The listener sets ``was_delivered`` after it delivered the complete outcome.
 
-        A call that everybody left without its outcome is found again by beginning the same.
+        If all listeners leave before that, `begin` finds the call again by an equal description.
         """
         call.listeners += 1
         try:
@@ -203,25 +205,25 @@ class OnceOnlyCalls(Generic[T]):
                         episode.cut.popitem(last=False)
 
     def running(self, session: Session) -> int:
-        """How many calls are under way in *session*."""
+        """Return the number of calls in progress in *session*."""
         episode = self._episodes.get((session.id, session.lease))
         return 0 if episode is None else len(episode.running)
 
     def busy(self, worker: WorkerId) -> list[Session]:
-        """The sessions in *worker* in which a call is under way."""
+        """Return the sessions of *worker* that have a call in progress."""
         return [one.session for one in self._episodes.values() if one.running and one.session.worker == worker]
 
     # -- end ------------------------------------------------------------------------------------------------------
 
     async def settle(self, session: Session, *, within_s: float) -> bool:
-        """Wait until no call is under way in *session*, at most so long; whether none is."""
+        """Wait for the calls of *session*, for at most *within_s* seconds. Return True if no call is in progress."""
         episode = self._episodes.get((session.id, session.lease))
         if episode is not None and episode.running:
             await asyncio.wait(set(episode.running.values()), timeout=within_s)
         return episode is None or not episode.running
 
     def forget(self, session: Session) -> None:
-        """Drop what is known of a session that has ended, here and in the store; calls under way are broken off."""
+        """Drop the calls of a session that has ended, here and in the store. Calls in progress are cancelled."""
         if self._records is not None:
             self._records.forget(session)
         episode = self._episodes.pop((session.id, session.lease), None)
@@ -231,7 +233,7 @@ class OnceOnlyCalls(Generic[T]):
     def _break_off(self, episode: _Episode[T], why: str, *, is_forgotten: bool = False) -> None:
         for task_id, task in list(episode.running.items()):
             call = episode.calls[task_id]
-            # Never "not found", which would say that nothing ran.
+            # Not `SessionNotFound`, which would mean that nothing ran.
             call.fail(UpstreamGone(why, sent=True))
             call.is_forgotten = is_forgotten
             task.cancel()
@@ -239,10 +241,10 @@ class OnceOnlyCalls(Generic[T]):
             self._drop(episode, call)
 
     async def aclose(self) -> None:
-        """Break off all calls."""
+        """Cancel all calls."""
         tasks = [task for episode in self._episodes.values() for task in episode.running.values()]
         episodes, self._episodes = list(self._episodes.values()), OrderedDict()
-        for episode in episodes:  # the store keeps what it knows, for other replicas
+        for episode in episodes:  # the store keeps its records for other replicas
             self._break_off(episode, "the gateway went away while the call ran")
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -260,7 +262,7 @@ class OnceOnlyCalls(Generic[T]):
     def _same(self, episode: _Episode[T], digest: str) -> Call[T] | None:
         for task_id, cut in list(episode.cut.items()):
             call = episode.calls.get(task_id)
-            if call is None:  # its outcome is no longer kept
+            if call is None:  # the outcome is no longer kept
                 del episode.cut[task_id]
             elif cut == digest and not call.listeners:
                 return call
@@ -270,7 +272,7 @@ class OnceOnlyCalls(Generic[T]):
         if len(episode.running) >= self._session_max:
             raise PoolExhausted("too many calls wait in this session")
         episode.calls[call.task_id] = call
-        # A timer and not a scope: whoever waits learns in time, also where what runs is slow to take its cancellation.
+        # A timer instead of a timeout scope: callers get the error in time, even if the call reacts slowly to `cancel`.
         late = UpstreamTimeout(f"the call took longer than {within_s:g} s")
         call.timer = asyncio.get_running_loop().call_later(within_s, self._expire, episode, call, late)
         episode.running[call.task_id] = asyncio.ensure_future(self._run(episode, call, work))
@@ -279,8 +281,8 @@ class OnceOnlyCalls(Generic[T]):
         try:
             call.succeed(await work())
         except asyncio.CancelledError:
-            call.fail(UpstreamGone("the call was broken off", sent=True))
-        except Exception as error:  # noqa: BLE001  # it is the outcome: raised where somebody waits
+            call.fail(UpstreamGone("the call was cancelled", sent=True))
+        except Exception as error:  # noqa: BLE001  # the error is the outcome, raised in the waiting callers
             call.fail(error)
             if never_ran(error) and call.key is not None:
                 _unlearn(episode, call.key, call)
@@ -321,7 +323,7 @@ class OnceOnlyCalls(Generic[T]):
         self._sweep()
 
     def _drop(self, episode: _Episode[T], call: Call[T]) -> None:
-        """Forget an outcome. Its key stays: a refusal is better than a second run."""
+        """Drop an outcome. Its key stays, because a refusal is better than a second run."""
         del self._ended[call.key is not None][call.task_id]
         del episode.calls[call.task_id]
         episode.cut.pop(call.task_id, None)
@@ -362,7 +364,7 @@ def _known(episode: _Episode[T], key: str, digest: str, *, is_asked: bool) -> Ca
         raise CallConflict("Idempotency-Key was used with another body")
     if call is None:
         raise CallConflict("the outcome of this Idempotency-Key is no longer kept")
-    # A call that waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
+    # The known call may itself wait for the asking replica, or be about to. Returning it would make both wait forever.
     waits = is_asked and (call.is_elsewhere or call.is_undecided)
     return None if waits or call.was_in_vain else call
 

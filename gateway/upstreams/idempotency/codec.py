@@ -1,6 +1,6 @@
-"""Outcomes of calls as bytes, for the store and for other replicas: a value, or the error that a call ended with.
+"""Encodes outcomes of calls (values and errors) as bytes, for the store and for other replicas.
 
-ASCII throughout: JSON's escapes carry what UTF-8 can't (a lone surrogate in an environment's text).
+The bytes are ASCII. JSON's escapes can express a lone surrogate in an environment's text, which UTF-8 can't.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ T = TypeVar("T")
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     kind.code: kind for kind in (UpstreamError, UpstreamTimeout, AuthorFault, SessionFailed, InvalidRequest)
 }
-"""Errors that are their sentence and nothing else; ``UpstreamGone`` also says whether something was sent."""
+"""Errors that consist of their message only. ``UpstreamGone`` also contains ``sent``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How values of one kind are written as JSON, and read."""
+    """Writes values of one kind as JSON, and reads them."""
 
     name: str
-    """Tells kinds apart."""
+    """Key of the kind in the JSON."""
     to_json: Callable[[T], Any]
     of_json: Callable[[Any], T]
 
     def write(self, outcome: T | Exception) -> bytes:
-        """Write a value or an error. Of a mistake of ours nothing is told but that it was one."""
+        """Write a value or an error. An unexpected exception of the gateway is written without its message."""
         if isinstance(outcome, Exception):
             return compact({"error": _told(outcome)})
         return compact({self.name: self.to_json(outcome)})
 
     def read(self, written: bytes) -> T | GatewayError:
-        """Read what `write` wrote. Raises ``UpstreamError`` if it can't be read."""
+        """Read an outcome that `write` wrote. Raises ``UpstreamError`` if the bytes are not valid."""
         try:
             found = json.loads(written)
             return _error(found["error"]) if "error" in found else self.of_json(found[self.name])
@@ -56,7 +56,7 @@ class Codec(Generic[T]):
 
 
 def result_to_json(result: StepResult) -> Any:
-    """What came of an action, in JSON; not its faults, which only who ran it tells operators of."""
+    """Return a result as JSON, without its faults. The replica that ran the action reports the faults to operators."""
     return {
         "blocks": [_block_to_json(block) for block in result.blocks],
         "reward": result.reward,
@@ -69,7 +69,7 @@ def result_to_json(result: StepResult) -> Any:
 
 
 def result_of_json(value: Any) -> StepResult:
-    """Read what `result_to_json` made. Raises what comes of reading something else."""
+    """Read the JSON of `result_to_json`. Raises ``KeyError`` or ``TypeError`` for other JSON."""
     return StepResult(**{**value, "blocks": tuple(map(_block_of_json, value["blocks"]))})
 
 

@@ -1,14 +1,13 @@
-"""Writes to the store which calls this replica runs and how they end, so that other replicas can answer for them.
+"""Records this replica's calls and their outcomes in the store, so that other replicas can return the outcomes.
 
-A call with a key is recorded before it runs and when it has ended: two round trips. A call without a key costs its
-trainer none: the recorder writes it once a second with all others. It is lost if there are too many of them, or if the
-store does not answer.
+The recorder writes a call with a key before it runs and after it ends: two round trips. A call without a key costs its
+trainer no round trip, because the recorder writes all such calls once a second. Their records are lost if there are too
+many of them, or if the store does not answer.
 
-The recorder writes what this replica saw of a session (`Tally`) in the same way. A change of how the episode ends is
-written before the step's answer goes out: with a key in the write of its outcome, else in a write of its own.
+The recorder writes this replica's count of a session (`Tally`) in the same way. A change that affects the episode's
+summary is written before the step's response is sent. For a call with a key, the write of the outcome contains it.
 
-The recorder repeats all calls with a key to a store that lost its data: a call that the store does not know would run
-once more.
+If the store lost its data, the recorder writes all calls with a key again, because an unknown call would run twice.
 """
 
 from __future__ import annotations
@@ -29,32 +28,36 @@ from gateway.core.session import Session
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
+"""Seconds between two background writes."""
 WRITE_S: Final = 1.0
-"""How long an outcome is held back until it is recorded: with a store that hangs it is told before."""
+"""Seconds for which an outcome is held back until it is recorded. After that, the outcome goes out unrecorded."""
 UNSENT_MAX: Final = 4096
-"""Changes that wait for a store which is away."""
+"""Largest number of changes that wait for an unavailable store."""
 UNSENT_BYTES: Final = 64 * 2**20
-"""Their outcomes; beyond it calls are recorded as ended, without an outcome."""
+"""Largest size of waiting outcomes, in bytes. Further calls are recorded as ended, without an outcome."""
 NOTES_MAX: Final = 1024
+"""Largest number of ends of calls without a key that are recorded in one second."""
 NOTES_BYTES: Final = 4 * 2**20
-"""Of calls without a key, in one second: some milliseconds of the store's time."""
+"""Largest size of their outcomes, in bytes. The write takes some milliseconds of the store's time."""
 KEPT_BYTES: Final = 64 * 2**20
-"""Outcomes that can be told again; of older ones only that they ended."""
+"""Bytes of outcomes that can be written again. Of older calls only the end is written again."""
 BATCH_MAX: Final = 512
+"""Largest number of changes in one write."""
 BATCH_BYTES: Final = 4 * 2**20
-"""In one write: some milliseconds of the store's time."""
+"""Largest size of the outcomes in one write, in bytes. The write takes some milliseconds of the store's time."""
 CLOSE_S: Final = 5.0
+"""Seconds that `Recorder.aclose` waits for each of its steps."""
 TALLIES_MAX: Final = 50_000
-"""Counts of sessions that are remembered; those of sessions that other replicas ended are the first to go."""
+"""Largest number of known counts. Counts of sessions that other replicas ended are dropped first."""
 _ENDED: Final = (CallState.DONE, CallState.DROPPED)
 
 _Place = tuple[SessionId, str]
 _Id = tuple[str, str]
-"""A session's lease, and a call's task id; its task id is empty for a change of the session."""
+"""A session's lease and a call's task id. The task id is empty for a change of the session."""
 
 
 class Recorder:
-    """The calls of this replica, towards the store."""
+    """Writes the calls of this replica to the store."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Recorder:
         notes_bytes: int = NOTES_BYTES,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        """Write to *store* every *tick_s* seconds what need not be written at once. Tests set smaller limits."""
+        """Write changes that can wait to *store* every *tick_s* seconds. Tests set smaller limits."""
         self.store = store
         self._tick_s = tick_s
         self._write_s = write_s
@@ -74,15 +77,15 @@ class Recorder:
         self._notes_limit = notes_bytes
         self._kept_limit = kept_bytes
         self._running: dict[str, CallChange] = {}
-        """Calls that the store knows as running here, or may, by task id; each stays until its end is written."""
+        """Task id → call, for calls that the store knows (or may know) as running here, until their end is written."""
         self._ended: OrderedDict[str, tuple[float, CallChange]] = OrderedDict()
-        """Calls with a key that ended here, and the end of the time for which the store keeps them; oldest first."""
+        """Task id → time until which the store keeps the call, and its end. Only calls with a key, oldest first."""
         self._ended_bytes = 0
         self._unwritten: OrderedDict[_Id, CallChange] = OrderedDict()
         """Changes that the next tick writes, in order."""
         self._unwritten_bytes = 0
         self._notes = self._notes_bytes = 0
-        """Ends of calls without a key that were noted since the last tick."""
+        """Number and bytes of ends of calls without a key since the last tick."""
         self._tallies: OrderedDict[_Place, CallChange] = OrderedDict()
         """The newest count of each session."""
         self._untold: dict[_Place, None] = {}
@@ -90,7 +93,7 @@ class Recorder:
         self._run = ""
         """The run of the store that answered last."""
         self._is_away = False
-        """True if the store did not answer the last write, or not in time."""
+        """True if the store did not answer the last write in time."""
         self._ticking: asyncio.Task[None] | None = None
         self._work: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -107,11 +110,11 @@ class Recorder:
     # -- calls with a key -----------------------------------------------------------------------------------------
 
     async def begin(self, call: CallChange) -> CallRecord | None:
-        """Record that *call* runs here, and return None; if its key is known, return what is known of it.
+        """Record that *call* runs here, and return None. If its key is known, return the existing record.
 
         Raises:
-            CallConflict: the key is known with another digest.
-            StoreUnavailable: nothing may run.
+            CallConflict: The key belongs to a call with another digest.
+            StoreUnavailable: The store does not answer. The call must not run.
         """
         self._running[call.task_id] = call
         self._tick()
@@ -121,7 +124,7 @@ class Recorder:
         except asyncio.CancelledError:
             beginning.add_done_callback(lambda _: self.never_ran(call))
             raise
-        except StoreUnavailable:  # the store may have recorded it all the same
+        except StoreUnavailable:  # the store may have recorded the call nevertheless
             self.never_ran(call)
             raise
         except CallConflict:
@@ -134,23 +137,23 @@ class Recorder:
     async def _begin(self, call: CallChange) -> CallRecord | None:
         while True:
             record = await self.store.begin(call)
-            if record is None or record.task_id == call.task_id:  # a store that lost its data was told of it already
+            if record is None or record.task_id == call.task_id:  # a store without its data received this call already
                 return None
             if record.replica != self.store.replica or record.state in _ENDED:
                 return record
             if record.task_id in self._running:
                 return record
-            # The answer to its beginning was lost, and the replica gave it up: it never ran.
+            # The store's response to the start was lost, and this replica gave the call up. It never ran.
             await self.store.write([replace(call, kind=Change.UNDONE, task_id=record.task_id)])
 
     def never_ran(self, call: CallChange) -> None:
-        """Forget a call that is sure not to have run: its key may be tried again."""
+        """Drop a call that certainly did not run, so that its key may be tried again."""
         self._running.pop(call.task_id, None)
         self._take(_id(call))
         self._detach(self._write([replace(call, kind=Change.UNDONE)]))
 
     async def ended(self, call: CallChange) -> None:
-        """Record the end of a call that was begun; wait up to `WRITE_S` for the store, which hears of it later else."""
+        """Record the end of a call with a key. Wait for the store up to `WRITE_S`, then finish in the background."""
         self._ended[call.task_id] = time.monotonic() + call.keep_s, call
         self._ended_bytes += len(call.outcome)
         for older, (until, one) in self._ended.items():
@@ -167,17 +170,17 @@ class Recorder:
     # -- calls without a key --------------------------------------------------------------------------------------
 
     def runs(self, call: CallChange) -> None:
-        """Note that a call runs whose task id is known to a trainer."""
+        """Note that a call without a key runs. A trainer knows its task id."""
         self._put(call)
         self._tick()
 
     def noted(self, call: CallChange) -> None:
-        """Note the end of such a call."""
-        is_fresh = self._take(_id(call)) is not None  # the store has not heard of the call
+        """Note the end of a call without a key."""
+        is_fresh = self._take(_id(call)) is not None  # the store does not know the call yet
         self._running.pop(call.task_id, None)
         has_room = self._notes < NOTES_MAX and self._notes_bytes + len(call.outcome) <= self._notes_limit
         if not has_room and not is_fresh:
-            call = _dropped(call)  # the store takes it for one that runs
+            call = _dropped(call)  # the store knows the call as running, and has to learn that it ended
         elif not has_room or (is_fresh and call.kind is not Change.DONE):
             return
         self._notes += 1
@@ -188,7 +191,7 @@ class Recorder:
     # -- counts of sessions ---------------------------------------------------------------------------------------
 
     def counted(self, session: Session, tally: Tally) -> None:
-        """Note what was seen here of a session so far; the next write contains it."""
+        """Note this replica's count of a session. The next write contains it."""
         place = session.id, session.lease
         before = self._tallies.get(place)
         tally = replace(tally, told_in=before.tally.told_in if before is not None else "")
@@ -203,18 +206,18 @@ class Recorder:
         self._tick()
 
     def telling(self, session: Session) -> asyncio.Task[None] | None:
-        """Begin to write what was noted of a session; return None if there is nothing."""
+        """Start to write the count of a session. Return None if the store knows the newest count."""
         place = session.id, session.lease
         return self._detach(self._write([], [place])) if place in self._untold else None
 
     async def tell(self, session: Session) -> None:
-        """Write what was noted, and wait up to `WRITE_S`; do not wait again for a store that did not answer."""
+        """Write the count of a session, and wait up to `WRITE_S`. Do nothing if the last write was not answered."""
         if not self._is_away and (telling := self.telling(session)) is not None:
             await asyncio.wait({telling}, timeout=self._write_s)
             self._is_away = self._is_away or not telling.done()
 
     async def tallies(self, session: Session) -> Mapping[str, Tally] | None:
-        """Return what the other replicas saw of a session, by their names; None if a part of it is missing."""
+        """Return the other replicas' counts of a session, by replica name, or None if a part is missing."""
         asking = self._detach(self.store.tallies(session.id, session.lease))
         await asyncio.wait({asking}, timeout=self._write_s)
         if not asking.done() or asking.exception() is not None:
@@ -228,7 +231,7 @@ class Recorder:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     def forget(self, session: Session) -> None:
-        """Forget all calls of a session that has ended, here and in the store."""
+        """Drop the calls and counts of a session that has ended, here and in the store."""
         place = session.id, session.lease
         self._tallies.pop(place, None)
         self._untold.pop(place, None)
@@ -242,7 +245,7 @@ class Recorder:
         self._tick()
 
     async def aclose(self) -> None:
-        """Write what is left, if the store takes it."""
+        """Write the remaining changes, if the store answers."""
         self._is_closed = True
         if self._ticking is not None:
             self._ticking.cancel()
@@ -259,9 +262,9 @@ class Recorder:
             self._ticking = asyncio.get_running_loop().create_task(self._ticks())
 
     async def _ticks(self) -> None:
-        """Write once a second while a call runs, or the store may lose one that has ended.
+        """Write once a second while there are changes, running calls, or ended calls that the store could lose.
 
-        Each write also says that this replica lives.
+        Each write also shows the store that this replica is alive.
         """
         while self._has_news or self._work:
             await asyncio.sleep(self._tick_s)
@@ -281,8 +284,8 @@ class Recorder:
     async def _write(self, changes: Sequence[CallChange], places: Sequence[_Place] = ()) -> None:
         """Write *changes*, and the counts of the sessions *places*.
 
-        If the store does not answer, all are written later, but those of calls without a key: other replicas do not
-        know these calls then.
+        If the store does not answer, all changes are written later, except changes of calls without a key. Other
+        replicas then do not know these calls.
         """
         tallies = [self._tallies[place] for place in places if place in self._untold]
         is_written = False
@@ -310,11 +313,11 @@ class Recorder:
             if newest is not None and not newest.tally.told_in:
                 self._tallies[told.place] = replace(newest, tally=replace(newest.tally, told_in=run))
         before, self._run = self._run, run
-        if before not in ("", run):  # the store may have lost all data: a key that it does not know would run again
+        if before not in ("", run):  # the store may have lost all data, and a call with an unknown key would run again
             self._write_later([*(call for _, call in self._ended.values()), *self._running.values()])
 
     def _write_later(self, changes: Sequence[CallChange]) -> None:
-        """Write *changes* with the next tick, but those of calls without a key, and those that are out of date."""
+        """Write *changes* at the next tick, except changes of calls without a key and outdated changes."""
         for change in changes:
             newer = self._unwritten.get(_id(change))
             is_late = newer is not None and (newer.kind is not Change.RUNNING or change.kind is Change.RUNNING)
@@ -354,13 +357,13 @@ class Recorder:
         self._work.discard(task)
         if task.cancelled():
             return
-        error = task.exception()  # its caller may have left
+        error = task.exception()  # the caller may have left
         if error is not None and not isinstance(error, GatewayError):
             logger.error("call_record_failed", exc_info=error)
 
 
 def _batches(changes: Sequence[CallChange]) -> Iterator[Sequence[CallChange]]:
-    """Cut *changes* into writes that do not take long; yield an empty one if there are none."""
+    """Split *changes* into short writes. Without changes, yield one empty write."""
     batch: list[CallChange] = []
     size = 0
     for change in changes:

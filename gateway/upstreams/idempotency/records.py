@@ -1,7 +1,7 @@
-"""One upstream's calls towards the store: what is recorded of them, and what the records of other replicas mean.
+"""Records the calls of one upstream in the store, and interprets the records of other replicas.
 
-A replica never runs a call that another one recorded. If that replica is gone, the store can't say whether the call
-ran, and each trainer that asks for it gets this answer.
+A replica never runs a call that another replica recorded. If that replica is gone, the store does not know whether the
+call ran. Each trainer that requests the call gets an error that says so.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ from gateway.upstreams.idempotency.recorder import Recorder
 T = TypeVar("T")
 
 NOTED_BYTES: Final = 256 * 2**10
-"""The largest outcome that is written of a call without a key."""
+"""Largest recorded outcome of a call without a key, in bytes."""
 WEIGHT_FACTOR: Final = 4
-"""Memory is no measure of bytes; what weighs so much more than the limit is not even written to be measured."""
+"""Ratio of estimated memory to the size limit above which an outcome is dropped without encoding it.
+
+The estimate is imprecise. Smaller outcomes are therefore encoded and measured.
+"""
 _TASK_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Records(Generic[T]):
-    """Calls whose outcomes are written by *codec*."""
+    """The records of calls whose outcomes *codec* encodes."""
 
     def __init__(self, recorder: Recorder, codec: Codec[T]) -> None:
         self._recorder = recorder
         self._codec = codec
 
     async def once(self, session: Session, call: Call[T], run: Callable[[], Awaitable[T]], *, within_s: float) -> T:
-        """Run *call*, which has a key, if no replica has; else wait for its outcome.
+        """Run *call*, which has a key, unless a replica has run it. Else wait for the outcome.
 
         Raises:
-            CallConflict: the key stands for another call, or its outcome is not kept.
-            StoreUnavailable: nothing ran.
-            GatewayError: the error that the call ended with.
+            CallConflict: The key belongs to another call, or its outcome is not kept.
+            StoreUnavailable: The store does not answer. Nothing ran.
+            GatewayError: The error that the call ended with.
         """
         begun = _change(session, call, Change.RUNNING, keep_s=max(KEYED_S, within_s + MARGIN_S))
         while (record := await self._recorder.begin(begun)) is not None:
@@ -58,12 +61,12 @@ class Records(Generic[T]):
             outcome = await self._outcome(session, record, within_s)
             if outcome is not None:
                 return outcome
-        call.is_elsewhere = False  # it never ran there
+        call.is_elsewhere = False  # the call never ran in another replica
         call.admit()
         try:
             value = await run()
         except asyncio.CancelledError:
-            call.fail(UpstreamGone("the call was broken off", sent=True))
+            call.fail(UpstreamGone("the call was cancelled", sent=True))
             if not call.is_forgotten:
                 await self._recorder.ended(self._end(session, call, call.result, OUTCOME_BYTES))
             raise
@@ -74,32 +77,32 @@ class Records(Generic[T]):
                 call.stop_timer()
                 await self._recorder.ended(self._end(session, call, error, OUTCOME_BYTES))
             raise
-        call.stop_timer()  # it has run in time: what is left is to say so
+        call.stop_timer()  # the call ended in time, and only its record remains to be written
         await self._recorder.ended(self._end(session, call, value, OUTCOME_BYTES))
         return value
 
     def runs(self, session: Session, call: Call[T], *, within_s: float) -> None:
-        """Note that a call without a key runs here."""
+        """Record, in the background, that this replica runs a call without a key."""
         self._recorder.runs(_change(session, call, Change.RUNNING, keep_s=within_s + MARGIN_S))
 
     def noted(self, session: Session, call: Call[T]) -> None:
-        """Note the end of a call without a key."""
+        """Record, in the background, the end of a call without a key."""
         self._recorder.noted(self._end(session, call, call.result, NOTED_BYTES))
 
     async def look(self, session: Session, task_id: str) -> CallRecord | None:
-        """Return what another replica recorded of a call. Raises ``StoreUnavailable``."""
+        """Return the store's record of a call, or None if there is no record. Raises ``StoreUnavailable``."""
         if _TASK_ID.fullmatch(task_id) is None:
             return None
         return await self._recorder.store.look(session.id, session.lease, task_id)
 
     async def found(self, session: Session, record: CallRecord, *, within_s: float) -> T:
-        """Wait for the outcome of a call of another replica.
+        """Wait for the outcome of another replica's call, for at most *within_s* seconds.
 
         Raises:
-            UpstreamGone: its replica was lost; it may have run.
-            CallConflict: its outcome is not kept.
-            UpstreamTimeout: it still runs.
-            GatewayError: the error that it ended with.
+            UpstreamGone: The replica was lost, or the record is gone. The call may have run.
+            CallConflict: The outcome is not kept.
+            UpstreamTimeout: The call still runs.
+            GatewayError: The error that the call ended with.
         """
         outcome = await self._outcome(session, record, within_s)
         if outcome is None:
@@ -107,11 +110,11 @@ class Records(Generic[T]):
         return outcome
 
     def forget(self, session: Session) -> None:
-        """Forget all calls of a session that has ended."""
+        """Drop the records of a session that has ended, here and in the store."""
         self._recorder.forget(session)
 
     async def _outcome(self, session: Session, record: CallRecord, within_s: float) -> T | None:
-        """Wait as `found` does; return None if the call is sure not to have run."""
+        """Wait as `found` does. Return None if the store has no record of the call (any more)."""
         found: CallRecord | None = record
         if record.state in (CallState.RUNNING, CallState.LOST):
             found = await self._recorder.store.settled(session.id, session.lease, record.task_id, within_s=within_s)
@@ -129,7 +132,7 @@ class Records(Generic[T]):
         return outcome
 
     def _end(self, session: Session, call: Call[T], outcome: T | Exception, limit: int) -> CallChange:
-        """Return the end of *call*, without its outcome if that takes more than *limit* bytes or is no JSON."""
+        """Return the end of *call*. The outcome is left out if it exceeds *limit* bytes or can't be encoded."""
         keep_s = UNKEYED_S if call.key is None else KEYED_S
         if isinstance(outcome, Exception) or weight(outcome) <= WEIGHT_FACTOR * limit:
             try:

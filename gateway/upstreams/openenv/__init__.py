@@ -1,1 +1,1 @@
-"""OpenEnv towards workers."""
+"""Call workers by the OpenEnv protocol."""

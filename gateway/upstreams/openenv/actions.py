@@ -1,7 +1,7 @@
-"""What an image's actions look like, and what an agent's action becomes in a ``step``.
+"""Find the actions of an image, and translate an agent's action into a ``step``.
 
-A Gym image has one action, offered as the tool ``step``. An image whose actions are tool calls offers its tools; they
-are called by a step as well, as only steps know rewards.
+A Gym image has one action, which the gateway offers as the tool ``step``. An image whose actions are tool calls offers
+its tools. A step calls them as well, because only steps return rewards.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from gateway.upstreams.openenv.http import Http, Place, RpcError, remember
 STEP: Final = "step"
 _DESCRIPTION: Final = "Take one action in the environment."
 _TOOL_ACTIONS: Final = frozenset(("Action", "CallToolAction", "ListToolsAction"))
-"""Classes of actions by which a server understands calls of tools; to any other class they are a malformed action."""
+"""Action classes that accept tool calls. A server with any other class rejects a tool call as malformed."""
 _RUNS_EPISODES: Final = frozenset(("reset", "step", "state", "close"))
-"""Words of those who run the episode: an image's own tool that bears one is not offered."""
+"""Names reserved for the episode's control. A tool of the image with such a name is not offered."""
 KNOWN_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """The actions of one make of image."""
+    """The actions of one image revision."""
 
     has_tools: bool
-    """Whether they are calls of tools; else there is one tool, ``step``, whose input is the action."""
+    """Whether actions are tool calls. If not, there is one tool, ``step``, whose input is the action."""
     tools: tuple[Tool, ...]
 
     @property
     def listing(self) -> bytes:
-        """The tools as ORS' ``ListToolsOutput``."""
+        """The tools in the format of ORS' ``ListToolsOutput``."""
         return compact(
             {
                 "tools": [
@@ -50,14 +50,14 @@ class Form:
 
 
 class Forms:
-    """Asks for the form of each make of image once."""
+    """Queries the form of each image revision once."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
         self._known: OrderedDict[str, Form] = OrderedDict()
 
     async def of(self, at: Place, digest: str) -> Form:
-        """The form of the image of *digest*, of which there is a worker at *at*."""
+        """Return the form of the image with *digest*; query the worker at *at* if it is not cached."""
         return self._known.get(digest) or remember(self._known, digest, await self._asked(at), KNOWN_MAX)
 
     async def _asked(self, at: Place) -> Form:
@@ -100,7 +100,7 @@ def _schema(value: Any) -> Mapping[str, Any]:
 
 
 def without_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an action without the field that all actions inherit and no agent fills."""
+    """Return an action's schema without ``metadata``, a field that all actions inherit and no agent fills."""
     properties = schema.get("properties")
     cleaned = dict(schema)
     if isinstance(properties, Mapping):
@@ -112,10 +112,10 @@ def without_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_frame(action: Action, environment: Environment, form: Form) -> bytes | StepResult:
-    """The frame that means *action*; or why there is none, where it calls a tool that there is not.
+    """Return the request frame of *action*, or the error result of a call to an unknown tool.
 
     Raises:
-        InvalidRequest: what it means can't be told.
+        InvalidRequest: The action can't be mapped to a tool and its input.
     """
     data = _tool_data(action, environment, form) if form.has_tools else _gym_data(action, environment, form)
     return data if isinstance(data, StepResult) else request("step", data)
@@ -134,9 +134,9 @@ def _gym_data(action: Action, environment: Environment, form: Form) -> Mapping[s
 def _tool_data(action: Action, environment: Environment, form: Form) -> Mapping[str, Any] | StepResult:
     fields = action.fields
     if fields is not None and fields.get("type") in ("call_tool", "list_tools"):
-        return fields  # it is a step's data already
+        return fields  # already the data of a step
     if action.name in _RUNS_EPISODES:
-        return _unknown(str(action.name))  # others may be tools that came after the list: the server knows best
+        return _unknown(str(action.name))  # other unknown names may be newer than the list, so the server decides
     name, arguments = tool_call(action, environment, form.tools)
     return {"type": "call_tool", "tool_name": name, "arguments": arguments}
 

@@ -1,12 +1,12 @@
-"""Readiness, capacity and session lifetime of a server, learned from trial sockets.
+"""Determine a server's readiness, capacity and session lifetime with trial sockets.
 
-``/health`` is constant, and a refusal comes after the upgrade. So a worker is ready when a socket gets a reply, and the
-refusal of one socket too many shows its capacity.
+``/health`` returns a constant, and a server refuses a socket only after the upgrade. So a worker is ready when a socket
+gets a reply. The refusal of a socket beyond the capacity shows the capacity.
 
-From 0.5 on ``/ws?session_id=`` attaches to a session; 0.2.2 to 0.4.1 make such sessions, but ignore the id, and give
-the socket an environment of its own. No page tells the two apart: 0.4.1 and 0.5.0 have the same OpenAPI. So a trial
-socket asks for a session that does not exist. A server of 0.5 refuses it by name, before it takes a place; an older
-server gives it a place, which is returned at once.
+From 0.5 on, ``/ws?session_id=`` attaches to a session. Servers from 0.2.2 to 0.4.1 create such sessions but ignore the
+id, and give the socket an environment of its own. No page distinguishes them: 0.4.1 and 0.5.0 have the same OpenAPI. So
+a trial socket names a session that does not exist. A server of 0.5 refuses the id before the socket occupies a place.
+An older server gives the socket a place, which is released immediately.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gateway.upstreams.openenv.websocket import FrameConnection, WebSocketPool
 PAUSE_S: Final = 0.05
 TRIALS_MAX: Final = 64
 FREE_S: Final = 10.0
-"""How long the places of trial sockets may take to be free again."""
+"""Seconds within which a server must free the places of closed trial sockets."""
 CLOSE_S: Final = 30.0
 KNOWN_MAX: Final = 4096
 ATTEMPTS: Final = 3
-"""Attempts of the lifetime trial: the end of a socket may overtake the refusal, and then shows nothing."""
+"""Attempts of the lifetime trial: the close of a socket may overtake the refusal, and then the trial has no result."""
 ATTACH_ANSWER_S: Final = 60.0
 
 
 class CapabilityProbe:
-    """Tries servers out, and remembers what it learned."""
+    """Tests servers' capabilities, and caches the results."""
 
     def __init__(self, http: Http, sockets: WebSocketPool) -> None:
         self._http = http
@@ -46,7 +46,7 @@ class CapabilityProbe:
         self._asking: dict[Place, asyncio.Lock] = {}
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """See ``Upstream.ready``."""
+        """Wait until the worker is ready; return its capacity, 0 if that is not learned. See ``Upstream.ready``."""
         at = Place(worker.id, worker.address)
         await self._healthy(at, environment)
         answer_s = environment.timeouts.start_s
@@ -59,7 +59,7 @@ class CapabilityProbe:
         return capacity
 
     async def alive(self, worker: Worker, environment: Environment) -> None:
-        """See ``Upstream.alive``."""
+        """Return if the worker answers ``/health``; see ``Upstream.alive``."""
         at = Place(worker.id, worker.address)
         status = await self._http.status(at, "/health")
         if status != 200:
@@ -69,7 +69,7 @@ class CapabilityProbe:
         """Return True if sessions of the server at *at* outlive their sockets.
 
         Raises:
-            UpstreamError: the server does not answer.
+            UpstreamError: The server does not answer.
         """
         if (known := self._outliving.get(at)) is not None:
             return known
@@ -98,7 +98,7 @@ class CapabilityProbe:
         except BaseException:
             line.abort()
             raise
-        await line.close(FREE_S)  # a place that it got is free afterwards
+        await line.close(FREE_S)  # frees the place that an older server gave
         return fault is not None and fault.code == SESSION
 
     async def _healthy(self, at: Place, environment: Environment) -> None:
@@ -125,12 +125,12 @@ class CapabilityProbe:
             await self._count(at, answer_s, at_most=1)
             return known
         capacity = await self._count(at, answer_s, at_most=TRIALS_MAX)
-        if not environment.server.url:  # of those somebody else may hold the places
+        if not environment.server.url:  # third parties may occupy the places of a server with a URL
             await self._freed(at, answer_s)
         return remember(self._capacities, digest, capacity, KNOWN_MAX)
 
     async def _count(self, at: Place, answer_s: float, *, at_most: int) -> int:
-        """Open up to *at_most* sockets at once; how many sessions the server holds, as far as that shows."""
+        """Hold up to *at_most* sockets open, and return the capacity that they show."""
         lines: list[FrameConnection] = []
         try:
             while len(lines) < at_most:
@@ -141,17 +141,17 @@ class CapabilityProbe:
                 except UpstreamError as error:
                     if not lines or isinstance(error, UpstreamGone | UpstreamTimeout):
                         raise
-                    return len(lines)  # no more of them can be made, whatever it promises
+                    return len(lines)  # the server can't make more environments, whatever capacity it states
             return len(lines)
         finally:
             await _closed(lines)
 
     async def _trial(self, at: Place, answer_s: float) -> FrameConnection:
-        """Open a socket and wait for one reply on it.
+        """Open a socket and wait for one reply.
 
         Raises:
-            WorkerFull: it has no room.
-            UpstreamError: it can't make an environment, with its reason.
+            WorkerFull: The server has no room.
+            UpstreamError: The server can't make an environment; the error contains its reason.
         """
         line = await self._sockets.open(at.address, "/ws", answer_s=answer_s)
         try:
@@ -172,7 +172,7 @@ class CapabilityProbe:
         return line
 
     async def _freed(self, at: Place, answer_s: float) -> None:
-        """Return when a socket gets a place again."""
+        """Wait until the server has a place for a new socket."""
         deadline = asyncio.get_running_loop().time() + FREE_S
         while True:
             try:
@@ -180,14 +180,12 @@ class CapabilityProbe:
                 return
             except WorkerFull as error:
                 if asyncio.get_running_loop().time() > deadline:
-                    raise UpstreamError(
-                        "the server does not give back the places of sockets that were closed"
-                    ) from error
+                    raise UpstreamError("the server does not release the slots of closed sockets") from error
             await asyncio.sleep(PAUSE_S)
 
 
 async def _closed(lines: list[FrameConnection]) -> None:
-    """Close trial sockets and wait until the server has, too: their places are free by then."""
+    """Close trial sockets, and wait until the server has closed them too and so freed their places."""
     closing = [asyncio.ensure_future(line.close(CLOSE_S)) for line in lines]
     try:
         if closing:

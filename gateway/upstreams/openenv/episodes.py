@@ -1,7 +1,7 @@
-"""Sessions in OpenEnv servers: begun, attached to again, asked, ended.
+"""Open, reattach, use and end sessions in OpenEnv servers.
 
-From 0.5 on a session is made over HTTP and a socket attached to it, so that it outlives sockets and replicas. Before,
-a session is its socket: when that breaks, the session is gone, and no other socket is ever taken for it.
+From 0.5 on, a session is created over HTTP and a socket is attached to it, so the session outlives sockets and
+replicas. Before 0.5, a session is its socket: it ends when the socket breaks, and no other socket ever replaces it.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from gateway.upstreams.openenv.websocket import FrameConnection, LiveSession, No
 logger = logging.getLogger(__name__)
 
 FULL_S: Final = 2.0
-"""A session that was just closed may hold its place a little longer."""
+"""Seconds for which an opening retries while the server is full: a closed session may occupy its place a bit longer."""
 ATTACH_S: Final = 5.0
-"""How long a session may be held by a socket that the server has not noticed to be gone."""
+"""Seconds for which a session may stay occupied by a lost socket that the server has not noticed."""
 SETTLE_S: Final = 1.0
-"""How long the end of a session waits for a step that is still under way."""
+"""Seconds that the end of a session waits for a running step."""
 UNDO_S: Final = 30.0
 UNDOING_MAX: Final = 4096
 PAUSE_S: Final = 0.05
 
 
 class OpenEnvSessions:
-    """Begins and ends sessions in servers."""
+    """Opens and ends sessions in servers."""
 
     def __init__(self, http: Http, sockets: WebSocketPool, probe: CapabilityProbe) -> None:
         self._http = http
         self._sockets = sockets
         self._probe = probe
         self._undoing: dict[str, asyncio.Task[None]] = {}
-        """By lease: what an opening that failed has left, until its session is closed."""
+        """The undo of each failed opening, by lease, until the session is closed."""
 
     async def begin(
         self, session: Session, environment: Environment, data: Mapping[str, Any], kept: LiveSession | None = None
     ) -> LiveSession:
-        """Reset a new session of the server, or the one that an ended episode left (*kept*). See ``Upstream.open``."""
+        """Create a session of the server, or reuse *kept* of an ended episode, and reset it. See ``Upstream.open``."""
         deadline = time.monotonic() + FULL_S
         while True:
             try:
@@ -78,7 +78,7 @@ class OpenEnvSessions:
         try:
             if line is None:
                 if await self._probe.outlives_sockets(at):
-                    # A task: a cancelled opening must learn the id of the session that it has begun, to end it.
+                    # A task, because a cancelled opening still needs the new session's id to end the session.
                     creating = asyncio.ensure_future(self._created(at, environment.timeouts.setup_s))
                     sid = await asyncio.shield(creating)
                 line = await self._sockets.open(at.address, _target(sid), answer_s=environment.timeouts.call_s)
@@ -89,7 +89,7 @@ class OpenEnvSessions:
                     line.abort()  # the server has closed it
                 raise
             undo = self._begin_to_undo(session.lease, at, sid, creating, line)
-            if isinstance(error, Exception):  # else it was cancelled: it is undone in the background
+            if isinstance(error, Exception):  # a cancelled opening is undone in the background
                 await asyncio.wait({undo}, timeout=UNDO_S)
             raise
         return LiveSession(session, environment, sid, line, first)
@@ -126,7 +126,7 @@ class OpenEnvSessions:
         """Release the session and the socket of a failed opening.
 
         Raises:
-            UpstreamError: it can't be told whether the place is free.
+            UpstreamError: The place may still be occupied.
         """
         if line is not None:
             if await line.settle(SETTLE_S):
@@ -137,21 +137,21 @@ class OpenEnvSessions:
             try:
                 sid = await creating
             except (RpcError, WorkerFull):
-                pass  # the server made none
+                pass  # the server created no session
             except UpstreamGone as error:
                 if error.sent:
                     raise
         if sid:
-            await self.end(at, sid, UNDO_S)  # a reset that still runs in it holds it up
+            await self.end(at, sid, UNDO_S)  # a reset that still runs in the session delays its end
             return
         if line is not None and line.overran:
             raise UpstreamError("a reset still runs in the worker")
 
     async def undone(self, lease: str, within_s: float) -> bool:
-        """Wait until the opening of *lease*, which failed, is undone. False: there is none to undo.
+        """Wait until the failed opening of *lease* is undone; return False if there is no such opening.
 
         Raises:
-            UpstreamError: it is not, or nobody can tell.
+            UpstreamError: The undo has not ended in time, or the place may still be occupied.
         """
         undo = self._undoing.pop(lease, None)
         if undo is None:
@@ -163,10 +163,12 @@ class OpenEnvSessions:
         return True
 
     async def attach(self, session: Session, environment: Environment, sid: str, first: bytes) -> LiveSession:
-        """Attach to a session that another replica began, or this one before a restart; *first*: the reset's reply.
+        """Attach to a session that another replica opened, or this replica before a restart.
+
+        *first* is the reply to the session's reset.
 
         Raises:
-            SessionNotFound: the server does not know it.
+            SessionNotFound: The server does not have the session, or is gone itself.
         """
         line, steps = await self._attached(session, environment, sid)
         held = LiveSession(session, environment, sid, line, first)
@@ -189,7 +191,7 @@ class OpenEnvSessions:
             except UpstreamGone:
                 if time.monotonic() >= deadline:
                     raise
-                await asyncio.sleep(PAUSE_S)  # a server that just dies may still take connections
+                await asyncio.sleep(PAUSE_S)  # a dying server may still accept connections
                 continue
             is_attached = False
             try:
@@ -211,11 +213,11 @@ class OpenEnvSessions:
             await asyncio.sleep(PAUSE_S)
 
     async def ask(self, held: LiveSession, frame: bytes) -> bytes:
-        """Send *frame* in its turn and return its reply; a socket that broke before is replaced, if it can be.
+        """Send *frame* in its turn and return its reply; first replace a broken socket if the session outlived it.
 
         Raises:
-            SessionNotFound: the session is gone; nothing ran.
-            UpstreamGone: the socket broke while *frame* was under way, or nobody can be reached.
+            SessionNotFound: The session is gone, and nothing ran.
+            UpstreamGone: The socket broke before the reply to *frame*, or the server is unreachable.
         """
         for _ in range(2):
             line = await self._line(held)
@@ -224,7 +226,7 @@ class OpenEnvSessions:
             except UpstreamGone as error:
                 if error.sent or held.is_ended:
                     raise
-                continue  # it broke while the request waited for its turn: it was not sent
+                continue  # the socket broke while the request waited for its turn, so the request was not sent
             if kind_of(reply) == "error" and (fault := fault_of(reply)) is not None and fault.code == SESSION:
                 line.abort()
                 raise UpstreamGone(f"the worker ended the session: {fault.message}", sent=True)
@@ -235,7 +237,7 @@ class OpenEnvSessions:
         held.check()
         if held.line.is_open:
             return held.line
-        if not held.sid:  # never another socket: that would be another episode
+        if not held.sid:  # another socket would be another episode
             raise SessionNotFound("the session was lost with its socket")
         async with held.attaching:
             before = held.line
@@ -250,17 +252,17 @@ class OpenEnvSessions:
             return held.line
 
     async def close(self, held: LiveSession, within_s: float) -> Summary:
-        """End a session that is held here; its place is free when this returns.
+        """End a session that this replica holds; its place is free afterwards.
 
         Raises:
-            UpstreamError: it may not be: a step still runs, or the server did not take the end.
+            UpstreamError: The place may still be occupied: a step still runs, or the server did not end the session.
         """
         held.is_ended = True
         deadline = time.monotonic() + within_s
         line = held.line
         if not await line.settle(min(SETTLE_S, within_s)):
             line.abort()
-            if held.sid:  # it ends with its step
+            if held.sid:  # the session then ends with its step
                 with contextlib.suppress(UpstreamError):
                     await self._http.call(held.at, "openenv/session/close", {"session_id": held.sid})
             raise UpstreamError("a step still runs in the worker")
@@ -274,10 +276,10 @@ class OpenEnvSessions:
         return held.summary
 
     async def end(self, at: Place, sid: str, within_s: float) -> None:
-        """End a session by its id and wait until it is gone; unknown ones are.
+        """End a session by its id and wait until it is gone; an unknown session counts as gone.
 
         Raises:
-            UpstreamError: it is not gone in time.
+            UpstreamError: The session has not ended in time.
         """
         deadline = time.monotonic() + within_s
         while True:
@@ -296,7 +298,7 @@ class OpenEnvSessions:
             await asyncio.sleep(PAUSE_S)
 
     async def aclose(self) -> None:
-        """Wait for what is being undone."""
+        """Wait briefly for running undos, then cancel them."""
         undoing = set(self._undoing.values())
         if undoing:
             await asyncio.wait(undoing, timeout=SETTLE_S)
@@ -305,13 +307,13 @@ class OpenEnvSessions:
 
 
 async def _first_reply(line: FrameConnection, sid: str, frame: bytes) -> bytes:
-    """Reset, and return the observation.
+    """Send the reset *frame* and return the observation.
 
     Raises:
-        WorkerFull: there was no room.
-        InvalidRequest: the environment refuses the task.
-        AuthorFault: it could not be made, or failed at the task.
-        UpstreamError: the server's answer can't be read.
+        WorkerFull: The server has no room.
+        InvalidRequest: The environment refuses the task.
+        AuthorFault: The server could not make the environment, or the environment failed at the task.
+        UpstreamError: The reset failed otherwise, or the server's answer can't be read.
     """
     try:
         reply = await line.ask(frame)
@@ -344,7 +346,7 @@ def _target(sid: str) -> str:
 
 
 def _steps(reply: bytes) -> int:
-    """The steps that a state tells; 0 where it tells none."""
+    """Return the number of steps in a state's reply; 0 if it has none."""
     try:
         steps = parse(reply)["data"].get("step_count")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -354,4 +356,4 @@ def _steps(reply: bytes) -> int:
 
 def _heard(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody may ask for it
+        task.exception()  # retrieved here, because `undone` may never be called

@@ -1,7 +1,7 @@
-"""OpenEnv's frames towards servers: requests written, replies read as far as is needed.
+"""Write OpenEnv request frames, and read reply frames as far as needed.
 
-A frame is JSON text without an id: the n-th reply belongs to the n-th request. Observations may be 100 MiB large, so a
-frame that is only passed on is looked at by its first and its last bytes.
+A frame is JSON text without an id: the n-th reply belongs to the n-th request. Observations may be 100 MiB large. So
+only the first and last bytes of a relayed frame are checked where possible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.core.json_text import NotFinite, compact, parse
 CLOSE: Final = b'{"type":"close"}'
 STATE: Final = b'{"type":"state"}'
 PARSED_MAX_BYTES: Final = 2**20
-"""A frame that is passed on is parsed for its reward at most up to this size."""
+"""Bytes of the largest relayed frame that is parsed, for its reward for example."""
 
 INVALID: Final = "VALIDATION_ERROR"
 FAILED: Final = "EXECUTION_ERROR"
@@ -27,12 +27,12 @@ FULL: Final = "CAPACITY_REACHED"
 FACTORY: Final = "FACTORY_ERROR"
 SESSION: Final = "SESSION_ERROR"
 INTERNAL: Final = -32603
-"""The code of JSON-RPC errors that servers answer to whatever raised an exception, unknown tools among it."""
+"""JSON-RPC error code that servers return for any exception, including unknown tools."""
 NOT_FOUND: Final = "not_found"
 INVALID_INPUT: Final = "input_validation"
 
 _HEAD: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z_]{1,32})"')
-# Two braces at the very end: these are keys of "data" itself, never of something inside the observation.
+# The two final braces ensure that the keys belong to "data" itself, not to an object inside the observation.
 _TAIL: Final = re.compile(
     rb'"reward"\s*:\s*(null|true|false|-?(?:0|[1-9][0-9]{0,400})(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,4})?)'
     rb'\s*,\s*"done"\s*:\s*(true|false)\s*\}\s*\}\s*$'
@@ -40,8 +40,8 @@ _TAIL: Final = re.compile(
 _TAIL_BYTES: Final = 256
 _NO_NUMBER: Final = re.compile(rb'"reward"\s*:\s*(NaN|-?Infinity)\s*,\s*"done"\s*:\s*(?:true|false)\s*\}\s*\}\s*$')
 _NOT_RUN: Final = {"tool_not_found": NOT_FOUND, "invalid_args": INVALID_INPUT}
-"""Types of a tool's error for which it was not run, and our reasons for them."""
-# Servers guess the type from single words of the message, so FastMCP's own messages go first.
+"""Error types of tools that were not run, with the gateway's reasons."""
+# Servers guess the type from single words of the message, so FastMCP's own messages are matched first.
 _SAID_NOT_FOUND: Final = re.compile(r"unknown tool\b|tool not found\b|tool '[^']*' (?:not found|not available)", re.I)
 _SAID_INVALID: Final = re.compile(r"\bvalidation errors? for call\[|^input validation error\b", re.I)
 _SAID_RAISED: Final = "Error calling tool "
@@ -52,21 +52,24 @@ _LISTS_MAX_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error frame."""
+    """The content of an error frame."""
 
     code: str
     message: str
     capacity: int = 0
-    """Sessions that the server holds at most, where it refused one more; 0: unsaid."""
+    """Maximum sessions of a server that refused another session; 0 if the server did not state it."""
 
 
 def request(kind: str, data: Mapping[str, Any]) -> bytes:
-    """Write a request that has data."""
+    """Return a request frame with *data*."""
     return compact({"type": kind, "data": dict(data)})
 
 
 def kind_of(frame: bytes, *, parsed_max: int = PARSED_MAX_BYTES) -> str:
-    """The type of a frame; empty where it has none, or does not begin with it and is larger than *parsed_max*."""
+    """Return the type of a frame; an empty string if it has none.
+
+    A frame that is larger than *parsed_max* bytes must begin with its type.
+    """
     if (head := _HEAD.match(frame, 0, 256)) is not None:
         return head[1].decode()
     if len(frame) > parsed_max:
@@ -80,7 +83,7 @@ def kind_of(frame: bytes, *, parsed_max: int = PARSED_MAX_BYTES) -> str:
 
 
 def fault_of(reply: bytes) -> Fault | None:
-    """Read an error frame; None if it is another one."""
+    """Return the content of an error frame; None for a frame of another type."""
     if kind_of(reply) != "error":
         return None
     try:
@@ -101,7 +104,7 @@ def _explained(message: str, errors: list[Any]) -> str:
 
 
 def acts(frame: bytes) -> bool:
-    """Whether a request acts in the environment: a step that does not list tools, or a tool call by JSON-RPC."""
+    """Return True if a request acts in the environment: a step that does not list tools, or a JSON-RPC tool call."""
     kind = kind_of(frame)
     if kind == "mcp":
         return _is_tool_call(frame)
@@ -110,7 +113,7 @@ def acts(frame: bytes) -> bool:
 
 def _is_tool_call(frame: bytes) -> bool:
     if len(frame) > PARSED_MAX_BYTES:
-        return True  # no other request is that large
+        return True  # only tool calls are that large
     try:
         return bool(parse(frame)["data"]["method"] == "tools/call")
     except (ValueError, KeyError, TypeError):
@@ -118,9 +121,9 @@ def _is_tool_call(frame: bytes) -> bool:
 
 
 def failure_of(reply: bytes) -> str:
-    """What a reply to an action says of an exception of the environment's code; empty: there was none.
+    """Return the message of an exception in the environment's code, from the reply to an action.
 
-    A reply that is too large to be read cheaply tells of none.
+    The string is empty if there is no exception, or if the reply is too large to parse.
     """
     kind = kind_of(reply)
     if kind == "observation":
@@ -133,9 +136,9 @@ def failure_of(reply: bytes) -> str:
 
 
 def failed_tool(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Message and reason of a failed tool call, in the form in which a step answers it; None if it did not fail.
+    """Return the message and reason of a failed tool call in a step's observation; None if the call succeeded.
 
-    The reason is ``TOOL_FAILED`` where the tool's code raised an exception.
+    The reason is ``TOOL_FAILED`` if the tool's code raised an exception.
     """
     error, output = result.get("error"), result.get("result")
     if isinstance(error, Mapping):
@@ -145,7 +148,7 @@ def failed_tool(result: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _failed_call(result: object) -> tuple[str, str] | None:
-    """As `failed_tool`, for what may be something else than a tool call's observation."""
+    """Return `failed_tool` of *result*; None if *result* is not the observation of a tool call."""
     return failed_tool(result) if isinstance(result, Mapping) and "tool_name" in result else None
 
 
@@ -159,7 +162,7 @@ def _failed_output(output: object) -> tuple[str, str] | None:
 
 
 def _reason(message: str, error_type: str) -> str:
-    if _SAID_INVALID.search(message):  # first: FastMCP before 2.10 wraps it in the words for an exception
+    if _SAID_INVALID.search(message):  # first, because FastMCP before 2.10 wraps it in an exception's message
         return INVALID_INPUT
     if _SAID_NOT_FOUND.match(message):
         return NOT_FOUND
@@ -199,17 +202,20 @@ def _raised(failed: tuple[str, str] | None) -> str:
 
 
 def check_reward(reply: bytes) -> None:
-    """Refuse an observation whose reward is no number; those who pass it on would hand it to a trainer.
+    """Check that an observation's reward is not NaN or infinite, before it is relayed to a trainer.
 
     Raises:
-        AuthorFault: it is.
+        AuthorFault: The reward is NaN or infinite.
     """
     if (found := _NO_NUMBER.search(reply, max(0, len(reply) - _TAIL_BYTES))) is not None:
         raise author_fault(f"the environment gave the reward {found[1].decode()}: it is no finite number", "reward")
 
 
 def outcome_of(reply: bytes) -> tuple[float | None, bool]:
-    """Reward and end that an observation tells; (None, False) where it tells none, or can't be read cheaply."""
+    """Return an observation's reward and whether it ends the episode.
+
+    Return (None, False) if it has neither or is too large to parse.
+    """
     if (tail := _TAIL.search(reply, max(0, len(reply) - _TAIL_BYTES))) is not None:
         return _finite(parse(tail[1])), tail[2] == b"true"
     if len(reply) > PARSED_MAX_BYTES:
@@ -231,10 +237,10 @@ def _finite(value: object) -> float | None:
 
 
 def reward_of(value: object) -> float | None:
-    """Read a reward: a number, a bool, or None.
+    """Return *value* as a reward, if it is a number, a bool, or None.
 
     Raises:
-        AuthorFault: it is none; it is never made into one.
+        AuthorFault: The value is not a finite number. Other types are never converted.
     """
     if value is None:
         return None
@@ -247,11 +253,11 @@ def reward_of(value: object) -> float | None:
 
 
 def observation_of(reply: bytes) -> Mapping[str, Any]:
-    """The ``data`` of an observation frame.
+    """Return the ``data`` of an observation frame.
 
     Raises:
-        AuthorFault: it has a number that is none.
-        UpstreamError: it is another one.
+        AuthorFault: The frame contains NaN or an infinite number.
+        UpstreamError: The reply is not an observation frame.
     """
     try:
         frame = parse(reply)

@@ -1,4 +1,7 @@
-"""OpenEnv's HTTP side: what a server can do, and JSON-RPC at ``/mcp``; never its stateless reset and step."""
+"""Query OpenEnv servers over HTTP: their abilities, and JSON-RPC at ``/mcp``.
+
+The servers' stateless HTTP reset and step are never used.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ANSWER_S: Final = 20.0
-"""For requests that a server answers from memory; an environment that blocks its loop holds them up."""
+"""Seconds for requests that a server answers from memory: an environment that blocks the server's loop delays them."""
 MAX_ANSWER_BYTES: Final = 64 * 2**20
 KNOWN_MAX: Final = 4096
 
@@ -27,7 +30,7 @@ REFUSED: Final = -32000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker, and where it is."""
+    """A worker and its address."""
 
     worker: WorkerId
     address: str
@@ -35,21 +38,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What a server can do, as its OpenAPI page tells; that of a release says no number."""
+    """A server's abilities, from the paths in its OpenAPI page: the page has no release number."""
 
     has_mcp: bool = False
-    """Since 0.2.1."""
+    """Whether the server has ``/mcp``, as since 0.2.1."""
     has_task_api: bool = False
-    """Since 0.4.1."""
+    """Whether the server has the Task API, as since 0.4.1."""
 
     @property
     def may_have_lasting_sessions(self) -> bool:
-        """Whether its sessions may outlive their sockets: those of 0.5 do, which came after the Task API."""
+        """Whether sessions may outlive their sockets, as since 0.5, which is newer than the Task API."""
         return self.has_mcp and self.has_task_api
 
 
 class RpcError(UpstreamError):
-    """An error that a server answered at ``/mcp``."""
+    """A server's JSON-RPC error at ``/mcp``."""
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -58,14 +61,14 @@ class RpcError(UpstreamError):
 
 
 class Http:
-    """Asks servers over *transport*, and remembers what they can do."""
+    """Sends requests to servers over a transport, and caches the servers' abilities."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._abilities: OrderedDict[Place, Abilities] = OrderedDict()
 
     async def abilities(self, at: Place) -> Abilities:
-        """What the server at *at* can do; one without an OpenAPI page is taken for one of the first."""
+        """Return the abilities of the server at *at*. A server without an OpenAPI page counts as the first release."""
         known = self._abilities.get(at)
         if known is not None:
             return known
@@ -78,16 +81,16 @@ class Http:
         return remember(self._abilities, at, Abilities(has_mcp=has_mcp, has_task_api=has_task_api), KNOWN_MAX)
 
     async def status(self, at: Place, target: str, *, silence_s: float = ANSWER_S) -> int:
-        """The status that a GET is answered with."""
+        """Return the status of a GET."""
         status, _ = await self._send(at, b"GET", target, b"", silence_s)
         return status
 
     async def get(self, at: Place, target: str) -> tuple[int, Any]:
-        """Status and JSON of a GET; an answer that is not a success may be anything, and is read as None."""
+        """Return the status and JSON of a GET; the JSON is None for an error response that can't be parsed."""
         return _read(target, *await self._send(at, b"GET", target, b"", ANSWER_S))
 
     async def post(self, at: Place, target: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """As `get`, for a POST of JSON."""
+        """Return the status and JSON of a POST of *body*, like `get`."""
         return _read(target, *await self._send(at, b"POST", target, compact(body), ANSWER_S))
 
     async def call(
@@ -102,11 +105,11 @@ class Http:
         """Call *method* at ``/mcp`` and return its result.
 
         Args:
-            repeats: Whether it is asked again where the connection broke: not for what must not happen twice.
+            repeats: Whether to retry the call after a broken connection; False if the call must not run twice.
 
         Raises:
-            RpcError: it was answered with an error.
-            UpstreamError: the answer is no JSON-RPC.
+            RpcError: The server returns an error.
+            UpstreamError: The response is not JSON-RPC.
         """
         body = compact({"jsonrpc": "2.0", "method": method, "params": dict(params or {}), "id": 1})
         status, text = await self._send(at, b"POST", "/mcp", body, silence_s, repeats=repeats)
@@ -134,7 +137,7 @@ class Http:
         try:
             return await self._sent(at, request, silence_s)
         except UpstreamGone as error:
-            if not (repeats and error.sent):  # else an idle connection, which the server had closed
+            if not (repeats and error.sent):  # a sent request may have met a connection that the server closed
                 raise
         return await self._sent(at, request, silence_s)
 
@@ -156,7 +159,7 @@ def _read(target: str, status: int, text: bytes) -> tuple[int, Any]:
 
 
 def remember(known: OrderedDict[K, V], key: K, value: V, at_most: int) -> V:
-    """Keep *value* in *known*, which then holds the newest *at_most* values; return *value*."""
+    """Store *value* in *known*, limited to the newest *at_most* values, and return *value*."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > at_most:

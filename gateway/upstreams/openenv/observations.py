@@ -1,4 +1,4 @@
-"""What OpenEnv servers answer, in the gateway's words: observations as blocks, tools' results as results."""
+"""Translate OpenEnv replies into the gateway's types: observations into blocks, tools' results into step results."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gateway.upstreams.openenv.frames import (
 )
 
 _TEXTS: Final = ("text", "message", "result", "prompt", "content", "response", "question", "output")
-"""Fields of observations that are written for who acts; the first that is a text is shown."""
+"""Observation fields with text for the agent; the first non-empty text is shown."""
 _GOALS: Final = ("goal", "instruction")
-"""Fields that say what is to be done; shown once, before the first observation's text."""
+"""Fields with the agent's goal, shown once before the first observation's text."""
 DETAIL_MAX_BYTES: Final = 32 * 2**10
-"""A first observation up to this size stands beside its text, too."""
+"""Largest reply to a reset whose observation is added to the first text as its detail."""
 
 
 def first_blocks(reply: bytes) -> list[Block]:
-    """What the agent is told first: the observation that a reset answered.
+    """Return the agent's first blocks, from the observation in the reply to a reset.
 
     Raises:
-        UpstreamError: it is none.
+        UpstreamError: The reply is not an observation.
     """
     observation, _ = _split(observation_of(reply))
     goals = [observation[key] for key in _GOALS if isinstance(observation.get(key), str) and observation[key]]
@@ -44,10 +44,10 @@ def first_blocks(reply: bytes) -> list[Block]:
 
 
 def step_result(reply: bytes) -> StepResult:
-    """What a step came to. An action that was refused, or failed in the environment, is a result too.
+    """Return the result of a step. An action that was refused, or that failed in the environment, has a result too.
 
     Raises:
-        UpstreamError: the reply can't be read, or says that the session is over.
+        UpstreamError: The reply can't be read, or reports the session's end.
     """
     if (fault := fault_of(reply)) is not None:
         return _failed(fault)
@@ -72,7 +72,7 @@ def _failed(fault: Fault) -> StepResult:
 
 
 def _split(data: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The observation without its metadata, and those."""
+    """Return the observation without its metadata, and the metadata; None if there is none."""
     observation = data.get("observation")
     if not isinstance(observation, Mapping):
         raise UpstreamError("the server's observation is no object")
@@ -90,7 +90,7 @@ def _tool_result(
         return StepResult(blocks=blocks, reward=reward, finished=finished, metadata=metadata, data=observation)
     message, reason = failed
     if finished or reward is not None:
-        # A failure that is rewarded, or ends the episode, must not lose that: an error has neither.
+        # An error result can't hold a reward or the episode's end, so the failure is a regular result here.
         return StepResult(
             blocks=(TextBlock(message),), reward=reward, finished=finished, metadata=metadata, data=observation
         )
@@ -98,7 +98,7 @@ def _tool_result(
 
 
 def _content(result: Any) -> Iterator[Block]:
-    """The blocks of a tool's result: MCP's content, or whatever an older server answers."""
+    """Yield the blocks of a tool's result: MCP's content, or the value that an older server returns."""
     content = result.get("content") if isinstance(result, Mapping) else None
     if not isinstance(content, list):
         if isinstance(result, Mapping) and "data" in result:

@@ -1,4 +1,4 @@
-"""Which replica holds a session's socket: handles, calls to the holder as JSON, and what happens when it is gone."""
+"""Track which replica holds a session's socket, call that replica, and take sessions over when it is gone."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gateway.upstreams.openenv.websocket import LiveSession
 from gateway.upstreams.replica_client import ReplicaClient
 
 FIRST_MAX_BYTES: Final = 32 * 2**10
-"""A larger first observation is known to the replica that opened the session only."""
+"""Bytes of the largest first observation in a handle. Only the replica that opened the session has a larger one."""
 MOVES_MAX: Final = 3
-"""How often a session is looked for anew that other replicas take over meanwhile."""
+"""Maximum number of lookups of a session that other replicas take over meanwhile."""
 MOVED_MAX: Final = 10_000
 FIRST_TOTAL_BYTES: Final = 256 * 2**20
-"""First observations that are kept here at most, those that fit into handles not counted; the oldest go first."""
+"""Maximum total bytes of first observations that do not fit into handles; the oldest are dropped first."""
 KEPT_S: Final = 60.0
-"""Seconds for which a kept session waits for its next episode; beyond that its slot was not released regularly."""
+"""Seconds for which a kept session waits for its next episode. A longer wait means an irregular release of its slot."""
 KEPT_END_S: Final = 10.0
 SWEEP_S: Final = 300.0
-"""How often sessions are looked for here whose socket broke and that nobody ended: with their worker, say."""
+"""Seconds between sweeps for sessions whose socket broke, with their worker for example, and that were never ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +42,23 @@ class Handle:
     """The data by which any replica finds a session."""
 
     sid: str = ""
-    """The session's id in the server; empty: the session is its socket, which the holder has."""
+    """The session's id in the server; empty if the session is its socket, which the holder has."""
     holder: str = ""
-    """The URL of the replica that has the socket; empty: there are no others."""
+    """The URL of the replica that holds the socket; empty without other replicas."""
     first: bytes = b""
-    """The reply to the session's reset; empty: only the holder has it."""
+    """The reply to the session's reset; empty if only the holder has it."""
 
     def written(self) -> str:
-        """Return the text that the store keeps."""
+        """Return the handle's text for the store."""
         first = self.first.decode() if len(self.first) <= FIRST_MAX_BYTES else ""
         return compact({"sid": self.sid, "at": self.holder, "first": first}).decode()
 
 
 def read_handle(text: str) -> Handle:
-    """Read a session's handle.
+    """Parse a session's handle.
 
     Raises:
-        SessionNotFound: the session has no readable handle: no replica opened it.
+        SessionNotFound: The session has no readable handle, because no replica opened it.
     """
     try:
         value = parse(text.encode())
@@ -68,59 +68,59 @@ def read_handle(text: str) -> Handle:
 
 
 class StoredSessions(Protocol):
-    """The part of ``Store`` that knows which replica holds a session."""
+    """The part of ``Store`` that records which replica holds a session."""
 
     async def find(self, id: SessionId) -> Session:
-        """See ``Store.find``."""
+        """Return the stored session; see ``Store.find``."""
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
-        """See ``Store.rebind``."""
+        """Replace the session's handle *was* by *handle*; see ``Store.rebind``."""
 
 
 class SessionOwnership:
-    """The sessions that this replica holds, and the way to those that it does not."""
+    """Keeps the sessions that this replica holds, and routes calls about other sessions to their holders."""
 
     def __init__(self, episodes: OpenEnvSessions, *, peers: ReplicaClient | None, store: StoredSessions | None) -> None:
-        """*peers* and *store* as of ``OpenEnvUpstream``."""
+        """Create the object; see ``OpenEnvUpstream`` for *peers* and *store*."""
         self._episodes = episodes
         self._peers = peers
         self._store = store
-        # The state of this replica: the sessions whose sockets it has, by lease.
+        # The sessions whose sockets this replica holds, by lease.
         self._held: dict[str, LiveSession] = {}
         self._moved: OrderedDict[str, str] = OrderedDict()
-        """Handles that are newer than those that sessions are remembered with, by lease."""
+        """Handles, by lease, that are newer than the handles that callers have."""
         self._taking: dict[str, asyncio.Task[LiveSession | None]] = {}
         self._large: OrderedDict[str, LiveSession] = OrderedDict()
-        """Sessions with a large first observation, the oldest first."""
+        """Sessions with a large first observation, oldest first."""
         self._swept_at = time.monotonic()
         self._kept: dict[SessionId, tuple[LiveSession, float]] = {}
-        """Servers' sessions whose episode has ended, and since when they wait for the next episode of the same id."""
+        """Servers' sessions that wait for the next episode of the same id, with the time when they started to wait."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def get(self, session: Session) -> LiveSession | None:
-        """The session, if it is held here."""
+        """Return the session; None if this replica does not hold it."""
         return self._held.get(session.lease)
 
     def pop(self, session: Session) -> tuple[LiveSession | None, str]:
-        """Let go of a session that is being closed: what is held of it, and its newest handle."""
+        """Remove a session that is being closed; return it, if this replica holds it, and its newest handle."""
         self._large.pop(session.lease, None)
         handle = self._moved.pop(session.lease, session.handle)
         return self._held.pop(session.lease, None), handle
 
     async def here(self, id: str, lease: str) -> LiveSession:
-        """The session of this id and lease. Raises ``SessionNotFound`` if it is not held here."""
+        """Return the session with this id and lease. Raises ``SessionNotFound`` if this replica does not hold it."""
         held = self._held.get(lease)
         if held is None and (taking := self._taking.get(lease)) is not None:
-            held = await asyncio.shield(taking)  # it is just becoming the holder
+            held = await asyncio.shield(taking)  # this replica is becoming the holder
         if held is None or held.session.id != id:
             raise SessionNotFound("this replica does not hold the session")
         return held
 
     async def keep(self, held: LiveSession) -> bool:
-        """Keep the server's session of an episode that ends; return False if the next episode cannot use it.
+        """Keep the server's session after its episode; return False if the next episode cannot use it.
 
-        To make an environment may take seconds, where its reset takes milliseconds: OpenEnv's own clients reset one
-        environment for all their episodes.
+        The creation of an environment may take seconds, and its reset milliseconds. OpenEnv's own clients also reset
+        one environment for all their episodes.
         """
         now = time.monotonic()
         for id in [id for id, (_, since) in self._kept.items() if now - since > KEPT_S]:
@@ -132,7 +132,7 @@ class SessionOwnership:
         return True
 
     async def take_kept(self, session: Session, environment: Environment) -> LiveSession | None:
-        """Return the session that is kept for *session*, if it is usable for it; end an unusable one."""
+        """Return the kept session for *session*, if any; end it and return None if it is not usable."""
         held, _ = self._kept.pop(session.id, (None, 0.0))
         if held is None:
             return None
@@ -143,10 +143,10 @@ class SessionOwnership:
         return None
 
     async def drop_kept(self, session: Session, within_s: float) -> None:
-        """End the session that is kept for *session*, or of it, if there is one.
+        """End the kept session with *session*'s id, if any.
 
         Raises:
-            UpstreamError: its place may not be free.
+            UpstreamError: Its place may still be occupied.
         """
         held, _ = self._kept.pop(session.id, (None, 0.0))
         if held is not None:
@@ -162,31 +162,33 @@ class SessionOwnership:
             await self._episodes.close(held, KEPT_END_S)
 
     def is_busy(self, worker: WorkerId) -> bool:
-        """Whether *worker* works on a request from here."""
+        """Return True if *worker* processes a request of this replica."""
         return any(held.line.is_busy for held in self._held.values() if held.session.worker == worker)
 
     async def ask_holder(
         self, handle: Handle, operation: str, session: Session, message: bytes, *, within_s: float
     ) -> bytes | None:
-        """Let the replica that holds the session do *operation*. None: none does, and nothing ran.
+        """Request *operation* from the replica that holds the session.
+
+        Return None if no other replica holds it; nothing ran then.
 
         Raises:
-            UpstreamGone: it was lost while it worked.
-            GatewayError: what failed over there.
+            UpstreamGone: The connection to the holder broke during the operation.
+            GatewayError: The operation failed in the holder.
         """
         if self._peers is None or not self.is_elsewhere(handle):
             return None
         try:
             return await self._peers.ask(handle.holder, operation, session, message, within_s=within_s)
         except SessionNotFound:
-            return None  # it was closed there, or its holder was started anew
+            return None  # the holder closed the session, or was restarted
         except UpstreamGone as error:
             if error.sent:
                 raise
             return None
 
     async def aclose(self) -> None:
-        """Let go of all sockets; sessions that outlive them go on, for other replicas."""
+        """Release all sockets; sessions that outlive their sockets stay, for other replicas."""
         for task in list(self._taking.values()):
             task.cancel()
         held, self._held = list(self._held.values()), {}
@@ -200,20 +202,21 @@ class SessionOwnership:
 
     @property
     def me(self) -> str:
-        """The URL of this replica; empty: there are no others."""
+        """The URL of this replica; empty without other replicas."""
         return self._peers.me if self._peers is not None else ""
 
     def is_elsewhere(self, handle: Handle) -> bool:
-        """Whether another replica holds, or held, the session."""
+        """Return True if another replica holds, or held, the session."""
         return self._peers is not None and handle.holder not in ("", self._peers.me)
 
     async def find(
         self, session: Session, environment: Environment, operation: str, message: Callable[[], bytes] = bytes
     ) -> LiveSession | bytes:
-        """Return the session if this replica holds it or can take it over; else its holder's answer to *operation*.
+        """Return the session if this replica holds it or takes it over, else the holder's answer to *operation*.
 
         Raises:
-            SessionNotFound: the session is gone with its socket, or its server does not know it.
+            SessionNotFound: The session ended with its socket, or the server does not have it.
+            UpstreamGone: Other replicas keep taking the session over.
         """
         for _ in range(MOVES_MAX):
             held = self._held.get(session.lease)
@@ -233,22 +236,22 @@ class SessionOwnership:
         raise UpstreamGone("the session is just taken over by another replica", sent=False)
 
     async def _taken_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
-        """Attach to a session whose holder is gone; one attempt at a time. None: another replica has done so."""
+        """Attach to a session whose holder is gone, in one shared attempt; None if another replica did so first."""
         taking = self._taking.get(session.lease)
         if taking is None:
             taking = asyncio.ensure_future(self._take_over(session, environment, handle))
             self._taking[session.lease] = taking
             taking.add_done_callback(lambda task: self._taken(session.lease, task))
-        return await asyncio.shield(taking)  # others wait for it as well
+        return await asyncio.shield(taking)  # concurrent callers wait for the same task
 
     def _taken(self, lease: str, task: asyncio.Task[LiveSession | None]) -> None:
         self._taking.pop(lease, None)
         if not task.cancelled():
-            task.exception()  # nobody may have waited for it
+            task.exception()  # retrieved here, because all its waiters may have been cancelled
 
     async def _take_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
         mine = replace(handle, holder=self.me).written()
-        # First: of several replicas one succeeds, and none attaches to a session that is being closed.
+        # The store comes first: only one replica succeeds, and none attaches to a session that is being closed.
         if self._store is not None:
             is_ours = await self._store.rebind(session.id, session.lease, was=session.handle, handle=mine)
             if not is_ours:
@@ -260,16 +263,16 @@ class SessionOwnership:
         return held
 
     async def _moved_on(self, session: Session, store: StoredSessions) -> None:
-        """Learn who holds the session now. Raises ``SessionNotFound`` if it has ended."""
+        """Record the session's new handle from *store*. Raises ``SessionNotFound`` if the session has ended."""
         found = await store.find(session.id)
         if found.lease != session.lease or found.state is not SessionState.OPEN:
             raise SessionNotFound(session.name)
         remember(self._moved, session.lease, found.handle, MOVED_MAX)
 
     def sweep(self) -> None:
-        """Let go of sessions whose socket was broken at the last sweep already.
+        """Release sessions whose socket was already broken at the last sweep.
 
-        Those that live still are attached to again when they are asked for, if they can be.
+        A later call reattaches to such a session if the server still has it.
         """
         for lease, held in list(self._held.items()):
             if held.line.is_open:
@@ -281,7 +284,7 @@ class SessionOwnership:
                 held.was_broken = True
 
     def add(self, held: LiveSession) -> None:
-        """Hold a session that was opened here, or taken over."""
+        """Add a session that this replica opened or took over."""
         now = time.monotonic()
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
@@ -296,7 +299,7 @@ class SessionOwnership:
 
 
 def write_action(action: Action, key: str | None) -> bytes:
-    """Write an action and its idempotency key."""
+    """Return an action and its idempotency key as JSON."""
     return compact(
         {
             "name": action.name,
@@ -309,19 +312,19 @@ def write_action(action: Action, key: str | None) -> bytes:
 
 
 def read_action(message: bytes) -> tuple[Action, str | None]:
-    """Read what `write_action` wrote."""
+    """Parse the output of `write_action`."""
     value = parse(message)
     action = Action(name=value["name"], arguments=value["arguments"], text=value["text"], fields=value["fields"])
     return action, value["key"]
 
 
 def write_result(result: StepResult) -> bytes:
-    """Write what an action came to."""
+    """Return an action's result as JSON."""
     return compact(result_to_json(result))
 
 
 def read_result(message: bytes) -> StepResult:
-    """Read what `write_result` wrote. Raises ``UpstreamError``."""
+    """Parse the output of `write_result`. Raises ``UpstreamError``."""
     try:
         return result_of_json(parse(message))
     except (ValueError, KeyError, TypeError) as error:
@@ -329,18 +332,18 @@ def read_result(message: bytes) -> StepResult:
 
 
 def write_summary(summary: Summary | None) -> bytes:
-    """Write how an episode went."""
+    """Return an episode's summary as JSON."""
     if summary is None:
         return compact(None)
     told = asdict(summary)
     for name, usual in (("is_whole", True), ("is_judged", False)):
         if told[name] is usual:
-            del told[name]  # replicas of an older version can't read it
+            del told[name]  # older replicas can't parse the field
     return compact(told)
 
 
 def read_summary(message: bytes) -> Summary | None:
-    """Read what `write_summary` wrote. Raises ``UpstreamError``."""
+    """Parse the output of `write_summary`. Raises ``UpstreamError``."""
     try:
         value = parse(message)
         if value is None:

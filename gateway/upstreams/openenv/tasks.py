@@ -1,10 +1,9 @@
-"""The tasks of an OpenEnv image, and what a session's task and seed become in the ``reset`` of its server.
+"""List the tasks of an OpenEnv image, and translate a session's task and seed into the server's ``reset``.
 
-Tasks come from the image's own Task API, else there is one for each seed, else a single one.
+Tasks come from the image's own Task API. Without it, the image has one task per seed. Without seeds, it has one task.
 
-A server drops every key that its environment does not look at, without a word. So the gateway understands a task
-completely, or refuses it with what to write into environment.toml: no trainer trains on a task that was silently
-another one.
+A server silently drops every key that its environment does not read. So the gateway either translates a task
+completely, or refuses it with a hint for environment.toml. Otherwise a trainer would train on another task unnoticed.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from gateway.upstreams.openenv.http import Http, Place
 NOT_OFFERED: Final = (404, 405, 501)
 _TYPES: Final = {kind.value: kind for kind in SplitType}
 PLATFORM_SECRETS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
-"""Keys of the platform that SDKs send with every session unasked."""
+"""Keys of the platform that SDKs send with every session by default."""
 _FOR_PEOPLE: Final = frozenset(
     ("id", "env_type", "name", "description", "version", "tags", "aliases", "difficulty", "split", "index")
 ) | frozenset(("rate_limit", "metadata", "source", "license", "author"))
-"""Keys of a task that change nothing about what it is."""
+"""Descriptive keys that do not change the task itself."""
 _CONFIGURATION: Final = ("environment_config", "config")
-"""Where a generic task keeps what is its environment's: RFC 005's name, and that of the tasks in files."""
+"""Keys of the environment's configuration in a generic task: RFC 005's name, and the name in task files."""
 _SHOWN: Final = 12
 
 
 class Tasks:
-    """Asks for tasks."""
+    """Queries the tasks of workers' images."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     async def splits(self, at: Place, environment: Environment) -> list[Split]:
-        """The image's splits; where it has none, the one of seeds."""
+        """Return the image's splits; if it has none, the single split of seeds."""
         own = await self._own_splits(at, environment)
         if own is not None:
             return own
@@ -46,7 +45,7 @@ class Tasks:
         return [Split(name, _TYPES.get(name, SplitType.TRAIN))]
 
     async def count(self, at: Place, environment: Environment, split: str) -> int:
-        """How many tasks *split* has. Raises ``UnknownSplit``."""
+        """Return the number of tasks in *split*. Raises ``UnknownSplit``."""
         if not await self._is_own(at, environment, split):
             return _seeds(environment)
         answer = await self._ask(at, environment, "num_tasks", {"split": split})
@@ -58,7 +57,7 @@ class Tasks:
         return count
 
     async def range(self, at: Place, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Tasks from *start* up to, not including, *stop*. Raises ``UnknownSplit``."""
+        """Return the tasks of *split* from *start* up to, but not including, *stop*. Raises ``UnknownSplit``."""
         if not await self._is_own(at, environment, split):
             if "seed" not in environment.resets.keys:
                 return [{} for _ in range(start, min(stop, 1))]
@@ -89,7 +88,7 @@ class Tasks:
         return [split for split in map(_split, listed) if split is not None] or None
 
     async def _name(self, at: Place, environment: Environment) -> str:
-        """The environment's name in the paths of the Task API."""
+        """Return the environment's name in the paths of the Task API."""
         if environment.upstream_name:
             return environment.upstream_name
         status, names = await self._http.get(at, "/list_environments")
@@ -104,7 +103,7 @@ class Tasks:
     async def _ask(
         self, at: Place, environment: Environment, what: str, body: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """One of the Task API's answers; None if the environment does not offer it."""
+        """Return the Task API's response to *what*; None if the environment does not offer it."""
         name = await self._name(at, environment)
         status, answer = await self._http.post(at, f"/{quote(name, safe='')}/{what}", body)
         if status in NOT_OFFERED:
@@ -138,14 +137,15 @@ def _wrapped(task: Any) -> TaskSpec:
 
 
 def reset_data(environment: Environment, setup: SessionSetup) -> dict[str, Any]:
-    """Return the ``data`` of the reset that sets *setup* up.
+    """Return the ``data`` of the reset for *setup*.
 
-    The trainer's own keys (``setup.config``) are passed as they are, and win over the task's. A task of the image's own
-    that was asked for by its place needs only ``split`` and ``index``. Seeds: a task that is a seed stands for itself;
-    else the trainer's is passed where the image looks at one.
+    The trainer's own keys (``setup.config``) are sent unchanged, and override the task's keys. A task of the image's
+    own that is requested by split and index needs only ``split`` and ``index``. The seed of a task requested that way
+    overrides the trainer's seed. Otherwise the trainer's seed is used, if the reset reads one.
 
     Raises:
-        InvalidRequest: secrets, which there is no way for; or something of the task would be dropped.
+        InvalidRequest: The setup has secrets, which OpenEnv does not support, or the server would drop part of the
+            task.
     """
     _refuse_secrets(setup)
     keys = frozenset(environment.resets.keys)
@@ -205,7 +205,7 @@ def _from_task(
 
 
 def _entries(spec: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Place, key and value of all that a task says; the environment's configuration entry by entry."""
+    """Yield place, key and value of each entry of a task, and of each entry in its environment's configuration."""
     for key, value in spec.items():
         if key in _CONFIGURATION and isinstance(value, Mapping):
             for inner, one in value.items():
@@ -215,7 +215,7 @@ def _entries(spec: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_taken(place: str, taken: set[str]) -> bool:
-    """Whether *place*, or what it is in, was asked for by a mapping; or all that is in it may have been."""
+    """Return True if a mapping of ``resets.from_task`` uses *place*, a parent of it, or an entry inside it."""
     return any(place == one or place.startswith(f"{one}.") or one.startswith(f"{place}.") for one in taken)
 
 

@@ -1,10 +1,12 @@
-"""OpenEnv towards workers: unmodified servers of 0.2.0 to 0.10.0, one WebSocket for each session.
+"""Call workers by the OpenEnv protocol: unmodified servers of 0.2.0 to 0.10.0, with one WebSocket per session.
 
-A session's socket is held by one replica; the others ask that one. Where the server's sessions outlive their sockets
-(from 0.5 on), another replica takes a session over when its holder is gone; before, the session is gone with it.
+One replica holds a session's socket, and the other replicas forward their calls to it. From 0.5 on, a server's
+sessions outlive their sockets, so another replica takes a session over when its holder is gone. Before 0.5, the session
+ends with its holder.
 
-Differences from a stock client: a socket that broke is never replaced by one with a fresh episode; a request whose
-asker left is played to its end, so that replies never shift; the stateless HTTP reset and step are never used.
+This client differs from a stock client in three ways. It never replaces a broken socket by a socket with a new episode.
+It completes a request whose caller was cancelled, so that each request gets its own reply. It never uses the stateless
+HTTP reset and step.
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ T = TypeVar("T")
 
 OPENED_MAX: Final = 10_000
 THREAD_BYTES: Final = 4 * 2**20
-"""Larger observations are read in a thread, so that other sessions go on."""
+"""Bytes of a reply above which it is parsed in a thread, so that it does not block other sessions."""
 _RELAYED: Final = frozenset(("step", "state", "mcp"))
 
 
 class OpenEnvUpstream(OrsFacade):
-    """Speaks OpenEnv to workers: HTTP over *transport*, WebSockets of its own."""
+    """Calls workers by the OpenEnv protocol, with HTTP over a transport and with WebSockets of its own."""
 
     counts_itself: ClassVar[bool] = True
 
@@ -75,14 +77,13 @@ class OpenEnvUpstream(OrsFacade):
         recorder: Recorder | None = None,
         dial_socket: DialSocket | None = None,
     ) -> None:
-        """Wire it.
+        """Create the upstream and its parts.
 
         Args:
-            peers: The other replicas; None: there are none.
-            store: Says which replica holds a session, and is told when another one takes it over. None: there are no
-                other replicas.
-            recorder: Tells other replicas of the calls of this one.
-            dial_socket: Leads to workers on other machines.
+            peers: The client of the other replicas; None without other replicas.
+            store: The store that records which replica holds a session. None without other replicas.
+            recorder: Reports this replica's calls to other replicas.
+            dial_socket: Connects to workers on other machines.
         """
         super().__init__(recorder=recorder)
         self._http = Http(transport)
@@ -93,43 +94,43 @@ class OpenEnvUpstream(OrsFacade):
         self._episodes = OpenEnvSessions(self._http, self._sockets, self._probe)
         self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
-        """Leases whose opening was tried here: what they left behind is known."""
+        """Leases whose opening this replica attempted, so that it knows their remains."""
 
     # -- workers --------------------------------------------------------------------------------------------------
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """Return when a socket gets a reply; with ``pool.learns_slots`` the sessions that the server holds at once."""
+        """Wait until a socket gets a reply; return the server's capacity if ``pool.learns_slots`` is set, else 0."""
         return await self._probe.ready(worker, environment)
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
-        """Return if the server answers; no socket is opened, which would take a place.
+        """Return if the server answers. The check opens no socket, because a socket would occupy a place.
 
-        With *busy_counts* one that works on a request from here is not asked.
+        With *busy_counts*, a server that processes a request of this replica is not queried.
         """
         if busy_counts and self._holding.is_busy(worker.id):
             return
         await self._probe.alive(worker, environment)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
+        """Return the image's own tools; for a Gym image the tool ``step``, whose input is the action."""
         return (await self._forms.of(Place(worker.id, worker.address), environment.digest())).listing
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """The splits of the image's Task API, else one of seeds."""
+        """Return the splits of the image's Task API, or else the single split of seeds."""
         return await self._tasks.splits(Place(worker.id, worker.address), environment)
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """How many tasks a split has. Raises ``UnknownSplit``."""
+        """Return the number of tasks in a split. Raises ``UnknownSplit``."""
         return await self._tasks.count(Place(worker.id, worker.address), environment, split)
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """Tasks of a split. Raises ``UnknownSplit``."""
+        """Return the tasks of a split from *start* up to, but not including, *stop*. Raises ``UnknownSplit``."""
         return await self._tasks.range(Place(worker.id, worker.address), environment, split, start, stop)
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """The image's schemas and metadata, as it answers them."""
+        """Return the image's ``/schema`` and ``/metadata`` responses unchanged."""
         at = Place(worker.id, worker.address)
         found = {}
         for what in ("schema", "metadata"):
@@ -141,7 +142,7 @@ class OpenEnvUpstream(OrsFacade):
     # -- open and close -------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Begin an episode; see ``Upstream.open``. From then on this replica holds its socket."""
+        """Start an episode; see ``Upstream.open``. This replica then holds its socket."""
         data = reset_data(environment, setup)
         remember(self._opened, session.lease, None, OPENED_MAX)
         kept = await self._holding.take_kept(session, environment)
@@ -150,9 +151,10 @@ class OpenEnvUpstream(OrsFacade):
         return Handle(sid=held.sid, holder=self._holding.me, first=held.first).written()
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """End the episode, here or in the replica that holds it; see ``Upstream.close``.
+        """End the episode, in this replica or in the holder; see ``Upstream.close``.
 
-        A server's session is reset for the next episode, as its own clients would do: to make one may take long.
+        With *keeps*, the server's session stays for the next episode, which resets it: a new session may take long to
+        create.
         """
         within_s = environment.timeouts.close_s
         await self._holding.drop_kept(session, within_s)
@@ -188,10 +190,10 @@ class OpenEnvUpstream(OrsFacade):
         return None
 
     async def _refuse_unknown_rest(self, session: Session) -> None:
-        """A replica that died while it opened a session may have left one in the server that nobody knows the id of.
+        """Check that another replica's failed opening left no session, whose id would be unknown, in the server.
 
         Raises:
-            UpstreamError: that may be so.
+            UpstreamError: The server's sessions outlive their sockets, so the opening may have left a session.
         """
         if await self._probe.outlives_sockets(Place(session.worker, session.address)):
             raise UpstreamError("another replica did not finish its opening: it may have left a session in the worker")
@@ -199,14 +201,14 @@ class OpenEnvUpstream(OrsFacade):
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
-        """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
+        """Run *action* in the replica that holds the session. Raises the errors of ``Upstream.act``."""
         found = await self._holding.find(session, environment, "act", lambda: write_action(action, key))
         return read_result(found) if isinstance(found, bytes) else await self._stepped(found, action)
 
     async def _stepped(self, held: LiveSession, action: Action) -> StepResult:
         try:
             form = await self._forms.of(held.at, held.digest)
-        except (UpstreamGone, UpstreamTimeout) as error:  # of a question: nothing of the action was sent
+        except (UpstreamGone, UpstreamTimeout) as error:  # only the query of the form failed: the action was not sent
             raise UpstreamGone(error.detail, sent=False) from error
         frame = step_frame(action, held.environment, form)
         if isinstance(frame, StepResult):
@@ -214,7 +216,7 @@ class OpenEnvUpstream(OrsFacade):
         return await _read(step_result, await self._episodes.ask(held, frame))
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """Pass a frame on and return the one that replies to it; see ``FrameUpstream.pass_frame``."""
+        """Relay a frame and return its reply; see ``FrameUpstream.pass_frame``."""
         if message and kind_of(message, parsed_max=len(message)) not in _RELAYED:
             raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
@@ -223,7 +225,7 @@ class OpenEnvUpstream(OrsFacade):
             found = await self._holding.find(session, environment, "relay", lambda: message)
             reply = found if isinstance(found, bytes) else await self._relayed(found, message)
         except AuthorFault as error:
-            error.faults = error.faults or author_faults(error.detail, "step")  # another replica tells of none
+            error.faults = error.faults or author_faults(error.detail, "step")  # a holder's error has no faults
             raise
         return _with_faults(message, reply)
 
@@ -237,11 +239,11 @@ class OpenEnvUpstream(OrsFacade):
         return held.first
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """The first observation."""
+        """Return the blocks of the first observation."""
         return await _read(first_blocks, await self.pass_frame(session, environment, b""))
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """Return the steps that the session's holder has seen; None if no replica knows the session."""
+        """Return the number of steps that the session's holder has counted; None if the session is not found."""
         try:
             found = await self._holding.find(session, environment, "steps")
         except SessionNotFound:
@@ -249,7 +251,7 @@ class OpenEnvUpstream(OrsFacade):
         return int(parse(found)) if isinstance(found, bytes) else found.steps
 
     async def _asked(self, held: LiveSession, action: Action, key: str | None) -> StepResult:
-        """As `act`, for the replica that has recorded the call, and waits for it."""
+        """Run `act` for another replica, which has recorded the call and waits for its result."""
         run = self._stepping(held.session, held.environment, action, key)
         within_s = held.environment.timeouts.call_s
         return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
@@ -257,12 +259,13 @@ class OpenEnvUpstream(OrsFacade):
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
-        """Do for another replica what it asks of a session that is held here; the other side of ``ReplicaClient.ask``.
+        """Run another replica's *operation* on a session that this replica holds; see ``ReplicaClient.ask``.
 
-        Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
+        The caller cancels this after *within_s* seconds; a request already sent to the server still completes.
 
         Raises:
-            SessionNotFound: it is not held here; nothing ran.
+            SessionNotFound: This replica does not hold the session, and nothing ran.
+            InvalidRequest: The operation is unknown.
         """
         held = await self._holding.here(session_id, lease)
         if operation == "relay":
@@ -277,14 +280,14 @@ class OpenEnvUpstream(OrsFacade):
         raise InvalidRequest(f"replicas do not ask for {operation[:40]!r}")
 
     async def aclose(self) -> None:
-        """Let go of all sockets; sessions that outlive them go on, for other replicas."""
+        """Release all sockets; sessions that outlive their sockets stay, for other replicas."""
         await self.calls.aclose()
         await self._holding.aclose()
         await self._episodes.aclose()
 
 
 def _with_faults(message: bytes, reply: bytes) -> bytes:
-    """*reply* to the frame *message*, with what it tells of an action that failed in the environment's code."""
+    """Return *reply* to the frame *message*, with the faults of an action that failed in the environment's code."""
     if not message or not acts(message) or not (failed := failure_of(reply)):
         return reply
     told = FaultReply(reply)

@@ -1,9 +1,9 @@
-"""WebSockets to OpenEnv servers: a connection for each session, on which requests go in order.
+"""Connect to OpenEnv servers by WebSocket, with one connection per session that sends requests in order.
 
-A reply belongs to a request by its place alone. So who leaves before the reply came does not end the exchange: the
-reply is read and dropped, and the next request gets its own.
+A reply belongs to a request only by its position. So a cancelled caller does not end the exchange: the reply is read
+and dropped, and the next request gets its own reply.
 
-A session whose socket this replica has, and what it has seen of it.
+`LiveSession` is a session whose socket this replica holds.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ from gateway.upstreams.openenv.http import Place
 
 logger = logging.getLogger(__name__)
 CONNECT_S: Final = 20.0
-"""The longest upgrade; a server that imports its environment for its first session blocks for as long."""
+"""Seconds for the upgrade. A server that imports its environment for its first session blocks during the import."""
 PING_S: Final = 30.0
 PONG_S: Final = 3660.0
-"""Longer than the longest call: an environment that blocks its server's loop answers no ping meanwhile."""
+"""Seconds to wait for a pong, longer than the longest call: an environment that blocks its server's loop sends none."""
 GOODBYE_S: Final = 5.0
 MAX_REPLY_BYTES: Final = 160 * 2**20
-"""OpenEnv's clients take observations of 100 MiB."""
+"""Maximum size of a reply; OpenEnv's clients accept observations of 100 MiB."""
 QUEUE_MAX: Final = 32
-"""Requests that wait in one session."""
+"""Maximum number of requests that wait in one session."""
 BACKLOG_PAUSE_S: Final = 0.005
 
 
 class NotListening(UpstreamGone):
-    """Nobody listens there: the server's process is gone, and its sessions with it."""
+    """No process listens at the address: the server and its sessions are gone."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=False)
 
 
 class WebSocketPool:
-    """Opens WebSockets."""
+    """Opens WebSockets to servers."""
 
     def __init__(self, dial_socket: DialSocket | None = None) -> None:
-        """*dial_socket* leads to workers on other machines."""
+        """Create the pool; *dial_socket* connects to workers on other machines."""
         self._dial_socket = dial_socket
         self._tls: ssl.SSLContext | None = None
 
     async def open(self, address: str, target: str, *, answer_s: float, within_s: float = CONNECT_S) -> FrameConnection:
-        """Open one at *target* (path and query).
+        """Open a WebSocket at *target* (path and query).
 
         Args:
-            answer_s: The longest that a reply may take.
+            answer_s: Seconds that a reply may take.
+            within_s: Seconds that the opening may take.
 
         Raises:
-            NotListening: nobody listens there.
-            UpstreamGone: no connection.
-            UpstreamError: the server refuses the upgrade.
+            NotListening: No process listens at *address*.
+            UpstreamGone: The connection failed, or the server answered the upgrade with a 5xx status.
+            UpstreamError: The server refuses the upgrade.
         """
         try:
             async with asyncio.timeout(within_s):
@@ -100,7 +101,7 @@ class WebSocketPool:
             more = {"unix": True, "sock": await self._dial_socket(place)}
         elif place.tls:
             if self._tls is None:
-                self._tls = ssl.create_default_context()  # once: it takes 20 ms
+                self._tls = ssl.create_default_context()  # created once, because it takes 20 ms
             more = {"ssl": self._tls}
         return await connect(
             place.url(target, scheme="ws"),
@@ -116,7 +117,7 @@ class WebSocketPool:
 
 
 class _Asked:
-    """A request and who waits for its reply."""
+    """A request, and the future of its reply."""
 
     __slots__ = ("frame", "reply")
 
@@ -126,7 +127,7 @@ class _Asked:
 
 
 class FrameConnection:
-    """One connection, owned by a task that asks one request after the other."""
+    """One connection, owned by a task that sends one request after the other."""
 
     def __init__(self, socket: ClientConnection, *, answer_s: float) -> None:
         self._socket = socket
@@ -138,9 +139,9 @@ class FrameConnection:
         self._is_idle.set()
         self._is_done = False
         self.heard: Callable[[bytes, bytes], None] | None = None
-        """Told of each request and its reply, also where nobody waits for it any more."""
+        """Called with each request and its reply, even if the caller was cancelled."""
         self.overran = False
-        """Whether it ended while the server still worked on a request."""
+        """Whether the connection ended while the server still processed a request."""
         self._task = asyncio.ensure_future(self._run())
 
     @property
@@ -150,21 +151,21 @@ class FrameConnection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the server works on a request."""
+        """Whether the server processes a request."""
         return self._current is not None and self._socket.state is State.OPEN
 
     @property
     def close_code(self) -> int | None:
-        """Why the socket was closed; None if it is open."""
+        """The code of the socket's close; None while it is open."""
         return self._socket.close_code
 
     async def ask(self, frame: bytes) -> bytes:
-        """Send *frame* in its turn and return its reply. Who is cancelled leaves; the exchange goes on.
+        """Send *frame* in its turn and return its reply. If the caller is cancelled, a started exchange continues.
 
         Raises:
-            UpstreamGone: the connection broke; ``sent`` tells whether *frame* may have reached the server.
-            UpstreamTimeout: the reply took longer than it may; the connection was given up.
-            PoolExhausted: too many requests wait; nothing was sent.
+            UpstreamGone: The connection broke; ``sent`` states whether *frame* may have reached the server.
+            UpstreamTimeout: The reply took too long, and the connection was dropped.
+            PoolExhausted: Too many requests wait, and nothing was sent.
         """
         if self._is_done:
             raise UpstreamGone(self._broken(), sent=False)
@@ -177,21 +178,21 @@ class FrameConnection:
             return await asked.reply
         except asyncio.CancelledError:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(asked)  # it was not sent yet, and won't be
+                self._waiting.remove(asked)  # an unsent request is cancelled
             raise
 
     async def settle(self, within_s: float) -> bool:
-        """Wait until no request is under way, at most so long; whether none is."""
-        # Not its future: that one is cancelled when its waiter leaves, and the reply is still to come.
+        """Wait at most *within_s* seconds until no request runs; return True if none runs."""
+        # The request's future does not serve: a cancelled caller cancels it while the reply is still to come.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._is_idle.wait()
         return not self.is_busy
 
     async def close(self, within_s: float) -> bool:
-        """Say goodbye and wait until the server has closed: a session that was its socket's has ended by then.
+        """Send the close frame and wait until the server has closed: a session without an id has ended by then.
 
-        Returns False where it did not close in time; then the connection was dropped.
+        Return False if the server did not close in time; the connection is dropped then.
         """
         self._stop(UpstreamGone("the session ends", sent=False))
         try:
@@ -209,12 +210,12 @@ class FrameConnection:
         return True
 
     async def leave(self) -> None:
-        """Close the socket without a goodbye: the server keeps a session that is not its socket's."""
-        self._stop(UpstreamGone("this replica lets go of the session", sent=True))
+        """Close the socket without a close frame of OpenEnv: the server keeps a session that has an id."""
+        self._stop(UpstreamGone("this replica releases the session", sent=True))
         await self._socket.close(1001)
 
     def abort(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection immediately."""
         self.overran = self.overran or self.is_busy
         self._stop(UpstreamGone("the connection was given up", sent=True))
         self._socket.transport.abort()
@@ -225,7 +226,7 @@ class FrameConnection:
                 self._wanted.clear()
                 await self._wanted.wait()
             asked = self._waiting.popleft()
-            if asked.reply.done():  # its waiter left
+            if asked.reply.done():  # its caller was cancelled
                 continue
             self._current = asked
             self._is_idle.clear()
@@ -236,7 +237,7 @@ class FrameConnection:
             except UpstreamError as error:
                 self._fail(error)
                 return
-            except Exception as error:  # protects those who wait: each gets an answer, whatever breaks
+            except Exception as error:  # every waiting caller must get an answer
                 logger.exception("openenv_socket_broken")
                 self._fail(UpstreamGone(f"the connection to the worker broke: {error}", sent=True))
                 self._socket.transport.abort()
@@ -253,7 +254,7 @@ class FrameConnection:
                 if is_sent:
                     with contextlib.suppress(ConnectionClosed):
                         await self._socket.send(frame, text=True)
-                # Also where it is closed already: a server that refuses a session says so first, and closes at once.
+                # Read even from a closed socket: a server that refuses a session sends the refusal and then closes.
                 return await self._socket.recv(decode=False)
         except ConnectionClosed as error:
             self.overran = is_sent
@@ -264,7 +265,7 @@ class FrameConnection:
             raise UpstreamTimeout(f"the worker did not reply within {self._answer_s:g} s") from error
 
     def _fail(self, error: UpstreamError) -> None:
-        """Let the request under way fail with *error*, and those that were not sent with what is true of them."""
+        """Fail the running request with *error*, and each waiting request with an error that states it was not sent."""
         self._is_done = True
         current, self._current = self._current, None
         self._is_idle.set()
@@ -285,7 +286,7 @@ class FrameConnection:
 
 
 class LiveSession:
-    """A session whose socket this replica has."""
+    """A session whose socket this replica holds, with the outcomes of its steps."""
 
     def __init__(
         self, session: Session, environment: Environment, sid: str, line: FrameConnection, first: bytes
@@ -296,29 +297,29 @@ class LiveSession:
         self.sid = sid
         self.take(line)
         self.first = first
-        """The reply to its reset; empty: not known here (any more)."""
+        """The reply to the session's reset; empty if this replica does not have it, or has dropped it."""
         self.steps = 0
         self.is_whole = True
-        """False: another replica held it before, and what its steps gave is not known here."""
+        """False if another replica held the session before: this replica lacks the outcomes of its earlier steps."""
         self.is_ended = False
         self.was_broken = False
-        """Whether its socket was found broken at the last sweep."""
+        """Whether the socket was broken at the last sweep."""
         self.attaching = asyncio.Lock()
         self._reward = 0.0
         self._is_rewarded = False
         self._finished = False
         self._fault: FaultKind | None = None
-        """Who is at fault for how its last step ended, if not the agent."""
+        """The fault in the last action's outcome, if it is not the agent's."""
         self._began_at = time.monotonic()
 
     @property
     def at(self) -> Place:
-        """Its worker."""
+        """The session's worker and its address."""
         return Place(self.session.worker, self.session.address)
 
     @property
     def summary(self) -> Summary:
-        """How it went, as far as it was seen here."""
+        """The episode's summary, from the steps that this replica has relayed."""
         seconds = time.monotonic() - self._began_at
         return Summary(
             reward=self._reward,
@@ -331,19 +332,19 @@ class LiveSession:
         )
 
     def take(self, line: FrameConnection) -> None:
-        """Go on with *line*."""
+        """Continue the session on *line*."""
         self.line = line
         line.heard = self.note
 
     def check(self) -> None:
-        """Raise ``SessionNotFound`` once it is being ended."""
+        """Raise ``SessionNotFound`` if the session is being ended."""
         if self.is_ended:
             raise SessionNotFound(self.session.name)
 
     def note(self, frame: bytes, reply: bytes) -> None:
-        """Count what came of an action; a malformed one is none.
+        """Record the outcome of an action; a malformed action does not count.
 
-        A tool call by JSON-RPC is no step, as in the servers: its reply has no word for a reward.
+        A JSON-RPC tool call does not count as a step, as in the servers: its reply has no field for a reward.
         """
         if not acts(frame):
             return

@@ -1,1 +1,1 @@
-"""ORS towards workers: our own images, and standard servers."""
+"""The ORS protocol towards workers: the gateway's own images, and standard servers."""

@@ -1,7 +1,7 @@
-"""Requests to an ORS server, and its answers; no token of ours ever goes to a standard one.
+"""Sends requests to an ORS server and reads its responses. A standard server never receives a token of the gateway.
 
-Differences from a plain client: the answer to a call may be one JSON object (our own images) or an event stream
-(standard servers, which do not look at ``Accept``); both say the same.
+Unlike a plain client, this module accepts two forms of the response to a call. The gateway's own images send one JSON
+object. Standard servers ignore ``Accept``, and send an event stream with the same content.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ from gateway.core.worker import Worker
 from gateway.upstreams import sse
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
-"""OpenEnv's clients take observations of 100 MiB."""
+"""Largest response, in bytes. OpenEnv's clients accept observations of 100 MiB."""
 ANSWER_S: Final = 60.0
-"""For questions: a server may load its data for the first one, on the loop that should answer it."""
+"""Seconds that a server has to answer a query. It may load its data at the first query and block its event loop."""
 STARTING_PAUSE_S: Final = 0.5
-"""Before a server is asked again that said that a session's setup still runs; it holds a request 25 s itself."""
+"""Seconds before a request is sent again to a server that is still setting up the session.
+
+The server itself holds a request for 25 s.
+"""
 UNKNOWN_SESSION: Final = b"Active environment not found"
-"""How a server says that it does not know a session."""
+"""Text in the response of a server that does not know the session."""
 JSON: Final = ((b"content-type", b"application/json"),)
 FAILURES: Final = {kind.code: kind for kind in (AuthorFault, SessionFailed)}
-"""By the reasons of results that are none, as the session has failed. Our own images give them."""
+"""Errors by the ``reason`` of a result that reports a failed session. The gateway's own images send these reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
 
     def parsed(self, what: str) -> Any:
-        """The body as JSON. Raises ``UpstreamError``."""
+        """Return the body as JSON. Raises ``UpstreamError`` if it is not JSON. *what* names the request."""
         try:
             return json.loads(self.body) if self.body else None
         except (ValueError, RecursionError) as error:
@@ -62,7 +65,7 @@ class Answer:
 
     @property
     def detail(self) -> str:
-        """Why the request failed, in the server's words."""
+        """The reason for the failure, in the server's words."""
         try:
             answer = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -72,17 +75,17 @@ class Answer:
 
     @property
     def is_starting(self) -> bool:
-        """Whether it says that the session's setup runs: then nothing else did."""
+        """Return True if the session's setup still runs. The request itself did not run."""
         return self.status == 503 and self.headers.get(b"x-backend-state") == b"starting"
 
     @property
     def is_unknown_session(self) -> bool:
-        """Whether it says that it does not know the session."""
+        """Return True if the server does not know the session."""
         return self.status == 410 or (self.status == 404 and UNKNOWN_SESSION in self.body)
 
 
 class Refused(UpstreamError):
-    """A server answered something else than 200; nothing ran."""
+    """A server answered with another status than 200. Nothing ran."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.detail)
@@ -90,7 +93,7 @@ class Refused(UpstreamError):
 
 
 class OrsClient:
-    """Sends requests to servers."""
+    """Sends requests to ORS servers."""
 
     answer_s: ClassVar[float] = ANSWER_S
 
@@ -108,7 +111,7 @@ class OrsClient:
         *,
         silence_s: float,
     ) -> Exchange:
-        """Send a request and return when its head is there. Raises as ``Transport.send``."""
+        """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
         return await self._transport.send(worker, address, Request(method, target, headers, body), silence_s=silence_s)
 
     async def ask(
@@ -122,7 +125,11 @@ class OrsClient:
         silence_s: float | None = None,
         method: bytes = b"",
     ) -> Answer:
-        """Send a request and read its answer; a GET, or with a *body*, which is JSON or bytes of it, a POST."""
+        """Send a request and read its response.
+
+        Args:
+            body: A JSON value or encoded JSON. With a body, the default method is POST, else GET.
+        """
         content = b""
         if isinstance(body, bytes):
             content, headers = body, (*headers, *JSON)
@@ -143,11 +150,11 @@ class OrsClient:
         headers: Headers = (),
         silence_s: float | None = None,
     ) -> Any:
-        """Ask for tools or tasks of the environment *name*, and return the answer's JSON.
+        """Request tools or tasks of the environment *name*, and return the response's JSON.
 
         Raises:
-            UnknownSplit: the server does not know the split that *body* names.
-            UpstreamError: it fails.
+            UnknownSplit: The server does not know the split that *body* names.
+            UpstreamError: The request failed.
         """
         place = worker.id, worker.address, path(name, operation)
         answer = await self.ask(*place, body=body, headers=headers, silence_s=silence_s)
@@ -166,10 +173,10 @@ class OrsClient:
         headers: Headers = (),
         silence_s: float,
     ) -> Answer:
-        """Ask until the server no longer says that the session's setup runs; until the caller's deadline.
+        """Repeat a request until the session's setup is done. The caller has to set a deadline.
 
         Raises:
-            SessionNotFound: the server does not know the session.
+            SessionNotFound: The server does not know the session.
         """
         while True:
             answer = await self.ask(
@@ -188,12 +195,12 @@ class OrsClient:
 
 
 def path(name: str, operation: str) -> bytes:
-    """Return where an operation of the environment *name* is."""
+    """Return the path of an operation of the environment *name*."""
     return f"/{quote(name, safe='')}/{operation}".encode()
 
 
 async def read(exchange: Exchange) -> Answer:
-    """Read an answer whole, and close it."""
+    """Read the whole response, and close the exchange."""
     try:
         return Answer(exchange.status, dict(exchange.headers), await exchange.read(MAX_ANSWER_BYTES))
     finally:
@@ -201,12 +208,12 @@ async def read(exchange: Exchange) -> Answer:
 
 
 def of(session: Session) -> Headers:
-    """The header that names a session: its id here, which no two trainers share."""
+    """Return the header that names a session by the gateway's id, which is unique among trainers."""
     return ((b"x-session-id", session.id.encode()),)
 
 
 def refusal(answer: Answer) -> Exception:
-    """What an answer to a request means that the server did not take; 500 is what an author's exception becomes."""
+    """Return the error for a refused request. A 500 is an exception of the environment author's code."""
     if answer.status == 500:
         return author_fault(answer.detail, "session")
     if 400 <= answer.status < 500 and answer.status not in (401, 403, 408, 429):
@@ -215,7 +222,7 @@ def refusal(answer: Answer) -> Exception:
 
 
 def explained(detail: object) -> str | None:
-    """Return the ``detail`` of a refusal as text; None if it is neither text nor entries of pydantic's form."""
+    """Return the ``detail`` of a refusal as text, or None if it is neither text nor a list of pydantic's entries."""
     if isinstance(detail, list):
         return "; ".join(_fault(entry) for entry in detail if isinstance(entry, Mapping))
     return detail if isinstance(detail, str) else None
@@ -231,7 +238,7 @@ def _fault(entry: Mapping[str, Any]) -> str:
 
 
 def written(action: Action) -> bytes:
-    """The body of ``/call`` that means *action*."""
+    """Return *action* as a body of ``/call``."""
     body: dict[str, Any]
     if action.name is not None:
         body = {"name": action.name, "input": dict(action.arguments)}
@@ -245,16 +252,16 @@ def written(action: Action) -> bytes:
 def read_result(
     answer: bytes, content_type: bytes, counted: bytes | None = None, faults: tuple[Fault, ...] = ()
 ) -> StepResult:
-    """Read what ``/call`` answered with status 200.
+    """Read a response to ``/call`` with status 200.
 
     Args:
-        counted: the number of the turn, where a header has it.
-        faults: what headers tell of the author's code.
+        counted: The number of the turn, if a header contains it.
+        faults: Failures of the author's code, as headers report them.
 
     Raises:
-        AuthorFault: the author's code failed; a reward that is no finite number is never made into one.
-        SessionFailed: the session broke in its worker.
-        UpstreamError: it is not what ORS allows.
+        AuthorFault: The author's code failed, or the reward is not a finite number. No other number replaces it.
+        SessionFailed: The session broke in its worker.
+        UpstreamError: The response is not valid ORS.
     """
     try:
         turn = None if counted is None else _turn(counted)
@@ -263,7 +270,7 @@ def read_result(
             if event.name == "error":
                 return StepResult(error=event.data, reason=TOOL_FAILED, turn=turn, faults=faults)
             if event.name != "end":
-                raise UpstreamError("the worker's answer to the call broke off")
+                raise UpstreamError("the worker's answer to the call ended early")
             answer = event.data.encode()
         return _result(parse(answer), turn, faults)
     except NotFinite as error:
@@ -273,10 +280,10 @@ def read_result(
 
 
 def read_blocks(value: Any) -> list[Block]:
-    """Read a list of blocks, as prompts and results have them.
+    """Read a list of blocks from a prompt or a result.
 
     Raises:
-        UpstreamError: it is none.
+        UpstreamError: The value is not a list of blocks.
     """
     if not isinstance(value, list):
         raise UpstreamError("the worker's blocks are no list")
@@ -329,7 +336,7 @@ def _block(value: Mapping[str, Any]) -> Block:
 
 
 def _last_event(stream: bytes) -> sse.Event:
-    """Return the last event; what a standard server cuts into ``chunk`` events is joined to its end."""
+    """Return the last event. An ``end`` event also contains the data of the ``chunk`` events before it."""
     chunks: list[str] = []
     last = sse.Event("", "")
     for event in sse.Reader(max_bytes=len(stream)).feed(stream + b"\n\n"):

@@ -1,7 +1,7 @@
-"""Which standard ORS server a worker is, found out once for each: they differ in where secrets go, and in what they
-offer.
+"""Detects which dialect of ORS a standard server speaks, once for each worker.
 
-The words of the two ORS packages, where they differ or have to be read with care.
+The servers of the two ORS packages differ in the place of secrets and in the operations that they offer. This module
+also writes and reads the messages in which the packages differ, or which need validation.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from gateway.core.session import SessionSetup
 from gateway.upstreams.ors.client import OrsClient
 
 KNOWN_MAX: Final = 4096
-"""Workers that are remembered."""
+"""Largest number of workers whose dialect is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What one server is like."""
+    """The properties of one server."""
 
     environments: tuple[str, ...]
-    """What it serves, its default one first."""
+    """Names of the environments that the server serves, the default environment first."""
     secrets_in_body: bool
     secrets_in_header: bool
     operations: frozenset[str] | None
-    """What it offers of an environment; None: it does not tell."""
+    """Operations that the server offers for an environment. None if the server does not list them."""
 
     def offers(self, operation: str) -> bool:
-        """Whether it is sure to know *operation*."""
+        """Return True if the server lists *operation*."""
         return self.operations is not None and operation in self.operations
 
     def named(self, environment: Environment) -> str:
-        """What *environment* is called there: as it is configured, else as here, else it is the default one.
+        """Return the server's name for *environment*: the configured name, the gateway's name, or the server's default.
 
         Raises:
-            UpstreamError: it serves none of the name that was configured.
+            UpstreamError: The server does not serve the configured name, or serves no environment.
         """
         known = {name.lower(): name for name in self.environments}
         name = known.get(environment.worker_name.lower())
@@ -55,17 +55,17 @@ class Dialect:
 
 
 class Flavours:
-    """What is known of the servers."""
+    """Detects and caches the dialect of each server."""
 
     def __init__(self, link: OrsClient) -> None:
         self._link = link
         self._known: OrderedDict[tuple[WorkerId, str], Dialect] = OrderedDict()
 
     async def of(self, worker: WorkerId, address: str) -> Dialect:
-        """Look a server's flavour up; the first time, ask it.
+        """Return a server's dialect. The first call for a server detects it with requests.
 
         Raises:
-            UpstreamError: it is no ORS server, or does not answer.
+            UpstreamError: The server does not speak ORS, or does not answer.
         """
         known = self._known.get((worker, address))
         if known is None:
@@ -75,7 +75,7 @@ class Flavours:
         return known
 
     def forget(self, worker: WorkerId, address: str) -> None:
-        """Ask anew the next time: the server at an address may have been replaced."""
+        """Drop a server's dialect, because another server may have replaced it at the same address."""
         self._known.pop((worker, address), None)
 
     async def _detect(self, worker: WorkerId, address: str) -> Dialect:
@@ -87,8 +87,8 @@ class Flavours:
         document = described.parsed("/openapi.json") if described.status == 200 else None
         fields = _fields_of_create(document)
         if fields is None:
-            # It does not describe itself. One of the two packages has a version; the documented standard takes secrets
-            # in the body, and both clients send the header, which is ignored where it is not known.
+            # The server has no usable description. Only one of the two packages answers /version. The documented
+            # standard takes secrets in the body. Both clients send the header, which other servers ignore.
             versioned = await self._link.ask(worker, address, b"/version")
             return Dialect(tuple(names), versioned.status != 200, True, None)
         in_body = "secrets" in fields
@@ -108,11 +108,11 @@ def _operations(document: Any) -> frozenset[str]:
 
 
 _ADDED: Final = ("terminal_tool", "supports_score_group", "message_block_types")
-"""Keys of a tool list that one of the packages leaves out."""
+"""Keys of a tool list that one of the two packages leaves out."""
 
 
 def refuse_config(setup: SessionSetup) -> None:
-    """Refuse what would be lost silently. Raises ``InvalidRequest``."""
+    """Raise ``InvalidRequest`` if *setup* has a configuration that a standard server would silently ignore."""
     lost = sorted(key for key in setup.config or {} if key != "seed")
     if lost:
         raise InvalidRequest(
@@ -122,7 +122,7 @@ def refuse_config(setup: SessionSetup) -> None:
 
 
 def wish_of(setup: SessionSetup, name: str, flavour: Dialect) -> tuple[dict[str, Any], Headers]:
-    """The body of ``/create``, and the headers that go with it."""
+    """Return the body of ``/create``, and the headers with secrets."""
     wish: dict[str, Any] = {"env_name": name}
     if not setup.spec and setup.split and setup.index is not None:
         wish |= {"split": setup.split, "index": setup.index}
@@ -144,7 +144,7 @@ def secrets_header(secrets: Mapping[str, str]) -> tuple[bytes, bytes]:
 
 
 def split_of(entry: Any) -> Split:
-    """Read an entry of the list of splits; one without a known type is for validation. Raises ``UpstreamError``."""
+    """Read an entry of the list of splits. The default type is validation. Raises ``UpstreamError``."""
     name = entry.get("name") if isinstance(entry, Mapping) else entry
     if not isinstance(name, str):
         raise UpstreamError("a split of the worker's has no name")
@@ -153,14 +153,14 @@ def split_of(entry: Any) -> Split:
 
 
 def split_list(value: Any) -> list[Split]:
-    """Read the answer to ``/splits``. Raises ``UpstreamError``."""
+    """Read the response to ``/splits``. Raises ``UpstreamError``."""
     if not isinstance(value, list):
         raise UpstreamError("the worker's splits are no list")
     return [split_of(entry) for entry in value]
 
 
 def task_count(value: Any) -> int:
-    """Read the answer to ``/num_tasks``. Raises ``UpstreamError``."""
+    """Read the response to ``/num_tasks``. Raises ``UpstreamError``."""
     count = value.get("num_tasks") if isinstance(value, Mapping) else None
     if not isinstance(count, int) or isinstance(count, bool):
         raise UpstreamError("the worker's number of tasks is no integer")
@@ -168,7 +168,7 @@ def task_count(value: Any) -> int:
 
 
 def task_list(value: Any) -> list[TaskSpec]:
-    """Read the answer to ``/task_range``. Raises ``UpstreamError``."""
+    """Read the response to ``/task_range``. Raises ``UpstreamError``."""
     tasks = value.get("tasks") if isinstance(value, Mapping) else None
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
         raise UpstreamError("the worker's tasks are no list of objects")
@@ -176,7 +176,7 @@ def task_list(value: Any) -> list[TaskSpec]:
 
 
 def tool_list(value: Any) -> dict[str, Any]:
-    """Read a tool list; it has every key of the standard then. Raises ``UpstreamError``."""
+    """Read a tool list, and add the standard's keys that it lacks. Raises ``UpstreamError``."""
     try:
         tools = [
             {
@@ -192,7 +192,7 @@ def tool_list(value: Any) -> dict[str, Any]:
 
 
 def reason_of(error: str) -> str:
-    """The reason of a refusal that one of the packages leaves out, by its words."""
+    """Derive the reason of a refusal from its message, because one of the packages sends no reason."""
     if "is not a valid tool" in error:
         return "not_found"
     if error.startswith("Tool name collision"):

@@ -1,6 +1,6 @@
-"""Signs of life for sessions in servers that end those that they did not hear of for a while, running calls included.
+"""Sends pings for sessions, so that standard ORS servers do not end them.
 
-A standard ORS server ends a session 15 minutes after the last request that named it.
+Such a server ends a session 15 minutes after the last request that named it, even while a call runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.core.session import Session
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Pings that are under way at a time."""
+"""Largest number of concurrent pings."""
 
 
 @dataclass(slots=True)
@@ -27,44 +27,44 @@ class _Beat:
     session: Session
     keep_s: float
     used_at: float
-    """When a trainer was last heard of."""
+    """Time of the last request from a trainer, by ``time.monotonic``."""
     told_at: float
-    """When the server was."""
+    """Time of the last request to the server that named the session."""
 
 
 class PingedServers(Protocol):
-    """The servers of the sessions."""
+    """The servers that hold the sessions."""
 
     async def ping(self, session: Session) -> bool:
-        """Give a sign of life; return False if the server does not know *session*."""
+        """Ping the server of *session*. Return False if the server does not know the session."""
 
     def is_busy(self, session: Session) -> bool:
-        """Whether a call runs in *session*."""
+        """Return True if a call runs in *session*."""
 
 
 class Pulse:
     """Pings the sessions that this replica serves."""
 
     def __init__(self, servers: PingedServers, *, every_s: float) -> None:
-        """*every_s*: how long a server is left without a word of a session."""
+        """Start without sessions. *every_s* is the time between two requests for a session, in seconds."""
         self._servers = servers
         self._every_s = every_s
         self._beats: OrderedDict[tuple[SessionId, str], _Beat] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
     def note(self, session: Session, *, keep_s: float) -> None:
-        """A request names *session* now; it is kept alive for *keep_s* more, and while a call runs in it."""
+        """Note a request for *session*. Keep the session alive for *keep_s* more seconds, and while a call runs."""
         now = time.monotonic()
         self._beats[session.id, session.lease] = _Beat(session, keep_s, now, now)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
 
     def forget(self, session: Session) -> None:
-        """It is over."""
+        """Stop the pings for a session that has ended."""
         self._beats.pop((session.id, session.lease), None)
 
     async def aclose(self) -> None:
-        """Stop."""
+        """Stop all pings."""
         self._beats.clear()
         if self._task is not None:
             self._task.cancel()
@@ -84,7 +84,7 @@ class Pulse:
             if self._servers.is_busy(beat.session):
                 beat.used_at = now
             if now - beat.used_at > beat.keep_s:
-                del self._beats[place]  # the gateway ends it too, if it has not yet
+                del self._beats[place]  # the session has expired, so the gateway ends it too
             elif now - beat.told_at >= self._every_s:
                 due.append(beat)
         return due
@@ -96,7 +96,7 @@ class Pulse:
         except GatewayError as error:
             logger.info("session_not_pinged session=%s error=%s", beat.session.id, error)
             return
-        except Exception:  # protects the other sessions' pings
+        except Exception:  # a failure must not stop the pings of other sessions
             logger.exception("ping_failed")
             return
         if not is_known and not self._servers.is_busy(beat.session):

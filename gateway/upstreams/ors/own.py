@@ -1,11 +1,12 @@
-"""ORS towards workers: our own images, which add a token, a summary and a session list to the standard.
+"""Speaks ORS to workers of the gateway's own images, which add a token, a summary and a session list to the standard.
 
-Differences from a plain ORS client: the session's id is the gateway's own (trainers of different keys may choose the
-same name), every request carries the worker's token, and a request is sent once.
+Differences from a plain ORS client:
+* The gateway chooses the session's id, because trainers with different keys may choose the same name.
+* Every request carries the worker's token, and the gateway sends it once.
 
-A worker keeps its sessions' records for us: a store that lost its data is rebuilt from them. A record is signed with
-the worker's token, so that a worker can give back what it was told and nothing else: it could otherwise name another
-tenant's session as its own. No task, no secret and no key is in it; the owner is the name of a key.
+A worker keeps its sessions' records, and the gateway rebuilds a store that lost its data from them. The worker's token
+signs each record, so a worker can return only records that it received. Without the signature, it could claim another
+tenant's session. A record contains no task, secret or key: the owner is the name of a key.
 """
 
 from __future__ import annotations
@@ -44,37 +45,39 @@ from gateway.upstreams.ors.dialects import secrets_header, split_list, task_coun
 from gateway.upstreams.ors_facade import Whole
 
 SILENCE_S: Final = 30.0
-"""Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""
+"""Seconds of silence after which a worker counts as hung. Workers write a comment every 10 s into an open stream."""
 MARGIN_S: Final = 5.0
-"""A worker that lives ends a call itself when its time is over; this long after it, the worker hangs."""
+"""Seconds after a call's deadline at which a worker counts as hung. A healthy worker ends a call at its deadline."""
 ANSWER_S: Final = 10.0
-"""For requests that a worker answers from memory."""
+"""Seconds that a worker has for a request that it answers from memory."""
 READY_PAUSE_S: Final = (0.002, 0.02)
-"""Least and most between two looks at a worker that starts; to try a socket that is not there yet costs some 50 us."""
+"""Shortest and longest pause, in seconds, between requests to a starting worker. A missing socket costs about 50 us."""
 TOKENS_MAX: Final = 10_000
+"""Largest number of cached tokens."""
 _ACCEPT_JSON: Final = ((b"accept", b"application/json"),)
 _REWARDED: Final = b"x-session-rewarded"
 RECORD_MAX_BYTES: Final = 8192
-"""What a worker keeps; a session with a longer record (a task's id may be long) is noted without its task."""
+"""Largest record, in bytes, that a worker keeps. The gateway does not send a longer record."""
 _TASK_MAX: Final = 512
+"""Largest number of characters of the session's ``task`` in a record."""
 _MAC_DIGITS: Final = 32
 _PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b"x-request-id", b"user-agent"))
-"""Headers of a trainer's request that a worker may see; never keys, cookies or addresses."""
+"""Headers of a trainer's request that the gateway passes to a worker: never keys, cookies or addresses."""
 
 
 class WorkerClient(OrsClient):
-    """Sends requests to workers of our own images, each with the worker's token."""
+    """Sends requests to workers of the gateway's own images, each with the worker's token."""
 
     answer_s: ClassVar[float] = ANSWER_S
 
     def __init__(self, transport: Transport, *, secret: bytes) -> None:
-        """*secret*: what the tokens are derived from."""
+        """Create the client. The tokens of workers are derived from *secret*."""
         super().__init__(transport)
         self._secret = secret
         self._tokens: dict[WorkerId, bytes] = {}
 
     def token(self, worker: WorkerId) -> bytes:
-        """The worker's token: HMAC-SHA256 of its id, so that a restarted gateway can compute it again."""
+        """Return the worker's token: HMAC-SHA256 of its id, which a restarted gateway can compute again."""
         known = self._tokens.get(worker)
         if known is None:
             known = hmac.new(self._secret, worker.encode(), hashlib.sha256).hexdigest().encode()
@@ -94,25 +97,28 @@ class WorkerClient(OrsClient):
         *,
         silence_s: float,
     ) -> Exchange:
-        """Send a request and return when its head is there. Raises as ``Transport.send``."""
+        """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
         request = Request(method, target, [(b"x-worker-token", self.token(worker)), *headers], body)
         return await self._transport.send(worker, address, request, silence_s=silence_s)
 
 
 class OrsUpstream:
-    """Speaks ORS to workers over *transport*; *secret* is what their tokens are derived from."""
+    """Speaks ORS to workers of the gateway's own images. Their tokens are derived from *secret*."""
 
     def __init__(self, transport: Transport, *, secret: bytes) -> None:
         self._client = WorkerClient(transport, secret=secret)
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """Return when the worker answers, is claimed by us, and serves the environment."""
+        """Return when the worker answers, accepts the gateway's token, and serves the environment.
+
+        The result is 0, because the worker's response does not contain a capacity.
+        """
         began_at = time.monotonic()
         while True:
             try:
                 answer = await self._client.ask(worker.id, worker.address, b"/list_environments")
             except (UpstreamGone, UpstreamTimeout):
-                least_s, most_s = READY_PAUSE_S  # a twentieth of the wait so far: an opening waits for this, too
+                least_s, most_s = READY_PAUSE_S  # a twentieth of the wait so far, because openings wait for the worker
                 await asyncio.sleep(min(most_s, max(least_s, (time.monotonic() - began_at) / 20)))
                 continue
             if answer.status == 401:
@@ -132,14 +138,14 @@ class OrsUpstream:
         await self.ready(worker, environment)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """The environment's tool list, as the worker writes it."""
+        """Return the environment's tool list, unchanged from the worker."""
         answer = await self._client.ask(worker.id, worker.address, _path(environment, "tools"))
         if answer.status != 200:
             raise UpstreamError(f"the worker answered {answer.status} to /tools")
         return answer.body
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """The tasks that the worker knows by itself; none if it is a standard server."""
+        """Return the tasks that the worker itself knows by id: an empty `WorkerTasks` for a standard server."""
         answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         if answer.status == 404:
             return WorkerTasks()
@@ -155,37 +161,37 @@ class OrsUpstream:
         )
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """Those in which its class has tasks by itself: a class without any lists an empty split too."""
+        """Return the splits in which the environment's class has tasks. Empty splits are left out."""
         listed = split_list(await self._of_class(worker, environment, "splits"))
         return [split for split in listed if await self.count(worker, environment, split.name)]
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """How many tasks the class has in a split."""
+        """Return the number of tasks that the environment's class has in a split."""
         return task_count(await self._of_class(worker, environment, "num_tasks", {"split": split}))
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """Tasks of a split by their places."""
+        """Return the tasks of a split from index *start* up to *stop*, exclusive."""
         wish = {"split": split, "start": start, "stop": stop}
         return task_list(await self._of_class(worker, environment, "task_range", wish))
 
     async def _of_class(
         self, worker: Worker, environment: Environment, operation: str, wish: Mapping[str, Any] | None = None
     ) -> Any:
-        """Ask for tasks that the class has by itself; its author's code answers, which may take as long as a setup."""
+        """Request tasks of the environment's class. The author's code answers, which may take as long as a setup."""
         name, silence_s = environment.worker_name, environment.timeouts.setup_s
         return await self._client.listed(worker, name, operation, wish, headers=_ACCEPT_JSON, silence_s=silence_s)
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """The name of its default tool, as ``default_tool``; nothing of an older image."""
+        """Return the worker's description, with ``default_tool``: an empty mapping for an older image."""
         answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         return _object(answer, "/registered") if answer.status == 200 else {}
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Open the session in its worker, under the id that it has here."""
+        """Open the session in its worker, under the gateway's session id. The handle is empty."""
         wish: dict[str, Any] = {"env_name": environment.worker_name}
-        if setup.split and setup.index is not None:  # one of those that its class has by itself
+        if setup.split and setup.index is not None:  # a task of the environment's class
             wish |= {"split": setup.split, "index": setup.index}
         else:
             wish["task_spec"] = setup.spec
@@ -203,13 +209,13 @@ class OrsUpstream:
         answer = await self._client.ask(*place, body=wish, headers=headers, silence_s=environment.timeouts.setup_s)
         status = answer.status
         if status == 200:
-            answer.parsed("/create")  # anything else than JSON is no answer of a worker's
+            answer.parsed("/create")  # a worker always answers JSON
             return ""
         detail = answer.detail
-        if status == 429:  # it holds sessions that the store does not know of: the opening waits its turn again
+        if status == 429:  # the worker holds sessions that the store does not know, so the opening returns to the queue
             raise WorkerFull(detail)
-        # It is ending, or the session was ended in it meanwhile by who gave an earlier opening of its id back: another
-        # worker, or this one, can take what nobody has seen anything of yet.
+        # The worker is ending, or the release of an earlier opening of this id ended the session. No trainer has seen
+        # the session yet, so this worker or another one can open it again.
         if status in (410, 503):
             raise UpstreamGone(detail, sent=True)
         if 400 <= status < 500 and status != 401:
@@ -217,7 +223,7 @@ class OrsUpstream:
         raise _failure(answer)
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Close the session in its worker, waiting for its teardown."""
+        """Close the session in its worker, wait for its teardown, and return its summary."""
         place, silence_s = (session.worker, session.address, b"/delete"), environment.timeouts.close_s
         answer = await self._client.ask(*place, method=b"POST", headers=_leased(session), silence_s=silence_s)
         if answer.status != 200:
@@ -227,11 +233,11 @@ class OrsUpstream:
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
     ) -> list[WorkerSession] | None:
-        """The worker's own list of sessions, or what it says of *ids*; None if it is a standard server, without one."""
+        """Return the worker's list of sessions, or the entries of *ids*. None: a standard server has no list."""
         answer = await self._client.ask(
             worker.id, worker.address, b"/sessions", body=None if ids is None else {"ids": list(ids)}
         )
-        if ids is not None and answer.status in (404, 405):  # its image is an older one, which knows only the other
+        if ids is not None and answer.status in (404, 405):  # an older image has only the complete list
             answer = await self._client.ask(worker.id, worker.address, b"/sessions")
         if answer.status == 404:
             return None
@@ -250,19 +256,19 @@ class OrsUpstream:
         ]
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """How many steps the session has seen, as the worker's list says."""
+        """Return the session's number of steps from the worker's list, or None if the list lacks the session."""
         worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
         listed = await self.sessions(worker, environment, (session.id,))
         return next((one.steps for one in listed or () if one.id == session.id), None)
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """What the environment shows of the session's state; nothing where its image is an older one."""
+        """Return the state of the session that the environment publishes: an empty mapping for an older image."""
         place = (session.worker, session.address, _path(environment, "state"))
         answer = await self._client.ask(*place, headers=of(session))
         return _object(answer, "/state") if answer.status == 200 else {}
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """What the agent is told first, when the task's setup is done."""
+        """Wait for the task's setup and return the prompt, the first observation of the agent."""
         target, silence_s = _path(environment, "prompt"), environment.timeouts.call_s
         answer = await self._client.settled(session, target, silence_s=silence_s)
         if answer.status != 200:
@@ -272,9 +278,9 @@ class OrsUpstream:
     async def act(
         self, session: Session, environment: Environment, action: Action, *, key: str | None = None
     ) -> StepResult:
-        """Run an action, once."""
+        """Send an action once and return its result."""
         headers = [*_ACCEPT_JSON, *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else [])]
-        # An answer in JSON comes in one piece, with nothing before it.
+        # A JSON response arrives in one piece, without comments before it, so the timeout covers the whole call.
         target, silence_s = _path(environment, "call"), environment.timeouts.call_s
         answer = await self._client.settled(session, target, body=written(action), headers=headers, silence_s=silence_s)
         if answer.status == 200:
@@ -290,7 +296,7 @@ class OrsUpstream:
     async def forward(
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
     ) -> Exchange:
-        """Pass an operation on, bytes for bytes."""
+        """Pass an ORS operation to the worker, and its response back, as unchanged bytes."""
         method = b"POST" if operation in ("call", "score_group") else b"GET"
         passed = [(b"x-session-id", session.id.encode()), *[pair for pair in headers if pair[0] in _PASSED_ON]]
         silence_s = environment.timeouts.call_s + MARGIN_S
@@ -302,7 +308,7 @@ class OrsUpstream:
         )
         if exchange.status == 500 and (FAULT_HEADER, FaultKind.AUTHOR.encode()) in exchange.headers:
             raise _failure(await read(exchange))
-        if exchange.status == 404:  # it may mean the operation, or that the session is gone
+        if exchange.status == 404:  # the worker knows either no such operation, or no such session
             answer = await read(exchange)
             if answer.is_unknown_session:
                 raise SessionNotFound(session.name)
@@ -311,7 +317,7 @@ class OrsUpstream:
 
 
 def _object(answer: Answer, what: str) -> Mapping[str, Any]:
-    """The object that *answer* holds; an empty one if it holds anything else. Raises ``UpstreamError``: no JSON."""
+    """Return the JSON object in *answer*, or an empty object for other JSON. Raises ``UpstreamError`` if not JSON."""
     found = answer.parsed(what)
     return found if isinstance(found, Mapping) else {}
 
@@ -322,7 +328,7 @@ def _faults(answer: Answer) -> tuple[Fault, ...]:
 
 
 def _failure(answer: Answer) -> UpstreamError:
-    """Why a session failed, by who its worker says is at fault."""
+    """Return the error for a failed session. Its class depends on the fault that the worker reports."""
     kinds = {FaultKind.AUTHOR.encode(): AuthorFault, FaultKind.INFRASTRUCTURE.encode(): SessionFailed}
     kind = kinds.get(answer.headers.get(FAULT_HEADER, b""), UpstreamError)
     return kind(answer.detail, faults=_faults(answer))
@@ -333,26 +339,26 @@ def _path(environment: Environment, operation: str) -> bytes:
 
 
 def _is_whole(headers: Headers) -> bool:
-    """Whether a worker answers in one piece, with nothing before it, as it does where only JSON is accepted."""
+    """Return True if the worker answers in one piece, without comments before it: the request accepts only JSON."""
     accept = b",".join(value for name, value in headers if name == b"accept").lower()
     return b"application/json" in accept and b"text/event-stream" not in accept
 
 
 def _leased(session: Session) -> list[tuple[bytes, bytes]]:
-    """Name a session, and which of those that have had its id is meant."""
+    """Return the headers with a session's id, and with its lease, which differs from earlier sessions of that id."""
     return [*of(session), (b"x-session-lease", session.lease.encode())]
 
 
 def _summary(value: object) -> Summary | None:
     if not isinstance(value, Mapping):
         return None
-    reward = value["reward"]  # null: the sum is no finite number, which JSON has no word for
+    reward = value["reward"]  # null: the sum is not a finite number, which JSON can't express
     return Summary(
         reward=math.nan if reward is None else float(reward),
         finished=bool(value["finished"]),
         steps=int(value["steps"]),
         seconds=float(value["seconds"]),
-        is_rewarded=value.get("rewarded") is not False,  # which older images do not tell
+        is_rewarded=value.get("rewarded") is not False,  # older images do not send this key
         is_judged=value.get("judged") is True,
         fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
         faults=faults_of(faults) if (faults := value.get("faults")) else (),
@@ -363,7 +369,7 @@ def _summary(value: object) -> Summary | None:
 
 
 def write_record(session: Session, token: bytes) -> bytes:
-    """Write the record of *session* as a header's value: one line of ASCII. Empty if it is too long."""
+    """Return the record of *session* as a header value, one line of ASCII. Return an empty value if it is too long."""
     record = {
         "id": session.id,
         "name": session.name,
@@ -382,13 +388,13 @@ def write_record(session: Session, token: bytes) -> bytes:
 
 
 def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
-    """Read a record that *worker* gave back; None if it is none of ours."""
+    """Read a record that *worker* returned. Return None if the gateway did not sign it."""
     if not isinstance(note, str) or not note.isascii():
         return None
     mac, text = note[:_MAC_DIGITS].encode(), note[_MAC_DIGITS:].encode()
     if not hmac.compare_digest(mac, _mac(text, token)):
         return None
-    record: Mapping[str, Any] = json.loads(text)  # signed by us, so it is what was written
+    record: Mapping[str, Any] = json.loads(text)  # the signature proves that the gateway wrote it
     return Session(
         id=SessionId(record["id"]),
         name=record["name"],
@@ -402,7 +408,7 @@ def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
         state=SessionState.OPEN,
         task=record["task"],
         episode=record["episode"],
-        policy=record.get("policy", ""),  # one of a gateway before this key was
+        policy=record.get("policy", ""),  # records of older gateways lack this key
     )
 
 

@@ -1,7 +1,7 @@
-"""Event streams of a standard ORS server: read strictly, and resumed by their task id when they break.
+"""Reads event streams of a standard ORS server, and resumes a broken stream by its task id.
 
-A request is sent once without a task id. After that only the outcome of what was begun is asked for, which the server
-keeps for a minute: a second run is not possible.
+The gateway sends a request without a task id once. After that it requests only the outcome of the started call, so the
+call can't run twice. The server keeps the outcome for a minute.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from gateway.upstreams import sse
 from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, of, read
 
 SILENCE_S: Final = 45.0
-"""Servers write a comment every 10 s into an open stream, unless a blocking tool holds their only thread."""
+"""Seconds without a byte after which a stream counts as broken.
+
+Servers write a comment every 10 s into an open stream, unless a blocking tool holds their only thread.
+"""
 RESUME_PAUSE_S: Final = 0.5
+"""Seconds before each attempt to resume a stream."""
 RESUME_S: Final = 60.0
-"""As long as a server keeps an outcome."""
+"""Seconds of failed attempts after which the call counts as lost: a server keeps an outcome for so long."""
 REFUSED_S: Final = 2.0
-"""A server that takes no connection for so long is not there."""
+"""Seconds without a connection after which a server counts as gone."""
 UNKNOWN_TASK_ID: Final = "unknown task_id"
 
 
 class _Broken(Exception):
-    """A stream ended before its end; *cause* says how."""
+    """A stream broke before its last event. *cause* is the reason."""
 
     def __init__(self, cause: UpstreamError) -> None:
         super().__init__(cause)
@@ -37,7 +41,7 @@ class _Broken(Exception):
 
 
 class _Patience:
-    """How long a stream is tried to be resumed that can't be."""
+    """Limits the time for attempts to resume a stream."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,16 +51,16 @@ class _Patience:
         self._answered_at = self._connected_at = self._loop.time()
 
     async def pause(self, error: UpstreamError | None) -> None:
-        """Wait before the next try.
+        """Wait before the next attempt, after *error* in the last attempt.
 
         Raises:
-            UpstreamGone: it is no use.
+            UpstreamGone: The time for attempts is over.
         """
         now = self._loop.time()
         if not (isinstance(error, UpstreamGone) and not error.sent):
             self._connected_at = now
         if isinstance(error, UpstreamTimeout):
-            self._answered_at = now  # it takes connections: a tool that blocks it will end
+            self._answered_at = now  # the server accepts connections, and a tool that blocks it will end
         if now - self._connected_at > REFUSED_S or now - self._answered_at > RESUME_S:
             raise UpstreamGone(f"the worker was lost while the call ran: {error}", sent=True) from error
         await asyncio.sleep(RESUME_PAUSE_S)
@@ -65,21 +69,21 @@ class _Patience:
 async def outcome(
     link: OrsClient, session: Session, environment: Environment, target: bytes, body: Mapping[str, Any]
 ) -> sse.Event:
-    """POST *body* and return the stream's last event, ``end`` or ``error``, with the whole of its data.
+    """POST *body* and return the stream's last event, ``end`` or ``error``, with its complete data.
 
-    Waits for the session's setup, and for the outcome, until the caller's deadline cancels it.
+    Wait for the session's setup and for the outcome. The caller has to set a deadline.
 
     Raises:
-        SessionNotFound: the server does not know the session; nothing ran.
-        Refused: it refused the request; nothing ran.
-        UpstreamGone: it was lost; with ``sent`` True it may have run.
+        SessionNotFound: The server does not know the session. Nothing ran.
+        Refused: The server refused the request. Nothing ran.
+        UpstreamGone: The call was lost. If ``sent`` is True, it may have run.
     """
     attempt = _Attempt(link, session, target, body, environment.timeouts.call_s)
     try:
         while True:
             if (event := await attempt.once()) is not None:
                 return event
-            await asyncio.sleep(STARTING_PAUSE_S)  # its setup runs
+            await asyncio.sleep(STARTING_PAUSE_S)  # the session's setup still runs
     except _Broken as broken:
         if not attempt.task_id:
             raise UpstreamGone("the stream broke before the call had an id", sent=True) from broken.cause
@@ -94,7 +98,7 @@ async def outcome(
 
 
 class _Attempt:
-    """One request, sent once, and as often as it takes to hear of its outcome."""
+    """A call that is sent once, and whose outcome is requested until it arrives."""
 
     def __init__(
         self, link: OrsClient, session: Session, target: bytes, body: Mapping[str, Any], within_s: float
@@ -107,12 +111,12 @@ class _Attempt:
         self.task_id = ""
 
     async def once(self) -> sse.Event | None:
-        """Send it; None if the server says that the session's setup runs, so that nothing else did.
+        """Send the request and return the last event, or None if the session's setup still runs and the call did not.
 
         Raises:
-            _Broken: the stream broke.
+            _Broken: The stream broke.
         """
-        # One of the servers sends no head before the setup is done, and would run a request that was left meanwhile.
+        # One server sends no head until the setup is done. If the gateway left earlier, the server would run the call.
         exchange = await self._send(self._body, self._within_s)
         if exchange.status != 200:
             answer = await read(exchange)
@@ -127,21 +131,21 @@ class _Attempt:
         return await self._last(exchange)
 
     async def again(self, patience: _Patience) -> sse.Event:
-        """Ask for the outcome of what runs already.
+        """Request the outcome of the call that was sent.
 
         Raises:
-            _Broken: the stream broke.
-            UpstreamGone: the outcome is lost.
+            _Broken: The stream broke.
+            UpstreamGone: The outcome is lost.
         """
         try:
             exchange = await self._send({**self._body, "task_id": self.task_id}, SILENCE_S)
         except (UpstreamGone, UpstreamTimeout) as error:
             raise _Broken(error) from error
-        if exchange.status in (502, 503, 504):  # of something between it and us
+        if exchange.status in (502, 503, 504):  # from a proxy between the server and the gateway
             raise _Broken(UpstreamError((await read(exchange)).detail))
         if exchange.status != 200:
             detail = (await read(exchange)).detail
-            raise UpstreamGone(f"the outcome of the call is lost: {detail}", sent=True)  # not "not found": it has run
+            raise UpstreamGone(f"the outcome of the call is lost: {detail}", sent=True)  # "not found" means: never ran
         patience.answered()
         event = await self._last(exchange)
         if event == sse.Event("error", UNKNOWN_TASK_ID):
@@ -183,7 +187,7 @@ class _Attempt:
         pieces = exchange.chunks()
         while True:
             try:
-                # Until it has an id it can't be asked for again: then the transport's patience is all there is.
+                # Without a task id the stream can't be resumed, so only the transport's timeout applies.
                 async with asyncio.timeout(SILENCE_S if self.task_id else None):
                     piece = await anext(pieces)
             except StopAsyncIteration:

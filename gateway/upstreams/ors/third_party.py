@@ -1,11 +1,14 @@
-"""Standard ORS servers as workers: images of ``ors-sdk``, of ``openreward``, and whatever else keeps to the standard.
+"""Speaks ORS to standard servers: images of ``ors-sdk``, of ``openreward``, and other servers that follow the standard.
 
-Differences from a plain client: the session's id is the gateway's own; a call is sent once, and after that only its
-outcome is asked for, by its task id; a session whose setup runs is waited for; what the two packages do differently is
-found out from each server's own description.
+Differences from a plain client:
+* The gateway chooses the session's id.
+* The gateway sends a call once. After that it requests only the outcome, by the call's task id.
+* The gateway waits for a session whose setup runs.
+* The server's own description decides between the dialects of the two packages.
 
-A standard server knows no seeds. One that a trainer gives is dropped: the task is complete without it, so that the same
-task is the same episode for everybody. Other configuration of an episode is refused, since it would be lost silently.
+A standard server does not support seeds, and the gateway drops a trainer's seed. The task is complete without it, so
+the same task is the same episode for every trainer. The gateway refuses other configuration of an episode, because the
+server would silently ignore it.
 """
 
 from __future__ import annotations
@@ -76,22 +79,23 @@ from gateway.upstreams.ors_facade import (
 )
 
 READY_PAUSE_S: Final = 0.1
+"""Seconds between two checks of a starting server."""
 READY_ANSWER_S: Final = 5.0
-"""While it starts, a server may take a connection and not answer."""
+"""Seconds that a server has to answer a check. A starting server may accept a connection and not answer."""
 BUSY_ANSWER_S: Final = 2.0
-"""For a sign of life of a server in which a call runs: a blocking tool may hold its only thread."""
+"""Seconds that a server with a running call has to answer. A blocking tool may hold the server's only thread."""
 PING_S: Final = 240.0
-"""A server ends a session that it did not hear of for 900 s, running calls included."""
+"""Seconds between pings of a session. A server ends a session after 900 s without a request, even during a call."""
 SETTLE_S: Final = 5.0
-"""How long a call may outlive the end of its session before its slot is no longer trusted."""
+"""Seconds that a call may outlive its session before the slot is no longer trusted."""
 JUDGE_GRACE_S: Final = 2.0
-"""Only the server knows whether a group can be judged: its refusal should keep its status."""
+"""Seconds before the stream of a judgement opens. A refusal by the server keeps its HTTP status until then."""
 TOOLS_MAX: Final = 4096
-"""Sessions whose tools are remembered."""
+"""Largest number of sessions whose tools are cached."""
 
 
 class ThirdPartyOrsUpstream(OrsFacade):
-    """Speaks standard ORS to workers over *transport*."""
+    """Speaks ORS to standard servers over *transport*."""
 
     raises_by_event: ClassVar[bool] = True
 
@@ -104,7 +108,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._pulse = Pulse(self, every_s=ping_s)
 
     async def aclose(self) -> None:
-        """Break off what runs; sessions stay as they are in their servers."""
+        """Cancel pings and calls. Sessions stay open in their servers."""
         await self._pulse.aclose()
         await self.calls.aclose()
         await self._scores.aclose()
@@ -112,7 +116,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     # -- workers --------------------------------------------------------------------------------------------------
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
-        """Return when the server answers, and serves the environment. Its capacity is not in the protocol: 0."""
+        """Return 0 when the server answers and serves the environment: the protocol does not report a capacity."""
         self._flavours.forget(worker.id, worker.address)
         while True:
             with contextlib.suppress(UpstreamGone, UpstreamTimeout):
@@ -127,13 +131,13 @@ class ThirdPartyOrsUpstream(OrsFacade):
             if answer.status != 200:
                 return False
         answer = await self._link.ask(*place, b"/health", silence_s=READY_ANSWER_S)
-        if answer.status not in (200, 404, 405):  # the standard asks for none
+        if answer.status not in (200, 404, 405):  # the standard does not require /health
             return False
         (await self._flavours.of(*place)).named(environment)
         return True
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
-        """Return if the server answers; with *busy_counts* one in which a call runs that blocks it is alive too."""
+        """Return if the server answers. With *busy_counts*, a server that a running call blocks is alive too."""
         is_busy = busy_counts and bool(self.calls.busy(worker.id))
         silence_s = BUSY_ANSWER_S if is_busy else READY_ANSWER_S
         try:
@@ -146,28 +150,34 @@ class ThirdPartyOrsUpstream(OrsFacade):
             raise UpstreamError(f"worker {worker.id} answered {answer.status} to /list_environments")
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
-        """The environment's tool list, with every key that the standard has."""
+        """Return the environment's tool list, with every key of the standard."""
         return dump(tool_list(await self._listed(worker, environment, "tools")))
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """The splits that the server lists."""
+        """Return the splits that the server lists."""
         return split_list(await self._listed(worker, environment, "splits"))
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """How many tasks a split has."""
+        """Return the number of tasks in a split."""
         return task_count(await self._listed(worker, environment, "num_tasks", {"split": split}))
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """Tasks of a split by their places: a server may have too many of them to list them all."""
+        """Return the tasks of a split from index *start* up to *stop*, exclusive.
+
+        A server may have too many tasks to list all.
+        """
         wish = {"split": split, "start": start, "stop": stop}
         return task_list(await self._listed(worker, environment, "task_range", wish))
 
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
     ) -> list[WorkerSession] | None:
-        """Those in which a call runs that this replica began, also of a trainer that hung up. There is no list."""
+        """Return the sessions in which this replica runs a call, because the server itself does not list its sessions.
+
+        The call may belong to a trainer that disconnected.
+        """
         return [
             WorkerSession(id=one.id, busy=True, steps=self.tallies.steps(one), idle_s=0.0)
             for one in self.calls.busy(worker.id)
@@ -182,7 +192,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Open the session under the id that it has here; its handle is the environment's name in the server."""
+        """Open the session under the gateway's session id. The handle is the server's name for the environment."""
         refuse_config(setup)
         flavour = await self._flavours.of(session.worker, session.address)
         name = flavour.named(environment)
@@ -191,7 +201,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         create = partial(self._link.settled, session, b"/create", body=wish, headers=headers, silence_s=silence_s)
         answer = await create()
         if answer.status == 400 and answer.detail == "Session already exists":
-            # It is of an earlier episode of this name, which nobody holds any more; the server began nothing.
+            # The server still has an earlier episode of this name, which no trainer uses. It opened nothing new.
             await self._delete(session, environment)
             answer = await create()
         if answer.status == 200:
@@ -199,15 +209,16 @@ class ThirdPartyOrsUpstream(OrsFacade):
             self._note(session, environment)
             return name
         if answer.status in (404, 422):
-            self._flavours.forget(session.worker, session.address)  # it may be another server by now
+            self._flavours.forget(session.worker, session.address)  # another server may have replaced this one
         if answer.status == 429:
             raise WorkerFull(answer.detail)
         raise refusal(answer)
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Close the session in its server, waiting for its teardown; what all replicas saw of it.
+        """Close the session in its server, wait for its teardown, and return the summary over all replicas.
 
-        A server does not end a call with its session. One that goes on for some seconds makes this an error.
+        A server does not end a call when its session ends. ``UpstreamError`` is raised if a call still runs after a few
+        seconds (at most `SETTLE_S`).
         """
         self._pulse.forget(session)
         try:
@@ -225,7 +236,10 @@ class ThirdPartyOrsUpstream(OrsFacade):
         return summary
 
     async def _judges(self, session: Session, environment: Environment) -> bool:
-        """Whether groups of episodes are judged; also where the server does not say: nobody is blamed then."""
+        """Return True if the environment judges groups of episodes, or if the server does not answer.
+
+        If groups are judged, an episode without a reward of its own is not a fault.
+        """
         try:
             listed = json.loads(await self.tools(worker_of(session), environment))
         except GatewayError:
@@ -245,22 +259,22 @@ class ThirdPartyOrsUpstream(OrsFacade):
             raise UpstreamError(f"the worker answered {answer.status} to /delete: {answer.detail}")
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
-        """What the agent is told first, when the task's setup is done."""
+        """Wait for the task's setup and return the prompt, the first observation of the agent."""
         return read_blocks((await self._told(session, environment, "prompt")).parsed("/prompt"))
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
-        """The session's tools, its task's own included."""
+        """Return the session's tools, including those of its task."""
         return dump(await self._session_tools(session, environment))
 
     async def messages(self, session: Session, environment: Environment) -> bytes:
-        """The conversation that the agent is told first; a server that has none has a prompt."""
+        """Return the first conversation with the agent: the prompt, if the server does not offer ``messages``."""
         flavour = await self._flavours.of(session.worker, session.address)
         if not flavour.offers("messages"):
             return await super().messages(session, environment)
         return (await self._told(session, environment, "messages")).body
 
     async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
-        """Run *action*; of a stream that breaks only the outcome is asked for again."""
+        """Run *action*. If the stream breaks, request only the outcome again."""
         name, arguments = await self._meant(session, environment, action)
         wish = {"name": name, "input": arguments}
         try:
@@ -277,7 +291,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     async def score_group(
         self, session: Session, environment: Environment, *, body: bytes, headers: Headers
     ) -> Exchange:
-        """Judge a group of candidates, once, where the server offers it."""
+        """Judge a group of candidates once, if the server offers this operation."""
         flavour = await self._flavours.of(session.worker, session.address)
         wish = read_object(body, header(headers, b"content-type"))
         if not flavour.offers("score_group"):
@@ -320,7 +334,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         listed = await self._session_tools(session, environment)
         terminal = listed["terminal_tool"]
         if action.text is not None and isinstance(terminal, Mapping) and not environment.actions.default_tool:
-            # What a harness does with a text that calls no tool: it is the final message.
+            # A harness treats a text without a tool call as the final message.
             field = environment.actions.text_field or terminal.get("arg")
             return str(terminal["name"]), {str(field): action.text} if field else {}
         tools = [Tool(tool["name"], tool["input_schema"]) for tool in listed["tools"]]
@@ -337,7 +351,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         return known
 
     async def _target(self, session: Session, environment: Environment, operation: str) -> bytes:
-        """Return where *operation* is, for a request that names the session now."""
+        """Return the path of *operation*, and note that a request now names the session."""
         self._note(session, environment)
         name = session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
         return path(name, operation)
@@ -346,11 +360,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)
 
     def is_busy(self, session: Session) -> bool:
-        """See ``PingedServers.is_busy``."""
+        """Return True if a call or a judgement runs in *session*; see ``PingedServers.is_busy``."""
         return bool(self.calls.running(session) or self._scores.running(session))
 
     async def ping(self, session: Session) -> bool:
-        """See ``PingedServers.ping``."""
+        """Ping the server of *session*; see ``PingedServers.ping``."""
         place = session.worker, session.address
         answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
         return answer.status != 404

@@ -1,1 +1,1 @@
-"""Running an environment's code: event loops and threads of its own, with deadlines."""
+"""Execution of an environment's code on separate event loops and threads."""

@@ -1,7 +1,7 @@
 """Lanes: threads with an event loop each, for authors' ``async def`` code.
 
-A session stays on one lane, so that what its code keeps (locks, connections, subprocesses) belongs to one loop. Code
-that blocks holds up only the sessions of its lane; with as many lanes as slots those are none but its own.
+A session stays on one lane, so that its code's locks, connections and subprocesses belong to one loop. Blocking code
+delays only the sessions of its lane. With as many lanes as slots, that is only its own session.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from envserver.errors import NoThread
 
 logger = logging.getLogger("envserver")
 LINGER_S = 5.0
-"""A lane that nobody holds is kept for this long, so that sessions in a row do not each start a thread."""
+"""Seconds that an unused lane is kept, so that consecutive sessions need not start a thread each."""
 FAREWELL_S = 2.0
-"""Time for the tasks that an author left behind to end when their lane does."""
+"""Seconds for an author's remaining tasks to end when their lane ends."""
 
 
 class Lane:
-    """One thread, one loop, and how many sessions hold it."""
+    """A thread, its loop, and the number of sessions that hold it."""
 
     def __init__(self) -> None:
         """
         Raises:
-            NoThread: the thread could not be started.
+            NoThread: The thread could not start.
         """
         self.holders = 0
         self.closing: asyncio.TimerHandle | None = None
@@ -41,16 +41,16 @@ class Lane:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread still runs."""
+        """Whether the lane's thread still runs."""
         return self._thread.is_alive()
 
     def start(
         self, work: Callable[[], Coroutine[Any, Any, None]], *, on_cancelled: Callable[[], None]
     ) -> Callable[[], None]:
-        """Run *work*'s coroutine, which raises nothing but a cancellation; the result cancels it.
+        """Run *work*'s coroutine, which raises nothing but a cancellation. Return a function that cancels it.
 
         Args:
-            on_cancelled: called on the lane if it was cancelled, even before its first line.
+            on_cancelled: Called on the lane after a cancellation, even before the coroutine's first line.
         """
         started: list[asyncio.Task[None]] = []
 
@@ -73,7 +73,7 @@ class Lane:
         return lambda: self._call(cancel)
 
     def stop(self) -> None:
-        """End the thread once its code lets it; code that blocks for ever keeps it, and dies with the process."""
+        """End the thread when its code allows it. Code that blocks forever keeps the thread until the process ends."""
         self._call(self._loop.stop)
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -117,11 +117,11 @@ class Lanes:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread of any lane still runs, also of one that was closed."""
+        """Whether the thread of any lane still runs, including closed lanes."""
         return any(lane.is_alive for lane in (*self._lanes, *self._kept, *self._closed))
 
     def close(self) -> None:
-        """End all lanes, whoever holds them; one whose code blocks stays alive."""
+        """End all lanes, including lanes in use. A lane with blocking code stays alive."""
         for lane in list(self._lanes):
             if lane.closing is not None:
                 lane.closing.cancel()
@@ -130,20 +130,20 @@ class Lanes:
             lane.stop()
 
     def keep(self) -> Lane:
-        """Give a lane that nobody else gets and that lives until ``close``, beside the *most* others.
+        """Return a reserved lane that lives until ``close``. It does not count against the limit *most*.
 
         Raises:
-            NoThread: none could be started.
+            NoThread: No thread could start.
         """
         lane = Lane()
         self._kept.append(lane)
         return lane
 
     def hold(self) -> Lane:
-        """Give the least loaded lane, a new one where all are taken and more are allowed; ``release`` it later.
+        """Return the least loaded lane, or a new lane if all are in use and more are allowed. ``release`` it later.
 
         Raises:
-            NoThread: there is no lane and none could be started.
+            NoThread: There is no lane, and no thread could start.
         """
         lane = min(self._lanes, key=lambda lane: lane.holders, default=None)
         if lane is None or (lane.holders and len(self._lanes) < self._most):
@@ -157,7 +157,7 @@ class Lanes:
         return lane
 
     def release(self, lane: Lane) -> None:
-        """Give back what ``hold`` gave."""
+        """Release a lane from ``hold``."""
         lane.holders -= 1
         if not lane.holders and lane in self._lanes:
             lane.closing = asyncio.get_running_loop().call_later(self._linger_s, self._close, lane)

@@ -1,4 +1,4 @@
-"""Runs authors' code away from the server's loop, and brings back what became of it."""
+"""Runs authors' code outside the server's loop and returns its results to the loop."""
 
 import asyncio
 import inspect
@@ -14,15 +14,15 @@ from envserver.execution.loop_threads import Lane, Lanes
 
 logger = logging.getLogger("envserver")
 IDLE_S = 10.0
-"""A thread without work for this long ends; starting one takes some 0.1 ms."""
+"""Seconds without work after which a thread ends. Starting a thread takes about 0.1 ms."""
 
 
 class Threads:
     """Up to *most* daemon threads for plain ``def`` code, which may block. Used from the server's thread only.
 
-    Not ``concurrent.futures``: its threads never end, hold up the interpreter's exit, and a job whose thread could not
-    be started raises although it stays queued. Here a thread ends when it was idle for a while, and a job waits for
-    one of the others where the container allows no more threads.
+    ``concurrent.futures`` does not fit: its threads never end and delay the interpreter's exit. If its thread cannot
+    start, a job raises although it stays queued. Here an idle thread ends after a while. If the container allows no
+    more threads, a job waits for an existing thread.
     """
 
     def __init__(self, most: int, *, idle_s: float = IDLE_S) -> None:
@@ -38,7 +38,7 @@ class Threads:
 
     @property
     def alive(self) -> int:
-        """Threads that exist now."""
+        """Number of existing threads."""
         return self._alive
 
     @property
@@ -47,12 +47,12 @@ class Threads:
         return self._pending > 0
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Run *job*, which raises nothing, as soon as a thread is free.
+        """Run *job*, which must not raise, as soon as a thread is free.
 
-        The queue is as long as there are calls; those are bounded per session.
+        The queue has no limit of its own, because calls are limited per session.
 
         Raises:
-            NoThread: not one thread could be started.
+            NoThread: There is no thread, and none could start.
         """
         with self._lock:
             self._pending += 1
@@ -80,7 +80,7 @@ class Threads:
                 job = self._jobs.get(timeout=self._idle_s)
             except Empty:
                 with self._lock:
-                    # A job that was submitted since the time-out counted this thread as free to take it.
+                    # A job submitted since the timeout counted this thread as free.
                     if self._pending < self._alive:
                         self._alive -= 1
                         return
@@ -88,22 +88,22 @@ class Threads:
             try:
                 job()
             finally:
-                del job  # it holds the session's objects
+                del job  # it refers to the session's objects
                 with self._lock:
                     self._pending -= 1
 
 
 class Place:
-    """Where one session's (or one class's) code runs; it holds at most one lane."""
+    """Execution context of one session's (or one class's) code. It holds at most one lane."""
 
     __slots__ = ("cancel", "lane", "shared")
 
     def __init__(self, shared: "Place | None" = None) -> None:
         self.lane: Lane | None = None
         self.shared = shared
-        """The place whose lane is used instead: all sessions of a class with ``lanes = "shared"`` have one."""
+        """The place whose lane is used instead. All sessions of a class with ``lanes = "shared"`` have the same one."""
         self.cancel: Callable[[], None] | None = None
-        """Cancels what runs here now and may be cancelled."""
+        """Cancels the running code if it is cancellable."""
 
 
 class Runner:
@@ -120,17 +120,17 @@ class Runner:
         return self._threads.busy or self._lanes.is_alive
 
     def close(self) -> None:
-        """End the lanes; threads end by themselves."""
+        """End the lanes. Threads end by themselves."""
         self._lanes.close()
 
     async def run(self, place: Place, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run *function*, a ``def`` or an ``async def``, and return its result or raise its exception.
 
-        Cancelling this does not cancel the code; ``place.cancel`` asks a coroutine to end.
+        Cancelling this call does not cancel the code. ``place.cancel`` requests a coroutine's end.
 
         Raises:
-            AuthorCancelled: the coroutine was cancelled.
-            NoThread: no thread could be started.
+            AuthorCancelled: The coroutine was cancelled.
+            NoThread: No thread could start.
         """
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         report = _Report(done)
@@ -147,16 +147,16 @@ class Runner:
                 place.cancel = None
 
     def keep(self, place: Place) -> None:
-        """Give *place* a lane of its own until ``close``: for what belongs to one loop as long as the server lives.
+        """Reserve a lane for *place* until ``close``, for objects that need one loop for the server's whole life.
 
         Raises:
-            NoThread: no thread could be started.
+            NoThread: No thread could start.
         """
         place.lane = self._lanes.keep()
-        self._lodgers[place] = 1  # one that never leaves
+        self._lodgers[place] = 1  # this holder never leaves
 
     def leave(self, place: Place) -> None:
-        """Give back *place*'s lane, if it holds one."""
+        """Release *place*'s lane, if it holds one."""
         if place.lane is None:
             return
         held, place.lane = place.lane, None
@@ -179,7 +179,7 @@ class Runner:
 
 
 class _Report:
-    """Carries a result from another thread to a future of the server's loop."""
+    """Transfers a result from another thread to a future of the server's loop."""
 
     __slots__ = ("_done", "_loop")
 
@@ -199,7 +199,7 @@ class _Report:
         try:
             result = await work()
         except asyncio.CancelledError:
-            raise  # told by ``cancelled``, as one before the first line is
+            raise  # ``cancelled`` reports it, as for a cancellation before the first line
         except BaseException as error:  # noqa: BLE001  # as above
             self._tell(None, _portable(error))
         else:
@@ -209,7 +209,7 @@ class _Report:
         self._tell(None, AuthorCancelled("cancelled"))
 
     def _tell(self, result: Any, error: BaseException | None = None) -> None:
-        # A thread may outlive a server that was stopped, and then finds its loop closed.
+        # A thread may outlive a stopped server, whose loop is then closed.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle, result, error)
 
@@ -223,7 +223,7 @@ class _Report:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """Bring *error* into a form that a future can carry without ending a loop or confusing it."""
+    """Return *error* in a form that a future can carry without ending or confusing a loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(describe(error)).with_traceback(error.__traceback__)

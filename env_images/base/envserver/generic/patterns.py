@@ -1,8 +1,9 @@
-"""Regular expressions of tasks, matched on agents' texts in bounded time.
+"""Regular expressions from tasks, matched against agents' texts in bounded time.
 
-CPython's engine backtracks, holds the interpreter meanwhile, and cannot be stopped from another thread: one bad pattern
-would hold up every session of a worker. So the ways in which a pattern can match a text are counted first. A few are
-tried here; more than `MAX_STEPS` are left to a child process, which the kernel ends after `MAX_CPU_S`.
+CPython's engine backtracks, holds the interpreter meanwhile, and cannot be stopped from another thread. A single bad
+pattern would delay every session of a worker. This module therefore first counts the ways in which a pattern can match
+a text. A cheap pattern runs here. A pattern above `MAX_STEPS` runs in a child process, which the kernel ends after
+`MAX_CPU_S`.
 """
 
 import json
@@ -14,13 +15,15 @@ from typing import Any
 
 MAX_PATTERN_CHARS = 1_000
 MAX_TEXT_CHARS = 20_000
-"""A text that is longer matches nothing."""
+"""Maximum length of a text. A longer text matches nothing."""
 MAX_STEPS = 20_000_000
-"""At most some 50 ms on one core: 400 million a second in the worst case tried, ten times that in ordinary ones."""
+"""Maximum number of steps in this process: about 50 ms on one core at 400 million a second in the worst case tried.
+Ordinary cases run ten times faster."""
 MAX_CPU_S = 1
-"""Of the child process, its start included. Whoever is past that is taken to match nothing."""
+"""CPU seconds of the child process, including its start. Beyond them the text counts as not matching."""
 MAX_WALL_S = 20.0
-"""A child that had so little of the processor says nothing about the text: that is a failure."""
+"""Seconds of real time of the child process. Beyond them it had too little CPU to judge the text, which is a
+failure."""
 
 _CHILD = """
 import json, re, resource, sys
@@ -36,7 +39,7 @@ def compiled(pattern: str, *, ignore_case: bool = False) -> re.Pattern[str]:
     """Compile a task's pattern.
 
     Raises:
-        ValueError: it is longer than `MAX_PATTERN_CHARS`, or no pattern.
+        ValueError: The pattern is longer than `MAX_PATTERN_CHARS` or invalid.
     """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise ValueError(f"a pattern has at most {MAX_PATTERN_CHARS} characters")
@@ -47,10 +50,10 @@ def compiled(pattern: str, *, ignore_case: bool = False) -> re.Pattern[str]:
 
 
 def matches(pattern: re.Pattern[str], text: str, *, whole: bool = False) -> bool:
-    """Whether *pattern* is found in *text*, or matches the *whole* of it, within the bounds of this module.
+    """Return True if *pattern* occurs in *text*, or matches the *whole* text, within the limits of this module.
 
     Raises:
-        RuntimeError: the child process could not be run, or did not get the processor.
+        RuntimeError: The child process did not start or did not get enough CPU time.
     """
     if len(text) > MAX_TEXT_CHARS:
         return False
@@ -60,21 +63,21 @@ def matches(pattern: re.Pattern[str], text: str, *, whole: bool = False) -> bool
 
 
 def steps(pattern: re.Pattern[str], length: int, *, whole: bool = False) -> float:
-    """Bound the steps that matching a text of *length* characters can take, by the ways that there are to match."""
+    """Return an upper bound of the steps that matching a text of *length* characters can take."""
     ways = _ways(_parsed(pattern), length)
     starts = 1 if whole else length + 1
     return ways * starts * max(1, len(pattern.pattern))
 
 
 def _parsed(pattern: re.Pattern[str]) -> Any:
-    # The engine's own parser: no other reads exactly what the engine will run.
+    # The engine's own parser: no other parser reads exactly what the engine runs.
     from re import _parser  # type: ignore[attr-defined]  # no public name since 3.11
 
     return _parser.parse(pattern.pattern, pattern.flags)
 
 
 def _ways(items: Any, length: int) -> float:
-    """Count the ways to match a sequence: the product of those of its items."""
+    """Return the number of ways to match a sequence: the product of its items' ways."""
     product = 1.0
     for operation, argument in items:
         product *= _ways_of(str(operation), argument, length)
@@ -89,7 +92,8 @@ def _ways_of(operation: str, argument: Any, length: int) -> float:
             least, most, body = argument
             most = min(int(most), max(length, int(least)))
             inner = _ways(body, length)
-            # Each repetition may match in every way of its body; with a single one what is open is their number.
+            # Each repetition may match in every way of its body. If the body has one way, only the number of
+            # repetitions varies.
             counts: int = most - least + 1
             if inner <= 1:
                 return counts

@@ -1,4 +1,4 @@
-"""The tasks that this process offers by id, as task modules register them while they are imported."""
+"""The tasks that this process offers by id. Task modules register them at their import."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -10,16 +10,16 @@ MAX_TASKS = 100_000
 
 
 class UnknownTask(KeyError):
-    """No task of that id is registered."""
+    """There is no registered task with this id."""
 
     def __str__(self) -> str:
         return f"Unknown task: {self.args[0]}"
 
 
 class TaskRegistry:
-    """Tasks by id, in the order of their registration; safe to use from many threads.
+    """Tasks by id, in the order of their registration. Safe for use from many threads.
 
-    An id names one task, whatever environment it is for.
+    An id identifies one task across all environments.
     """
 
     def __init__(self) -> None:
@@ -38,17 +38,17 @@ class TaskRegistry:
     def register(
         self, task_id: str, env_type: str, config: Mapping[str, Any] | GenericTask, *, replace: bool = False
     ) -> GenericTask:
-        """Offer a task; *config* is a task, whole or in the RFC's short form, or an environment's configuration.
+        """Register and return a task. *config* is a whole task or an environment's configuration.
 
-        A mapping with ``instruction``, ``config`` or ``evaluation`` is a whole task. In any other one ``goal`` and
-        ``reward_fn`` have the meaning of the RFC's short form, and all other keys are the configuration.
+        A mapping with ``instruction``, ``config`` or ``evaluation`` is a whole task. In any other mapping, ``goal`` and
+        ``reward_fn`` have the meaning of the RFC's short form. All other keys are the configuration.
 
         Args:
-            replace: take the place of a task of that id, instead of being refused.
+            replace: Replace a task with the same id, instead of raising ValueError.
 
         Raises:
-            TaskError: a ValueError; the task does not fit the schema, or says another id or environment.
-            ValueError: the id is taken, or there are `MAX_TASKS` of them.
+            TaskError: A ValueError. The task does not match the schema, or states another id or environment.
+            ValueError: The id is taken, or `MAX_TASKS` tasks are registered.
         """
         if isinstance(config, GenericTask):
             whole = config.to_dict()
@@ -72,10 +72,10 @@ class TaskRegistry:
         return task
 
     def unregister(self, task_id: str) -> GenericTask:
-        """Offer a task no longer; sessions that are open on it go on.
+        """Remove a task and return it. Open sessions on it continue.
 
         Raises:
-            UnknownTask: a KeyError; there is none of that id.
+            UnknownTask: A KeyError. There is no task with this id.
         """
         with self._lock:
             task = self.get(task_id)
@@ -83,10 +83,10 @@ class TaskRegistry:
         return task
 
     def get(self, task_id: str) -> GenericTask:
-        """Find a task.
+        """Return a task.
 
         Raises:
-            UnknownTask: a KeyError; there is none of that id.
+            UnknownTask: A KeyError. There is no task with this id.
         """
         try:
             return self._tasks[task_id]
@@ -94,19 +94,19 @@ class TaskRegistry:
             raise UnknownTask(task_id) from None
 
     def snapshot(self) -> dict[str, GenericTask]:
-        """Give what is registered now, for ``restore``."""
+        """Return a copy of the registered tasks, for ``restore``."""
         with self._lock:
             return dict(self._tasks)
 
     def restore(self, snapshot: Mapping[str, GenericTask]) -> None:
-        """Have what was registered when *snapshot* was taken, and nothing else."""
+        """Restore exactly the tasks of *snapshot*."""
         with self._lock:
             self._tasks = dict(snapshot)
 
     def list(
         self, env_type: str | Iterable[str] | None = None, tag: str | None = None, split: str | None = None
     ) -> list[GenericTask]:
-        """List the tasks of an environment (or of several names of one), with a tag, of a split."""
+        """Return the tasks of an environment (by one or several names), with a tag, and of a split."""
         names = None if env_type is None else {env_type} if isinstance(env_type, str) else set(env_type)
         with self._lock:
             tasks = [*self._tasks.values()]
@@ -120,4 +120,4 @@ class TaskRegistry:
 
 
 registry = TaskRegistry()
-"""This process's own. Module state on purpose: a module registers its tasks as it is imported, and has no other way."""
+"""The registry of this process. Module state on purpose: a module has no other way to register tasks at its import."""

@@ -1,7 +1,7 @@
-"""Rewards by name: which functions a task may name, how a call is read, and what it gives.
+"""Rewards by name: the functions that a task may name, and how a call is parsed and run.
 
-A task's ``evaluation.reward_function`` is a name with literal arguments, ``contains('dashboard')``; further keys of
-``evaluation`` are arguments too. The first argument of the function, what is judged, comes from the environment.
+A task's ``evaluation.reward_function`` is a name with literal arguments, such as ``contains('dashboard')``. Further
+keys of ``evaluation`` are also arguments. The environment supplies the function's first argument, the judged value.
 """
 
 import ast
@@ -14,25 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 MAX_CALL_CHARS = 4_096
-"""Larger values belong beside the call, as further keys of ``evaluation``. It also bounds the depth of a parse."""
+"""Maximum length of a call. Larger values belong in further keys of ``evaluation``. The limit also bounds the parser's
+depth."""
 MAX_LITERAL_DEPTH = 16
 
 _filters = threading.Lock()
-"""``catch_warnings`` swaps the process's filters: two at once would leave the wrong ones."""
+"""Lock around ``catch_warnings``, which swaps the process's filters. Two concurrent uses would leave the wrong
+filters."""
 _Function = TypeVar("_Function", bound=Callable[..., float])
 
 
 class RewardError(RuntimeError):
-    """A reward function broke, or gave something that is no reward: a failure, and never a reward of 0."""
+    """A reward function failed, or returned an invalid reward. This is a failure, and never a reward of 0."""
 
 
 class RewardFunction:
-    """A function that tasks may name: takes what is judged, then the task's arguments; gives a reward."""
+    """A function that tasks may name. It takes the judged value and the task's arguments, and returns a reward."""
 
     def __init__(
         self, name: str, function: Callable[..., float], *, check: Callable[..., object] | None = None
     ) -> None:
-        """*check* takes the task's arguments, once they fit the signature, and raises ValueError for bad ones."""
+        """*check* takes the task's arguments once they match the signature, and raises ValueError for bad arguments."""
         self.name = name
         self.function = function
         self._check = check
@@ -45,7 +47,7 @@ class RewardFunction:
         """Check the task's arguments: their number and names, and their types where the function has annotations.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: The arguments do not match the function.
         """
         try:
             bound = self._signature.bind(None, *args, **kwargs)
@@ -68,10 +70,10 @@ class RewardFunction:
                 raise ValueError(f"{self.name}: {error}") from None
 
     def __call__(self, subject: Any, *args: Any, **kwargs: Any) -> float:
-        """Judge *subject*; the reward is in [0, 1].
+        """Judge *subject* and return a reward from 0 to 1.
 
         Raises:
-            RewardError: the function raised, or its result is no number in [0, 1].
+            RewardError: The function raised, or its result is not a number from 0 to 1.
         """
         try:
             reward = float(self.function(subject, *args, **kwargs))
@@ -85,17 +87,17 @@ class RewardFunction:
 
 
 REWARDS: dict[str, RewardFunction] = {}
-"""By name. Module state on purpose, as the registry of tasks is."""
+"""Reward functions by name. It is module state on purpose, like the registry of tasks."""
 
 
 def reward_function(name: str, *, check: Callable[..., object] | None = None) -> Callable[[_Function], _Function]:
-    """Let tasks name the decorated function; it may be registered again under its name by the same module only.
+    """Let tasks name the decorated function. Only the same module may register a name again.
 
     Args:
-        check: takes the arguments of a task's call, and raises ValueError for bad ones, before a session begins.
+        check: Takes the arguments of a task's call before a session starts, and raises ValueError for bad arguments.
 
     Raises:
-        ValueError: the name is no identifier, or another module's.
+        ValueError: The name is not an identifier, or another module has registered it.
     """
     if not name.isidentifier():
         raise ValueError(f"{name!r:.80} cannot be the name of a reward function: it must be an identifier")
@@ -112,7 +114,7 @@ def reward_function(name: str, *, check: Callable[..., object] | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A named function with its arguments. Calling it needs the function to exist; reading it does not."""
+    """A named function with its arguments. The function must exist to call it, but not to parse it."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -121,16 +123,16 @@ class RewardCall:
     def check(self) -> None:
         """
         Raises:
-            ValueError: there is no such function here, or the arguments do not fit it.
+            ValueError: There is no such function here, or the arguments do not match it.
         """
         self._function().check(*self.args, **self.kwargs)
 
     def __call__(self, subject: Any) -> float:
-        """Judge *subject*; in [0, 1].
+        """Judge *subject* and return a reward from 0 to 1.
 
         Raises:
-            ValueError: as in ``check``.
-            RewardError: the function broke.
+            ValueError: See ``check``.
+            RewardError: The function failed.
         """
         return self._function()(subject, *self.args, **self.kwargs)
 
@@ -141,17 +143,17 @@ class RewardCall:
 
 
 def parse_reward(text: object) -> RewardCall:
-    """Read ``name`` or ``name(literal, key=literal)``; nothing is evaluated. A name alone is a call without arguments.
+    """Parse ``name`` or ``name(literal, key=literal)`` without evaluating it. A name alone is a call without arguments.
 
     Raises:
-        ValueError: *text* is something else, or too long; the message says what was found.
+        ValueError: *text* is malformed or too long. The message states the problem.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("a reward function is a text such as contains('x')")
     if len(text) > MAX_CALL_CHARS:
         raise ValueError(f"a call has at most {MAX_CALL_CHARS} characters; larger values go beside it in evaluation")
     try:
-        # '\d' in a pattern is what people write, and what Python only warns of.
+        # Patterns often contain '\d' unescaped, which causes only a warning in Python.
         with _filters, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             node = ast.parse(text.strip(), mode="eval").body
@@ -172,10 +174,10 @@ def parse_reward(text: object) -> RewardCall:
 
 
 def read_reward(evaluation: object) -> RewardCall:
-    """Read and check a task's ``evaluation`` that names a reward function; its further keys are named arguments.
+    """Parse and check a task's ``evaluation`` with a reward function. Its further keys are named arguments.
 
     Raises:
-        ValueError: the shape is wrong, there is no such function, or the arguments do not fit it.
+        ValueError: The shape is wrong, there is no such function, or the arguments do not match it.
     """
     if not isinstance(evaluation, Mapping) or "reward_function" not in evaluation:
         raise ValueError("evaluation must be an object with reward_function")
@@ -190,7 +192,7 @@ def read_reward(evaluation: object) -> RewardCall:
 
 
 def _literal(node: ast.expr, text: str, depth: int = 0) -> Any:
-    """Give the value of a literal in *text*: a JSON value, as Python writes it."""
+    """Return the value of a literal in *text*: a JSON value in Python's notation."""
     if depth > MAX_LITERAL_DEPTH:
         raise ValueError(f"a literal is nested more than {MAX_LITERAL_DEPTH} deep")
     match node:
@@ -219,7 +221,7 @@ def _finite(value: Any) -> Any:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         signature = inspect.signature(function, eval_str=True)
-    except NameError:  # an annotation that exists for type checkers only
+    except NameError:  # an annotation that exists only for type checkers
         signature = inspect.signature(function)
     if not signature.parameters:
         raise ValueError("a reward function takes what is judged as its first argument")
@@ -227,7 +229,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _fits(value: object, annotation: Any) -> bool:
-    """Whether *value* is of the type; True where that cannot be said. A bool is no number, an int is a float."""
+    """Return True if *value* has the type, or if this is undecidable. A bool is not a number, an int is a float."""
     try:
         if isinstance(value, bool):
             return annotation in (Any, object) or bool in (annotation, *getattr(annotation, "__args__", ()))

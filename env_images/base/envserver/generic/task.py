@@ -1,8 +1,8 @@
-"""A generic task: metadata, an instruction, the environment's configuration, and how the outcome is judged.
+"""A generic task: metadata, an instruction, the environment's configuration, and the rule that judges the outcome.
 
-What stands in ``config`` and ``evaluation`` is the environment's own; here they are JSON within bounds, and no more.
-``task.schema.json`` beside this module is the schema, which workers and the gateway check tasks by. `_faults` knows the
-keywords that this file has; a worker is kept small, so it imports no library for them.
+The environment defines the meaning of ``config`` and ``evaluation``. This module only checks that they are JSON within
+limits. ``task.schema.json`` in this folder is the schema that workers and the gateway use. `_faults` implements only
+the keywords that the schema uses, because a worker stays small without a library for them.
 """
 
 import json
@@ -17,10 +17,10 @@ from typing import Any
 from envserver.generic.rewards import parse_reward
 
 MAX_TASK_BYTES = 4 * 1024 * 1024
-"""Of a task as compact JSON; the largest task of the project has 115 KiB."""
+"""Maximum size of a task in bytes as compact JSON. The largest task of the project has 115 KiB."""
 MAX_DEPTH = 32
 MAX_PROBLEMS = 100
-"""Of one task; what comes after them is not looked for."""
+"""Maximum number of reported problems per task. The check stops there."""
 
 with open(os.path.join(os.path.dirname(__file__), "task.schema.json"), encoding="utf-8") as _file:
     SCHEMA: Mapping[str, Any] = json.load(_file)
@@ -38,14 +38,14 @@ _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "number": ((int, float), "a number"),
     "null": (type(None), ""),
 }
-"""The types of JSON Schema: of Python, and in words. A bool is none of these numbers."""
+"""The types of JSON Schema as Python types and in words. A bool does not count as a number."""
 
 Problem = tuple[str, str]
-"""Where in a task, such as ``config.files``, and what is wrong there. The path of the task itself is empty."""
+"""Path in a task, such as ``config.files``, and the problem there. The path of the task itself is empty."""
 
 
 class TaskError(ValueError):
-    """A task does not fit the schema; *problems* says each reason with its path."""
+    """A task does not match the schema. *problems* lists the reasons with their paths."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{path}: {text}" if path else text for path, text in problems))
@@ -54,12 +54,12 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenericTask:
-    """One task; made by ``parse_task``, which checks it. Its mappings are its own: copies of what was given."""
+    """A task, created and checked by ``parse_task``. Its mappings are copies of the input."""
 
     id: str = ""
-    """Such as ``custom/login-test``; empty for a task that came inline without one."""
+    """Id such as ``custom/login-test``. Empty for an inline task without an id."""
     env_type: str = ""
-    """The environment that it is for; empty where the task does not say."""
+    """Name of the task's environment. Empty if the task does not state it."""
     name: str = ""
     description: str = ""
     version: str = ""
@@ -68,16 +68,16 @@ class GenericTask:
     config: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Every other key: ``aliases``, ``difficulty``, ``rate_limit``, and what is the task's author's own."""
+    """All other keys: ``aliases``, ``difficulty``, ``rate_limit``, and the task author's own keys."""
 
     @property
     def split(self) -> str:
-        """The split that it belongs to: its own key ``split``, else ``custom``."""
+        """Split of the task: its own key ``split``, else ``custom``."""
         split = self.extra.get("split")
         return split if isinstance(split, str) and split else "custom"
 
     def to_dict(self) -> dict[str, Any]:
-        """Write it as a new JSON object, in the long form, without the keys that say nothing."""
+        """Return the task as a new JSON object in the long form, without empty keys."""
         given: dict[str, Any] = {
             "id": self.id,
             "env_type": self.env_type,
@@ -94,19 +94,19 @@ class GenericTask:
 
 
 def parse_task(document: Mapping[str, Any]) -> GenericTask:
-    """Check *document*, a task as JSON has it, in the long form or in the RFC's short one.
+    """Check *document*, a task as JSON in the long form or in the RFC's short form, and return the task.
 
-    A key that is null counts as absent, as do an empty id and environment.
+    A key with null counts as absent, and so does an empty id or environment.
 
     Raises:
-        TaskError: it does not fit; ``problems`` names every place, up to a bound.
+        TaskError: The task does not match the schema. ``problems`` lists the places, up to a limit.
     """
     given = {
         key: value
         for key, value in long_form(document).items()
         if not (value is None and key in _KEYS) and not (value == "" and key in ("id", "env_type"))
     }
-    problems = [problem for problem in schema_problems(given) if problem[0] != "split"]  # a file's may be anything
+    problems = [problem for problem in schema_problems(given) if problem[0] != "split"]  # a file's split is arbitrary
     if problems:
         raise TaskError(problems[:MAX_PROBLEMS])
     return GenericTask(
@@ -124,18 +124,19 @@ def parse_task(document: Mapping[str, Any]) -> GenericTask:
 
 
 def long_form(document: object, *, max_bytes: int = MAX_TASK_BYTES, max_values: int = MAX_TASK_BYTES) -> dict[str, Any]:
-    """Write a task in the long form, as a new dict; nothing of it is checked but that it is JSON within bounds.
+    """Return a task in the long form, as a new dict. Check only that it is JSON within limits.
 
-    The short form has ``goal`` or ``reward_fn`` and none of ``instruction``, ``config`` and ``evaluation``: ``goal`` is
-    the instruction, ``reward_fn`` the ``evaluation.reward_function``, and what is no metadata is configuration.
+    The short form has ``goal`` or ``reward_fn``, but none of ``instruction``, ``config`` and ``evaluation``. ``goal``
+    becomes the instruction and ``reward_fn`` becomes ``evaluation.reward_function``. All other keys except metadata
+    become configuration.
 
     Raises:
-        TaskError: it is no object, or JSON cannot carry it, or it is larger than these bounds.
+        TaskError: The task is not an object, is not JSON, or exceeds the limits.
     """
     if not isinstance(document, Mapping):
         raise TaskError([("", f"a task is an object, not {_kind(document)}")])
     problems = _json_problems(document, max_bytes, max_values)
-    if problems:  # nothing else would be safe to look at
+    if problems:  # nothing else would be safe to check
         raise TaskError(problems[:MAX_PROBLEMS])
     if _SHORT & document.keys() and not _LONG & document.keys():
         return _lengthened(document, kept=_METADATA)
@@ -143,16 +144,16 @@ def long_form(document: object, *, max_bytes: int = MAX_TASK_BYTES, max_values: 
 
 
 def registered(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the *config* of a registration as a task in the long form, without id and environment.
+    """Return the *config* of a registration as a task in the long form, without id and environment.
 
-    With ``instruction``, ``config`` or ``evaluation`` it is a whole task. In any other mapping ``goal`` and
-    ``reward_fn`` have the meaning of the RFC's short form, and all other keys are configuration.
+    With ``instruction``, ``config`` or ``evaluation`` it is a whole task. In any other mapping, ``goal`` and
+    ``reward_fn`` have the meaning of the RFC's short form. All other keys are configuration.
     """
     return dict(config) if _LONG & config.keys() else _lengthened(config, kept=frozenset())
 
 
 def _lengthened(short: Mapping[str, Any], *, kept: frozenset[str]) -> dict[str, Any]:
-    """Write the short form in the long one; the keys *kept* stay beside ``config``, all others go into it."""
+    """Convert the short form to the long form. The keys *kept* stay next to ``config``, and all others go into it."""
     long: dict[str, Any] = {key: value for key, value in short.items() if key in kept}
     if "goal" in short:
         long["instruction"] = short["goal"]
@@ -163,9 +164,9 @@ def _lengthened(short: Mapping[str, Any], *, kept: frozenset[str]) -> dict[str, 
 
 
 def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int) -> list[Problem]:
-    """Name what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
+    """Return the reasons why *document* is not JSON within a task's limits: types, numbers, depth, size."""
     problems: list[Problem] = []
-    # Not by recursion, which a document that is made for it would end.
+    # No recursion, because a malicious document would exceed its limit.
     left: list[tuple[str, str | int, Any, int]] = [("", "", document, 0)]
     seen = 0
     while left and len(problems) < MAX_PROBLEMS:
@@ -174,7 +175,7 @@ def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int)
         if seen > max_values:
             return [*problems, ("", f"more than {max_values} values")]
         if depth <= MAX_DEPTH and (value is None or isinstance(value, int) or _is_text(value)):
-            continue  # most values: of these no path is made
+            continue  # most values: they need no path
         path = joined(parent, step) if depth else ""
         if depth > MAX_DEPTH:
             return [*problems, (path[:200], f"nested more than {MAX_DEPTH} deep")]
@@ -205,7 +206,7 @@ def _is_text(value: object) -> bool:
 
 
 def schema_problems(task: Mapping[str, Any]) -> list[Problem]:
-    """Name what does not fit the schema in a task that `long_form` wrote; empty if it fits."""
+    """Return the mismatches between the schema and a task from `long_form`, or an empty list."""
     problems = [*islice(_faults(SCHEMA, task, ""), MAX_PROBLEMS)]
     evaluation = task.get("evaluation")
     if isinstance(evaluation, Mapping):
@@ -221,7 +222,7 @@ def schema_problems(task: Mapping[str, Any]) -> list[Problem]:
 
 
 def is_name(key: str, text: str) -> bool:
-    """Return True if *text* may stand as the task's *key*: ``id``, ``env_type`` or ``split``."""
+    """Return True if *text* is valid as the task's *key*: ``id``, ``env_type`` or ``split``."""
     return not any(_faults(_KEYS[key], text, key))
 
 
@@ -232,7 +233,7 @@ def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Proble
     elif isinstance(value, str):
         if len(value) > schema.get("maxLength", len(value)):
             yield path, f"at most {schema['maxLength']} characters are wanted, not {len(value)}"
-        # Python's $ stands before a last line end too.
+        # Python's $ also matches before a final line end.
         elif "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
             yield path, f"{schema['errorMessage']} is wanted, not {value!r:.60}"
     elif isinstance(value, int | float):
@@ -258,7 +259,7 @@ def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Proble
 
 
 def joined(path: str, key: str | int) -> str:
-    """Write the path of *key* in the object or list at *path*; a key that would read as something else is quoted."""
+    """Return the path of *key* in the object or list at *path*. Ambiguous keys are quoted."""
     if isinstance(key, int):
         return f"{path}[{key}]"
     shown = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key[:80])
@@ -276,7 +277,7 @@ def _kind(value: object) -> str:
 
 
 def _copy(value: Any) -> Any:
-    """Copy a JSON value; mappings become dicts, tuples lists."""
+    """Copy a JSON value. Mappings become dicts, and tuples become lists."""
     if isinstance(value, Mapping):
         return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

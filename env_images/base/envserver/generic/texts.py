@@ -1,6 +1,6 @@
-"""The reward functions for agents' texts; each takes the text first and gives 1 or 0.
+"""Reward functions for agents' texts. Each takes the text as its first argument and returns 1 or 0.
 
-White space at the ends of a text never counts, nor does how its lines end.
+White space at both ends of a text and the kind of its line ends are ignored.
 """
 
 import json
@@ -17,37 +17,37 @@ MAX_JSON_DEPTH = 100
 
 @reward_function("exact_match")
 def exact_match(text: str, expected: str) -> float:
-    """The text is *expected*."""
+    """Return 1 if the text equals *expected*."""
     return float(_plain(text) == _plain(expected))
 
 
 @reward_function("iexact_match")
 def iexact_match(text: str, expected: str) -> float:
-    """The text is *expected*, in any case."""
+    """Return 1 if the text equals *expected*, ignoring case."""
     return float(_plain(text).casefold() == _plain(expected).casefold())
 
 
 @reward_function("contains")
 def contains(text: str, part: str, case: bool = True) -> float:
-    """*part* occurs in the text; with ``case=False`` in any case."""
+    """Return 1 if the text contains *part*. ``case=False`` ignores case."""
     return float(_folded(part, case) in _folded(text, case))
 
 
 @reward_function("not_contains")
 def not_contains(text: str, part: str, case: bool = True) -> float:
-    """*part* does not occur in the text, which is not empty: silence is no answer."""
+    """Return 1 if the text is not empty and does not contain *part*. An empty text is not an answer."""
     return float(bool(text.strip()) and _folded(part, case) not in _folded(text, case))
 
 
 @reward_function("starts_with")
 def starts_with(text: str, part: str, case: bool = True) -> float:
-    """The text begins with *part*."""
+    """Return 1 if the text starts with *part*."""
     return float(_folded(text, case).startswith(_folded(part, case)))
 
 
 @reward_function("ends_with")
 def ends_with(text: str, part: str, case: bool = True) -> float:
-    """The text ends with *part*."""
+    """Return 1 if the text ends with *part*."""
     return float(_folded(text, case).endswith(_folded(part, case)))
 
 
@@ -57,7 +57,7 @@ def _check_pattern(pattern: str, whole: bool = False, case: bool = True) -> None
 
 @reward_function("regex_match", check=_check_pattern)
 def regex_match(text: str, pattern: str, whole: bool = False, case: bool = True) -> float:
-    """*pattern*, of Python's kind, is found in the text, or matches the *whole* of it; in bounded time."""
+    """Return 1 if the Python *pattern* occurs in the text, or matches the *whole* text, in bounded time."""
     return float(matches(compiled(pattern, ignore_case=not case), _plain(text), whole=whole))
 
 
@@ -68,7 +68,7 @@ def _check_number(expected: int | float | str, tol: float = 1e-6) -> None:
 
 @reward_function("numeric_match", check=_check_number)
 def numeric_match(text: str, expected: int | float | str, tol: float = 1e-6) -> float:
-    """The text is a number no further than *tol* from *expected*; commas between thousands are left out."""
+    """Return 1 if the text is a number at most *tol* from *expected*. Commas are ignored."""
     given = number(text)
     wanted = number(str(expected))
     return float(given is not None and wanted is not None and abs(given - wanted) <= tol)
@@ -76,14 +76,14 @@ def numeric_match(text: str, expected: int | float | str, tol: float = 1e-6) -> 
 
 @reward_function("one_of")
 def one_of(text: str, *choices: str | list, case: bool = True) -> float:  # type: ignore[type-arg]  # read at run time
-    """The text is one of *choices*, given one by one or as one list."""
+    """Return 1 if the text is one of *choices*, given as several arguments or as one list."""
     flat = [choice for given in choices for choice in (given if isinstance(given, list) else [given])]
     return float(_folded(text, case) in {_folded(str(choice), case) for choice in flat})
 
 
 @reward_function("json_equals")
 def json_equals(text: str, expected: Any) -> float:
-    """The text is JSON (alone, or within one ``` fence) that equals *expected*; 1 and 1.0 are one number."""
+    """Return 1 if the text is JSON (alone, or within one ``` fence) that equals *expected*. 1 and 1.0 are equal."""
     try:
         given = json.loads(_unfenced(text)) if len(text) <= MAX_JSON_CHARS else None
     except (ValueError, RecursionError):
@@ -93,12 +93,12 @@ def json_equals(text: str, expected: Any) -> float:
 
 @reward_function("word_count_between")
 def word_count_between(text: str, least: int, most: int) -> float:
-    """The text has *least* to *most* words, both included; a word is what white space parts."""
+    """Return 1 if the text has *least* to *most* words, both inclusive. White space separates words."""
     return float(least <= len(text.split()) <= most)
 
 
 def number(text: str) -> float | None:
-    """Read a text that is a finite number and nothing else; None if it is none."""
+    """Return the finite number that *text* consists of, else None."""
     plain = text.strip()
     if not plain or len(plain) > MAX_NUMBER_CHARS or "_" in plain:
         return None
@@ -125,7 +125,7 @@ def _unfenced(text: str) -> str:
 
 
 def _same(given: Any, expected: Any, depth: int) -> bool:
-    """Compare JSON values; a bool is no number."""
+    """Return True if two JSON values are equal. A bool does not equal a number."""
     if depth > MAX_JSON_DEPTH:
         return False
     if isinstance(given, dict) and isinstance(expected, dict):

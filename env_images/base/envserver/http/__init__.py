@@ -1,1 +1,1 @@
-"""HTTP/1.1 as ORS needs it: connections, requests, routes and responses."""
+"""HTTP/1.1 for ORS: connections, requests, routes and responses."""

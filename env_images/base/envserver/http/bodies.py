@@ -1,4 +1,4 @@
-"""Request bodies and secrets: parsed, checked against closed models, refused in the reference servers' words."""
+"""Parsing and checking of request bodies and secrets. Refusals have the texts of the reference servers."""
 
 import binascii
 import json
@@ -35,13 +35,13 @@ from envserver.schema.validators import (
 )
 
 NO_BODY = None
-"""An absent body and ``null`` are the same to a model."""
+"""For the checks, an absent body equals ``null``."""
 _NOT_A_MODEL = ("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A checked ``/create`` request; either *task_spec* or both *split* and *index* are set."""
+    """A checked ``/create`` request. Either *task_spec* or both *split* and *index* are set."""
 
     env_name: str | None = None
     task_spec: dict[str, Any] | None = None
@@ -51,16 +51,18 @@ class Create:
     toolset_name: str | None = None
     seed: int | None = None
     config: dict[str, Any] | None = None
-    # Of the headers.
+    # From the headers.
     secrets_header: str | None = None
     lease: str = ""
-    """Which of its id's sessions is meant. A session of this id with another lease was left behind, and is ended."""
+    """Lease that separates sessions with the same id. A session with the same id and another lease is orphaned, so the
+    server ends it."""
     note: str = ""
-    """A text that the list of sessions shows, which outlives the trainer's memory. That of the last retry holds."""
+    """Text for the list of sessions, which the trainer can read after losing its own state. The last retry's text is
+    kept."""
     tells_faults: bool = False
-    """Answers carry the faults of the author's code, with their tracebacks."""
+    """Whether answers carry the faults of the author's code, with their tracebacks."""
     digest: int = 0
-    """Of the request, secrets and all; a retry with the same digest gets the session that exists."""
+    """Digest of the request, including its secrets. A retry with the same digest gets the existing session."""
 
     def __post_init__(self) -> None:
         has_reference = self.split is not None and self.index is not None
@@ -71,11 +73,11 @@ class Create:
 
 
 class Action(NamedTuple):
-    """What is to be done, in one of three spellings; or ``score``, a group to judge."""
+    """A requested action in one of three spellings, or ``score`` for a group to judge."""
 
     spelling: Literal["name", "text", "action", "score"]
     name: str
-    """Of the tool; empty in the other spellings."""
+    """Name of the tool. Empty in the spellings ``text`` and ``action``."""
     given: Any
     """The tool's input, the text, the gym-style dict, or the candidates."""
 
@@ -88,10 +90,10 @@ class CallBody(NamedTuple):
 
 
 def parse(request: Request) -> Any:
-    """Read the body's JSON; a body that is not called JSON is returned as text, which no model takes.
+    """Parse the body's JSON. Without a JSON content type, return the body as text, which no model accepts.
 
     Raises:
-        Refused: 422 for malformed JSON, 400 for what cannot be read at all.
+        Refused: 422: The JSON is malformed. 400: The body is unreadable.
     """
     if not request.body:
         return NO_BODY
@@ -102,24 +104,24 @@ def parse(request: Request) -> Any:
     except json.JSONDecodeError as error:
         entry = fault("json_invalid", ("body", error.pos), "JSON decode error", {})
         raise Refused(422, [{**entry, "ctx": {"error": error.msg}}]) from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, a number without end, nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, an endless number, or endless nesting
         raise Refused(400, "There was an error parsing the body") from error
 
 
 def read(request: Request, shape: Shape) -> Any:
-    """Parse the body and check it.
+    """Parse and check the body.
 
     Raises:
-        Refused: as `parse` and `checked`.
+        Refused: See `parse` and `checked`.
     """
     return checked(shape, parse(request))
 
 
 def checked(shape: Shape, value: Any) -> Any:
-    """Return what *shape* makes of a parsed body.
+    """Return the result of *shape* for a parsed body.
 
     Raises:
-        Refused: 422, with all faults.
+        Refused: 422: The body does not fit. The detail lists all faults.
     """
     faults: list[Fault] = []
     if value is NO_BODY:
@@ -137,13 +139,13 @@ def call_of(value: Any) -> CallBody:
 
 
 def secrets_of(header: str | None, body: dict[str, str] | None) -> dict[str, str]:
-    """Merge the secrets of header and body; the header wins.
+    """Merge the secrets of the header and the body. The header takes precedence.
 
-    The header is base64 of ``{"NAME": {"value": "…", "allowed_domains": ["host", …]}}``. No message contains a secret:
-    the header is either understood or called malformed.
+    The header is base64 of ``{"NAME": {"value": "…", "allowed_domains": ["host", …]}}``. No error message contains a
+    secret: a malformed header is only called malformed.
 
     Raises:
-        Refused: 400, the header is malformed.
+        Refused: 400: The header is malformed.
     """
     merged = dict(body or {})
     if header:
@@ -191,7 +193,7 @@ def _spelled_call(
 
 
 class _Tagged:
-    """An object whose ``type`` says which shape it has."""
+    """An object whose ``type`` selects its shape."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self._shapes = shapes

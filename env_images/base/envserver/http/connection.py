@@ -1,7 +1,7 @@
-"""HTTP/1.1 on an ``asyncio.Protocol``: what a connection does between its bytes and the application.
+"""HTTP/1.1 on an ``asyncio.Protocol``: connects the bytes of a connection to the application.
 
-Requests of one connection are answered one at a time, in their order; what was sent ahead waits in a short backlog.
-A hang-up cancels the answer that is being made: whatever must outlive it runs in a task of its own.
+The connection answers its requests one at a time, in order. Pipelined requests wait in a short backlog. A disconnect
+cancels the answer in progress, so work that must outlive it runs in its own task.
 
 Differences from RFC 9110: ``Upgrade`` is refused, and an HTTP/1.0 connection serves one request.
 """
@@ -18,24 +18,24 @@ from envserver.http.messages import Receiver, Request, Response, head_of, refuse
 
 logger = logging.getLogger("envserver")
 BACKLOG = 16
-"""Requests that a connection may send ahead before it is no longer read."""
+"""Number of pipelined requests at which the connection stops reading."""
 RECEIVE_S = 60.0
-"""A request must be complete this long after its first byte, or at least have grown in that time."""
+"""Seconds from the first byte within which a request must be complete. A body that keeps growing gets more time."""
 DRAIN_S = 60.0
-"""A client that takes no byte for this long is cut off."""
+"""Seconds without a byte taken after which the server aborts the connection."""
 LINGER_S = 2.0
-"""After a refusal the client's bytes are read and dropped for this long, so that it gets to read the answer."""
+"""Seconds after a refusal in which the client's bytes are read and dropped, so that the client can read the answer."""
 
 Work: TypeAlias = Coroutine[Any, Any, Response | None]
-"""Makes a response; None where it wrote a stream itself."""
+"""Produces a response, or None if it has written a stream itself."""
 
 
 class Pending(NamedTuple):
-    """An answer to wait for."""
+    """An answer that takes time."""
 
     work: Work
     release: Callable[[], None]
-    """Called once, even where a hang-up cancels *work* before its first line."""
+    """Called once, even if a disconnect cancels *work* before its first line."""
 
 
 Answer: TypeAlias = Response | Pending | Work
@@ -43,7 +43,7 @@ Application: TypeAlias = Callable[[Request, "Connection"], Answer]
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection."""
+    """The connection of one client."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """
         Args:
-            connections: where the connection enters itself while it is open.
-            keep_alive_s: an idle connection is closed after this long; 0 is never.
+            connections: The set that contains the connection while it is open.
+            keep_alive_s: Seconds after which an idle connection is closed. 0 means never.
         """
         self._application = application
         self._connections = connections
@@ -66,28 +66,28 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._backlog: deque[Request | Refused] = deque()
         self._answering: Request | None = None
-        """The request whose answer is being made or sent."""
+        """The request whose answer is being produced or sent."""
         self._task: asyncio.Task[None] | None = None
-        """Makes that answer, where it takes time."""
+        """The task that produces that answer, if it takes time."""
         self._is_last = False
-        """Whether the connection ends with that answer."""
+        """Whether the connection ends after that answer."""
         self._is_paused = False
         """Whether reading is paused because of the backlog."""
         self._on_sent: Callable[[bool], None] | None = None
-        """Of a response that has not left this process wholly."""
+        """Callback of a response that has not completely left this process."""
         self._drained: asyncio.Future[None] | None = None
-        """There while bytes wait to be sent; done when they are or never will be."""
+        """Set while bytes wait to be sent. Done when they are sent or never will be."""
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._used_at = self._loop.time()
 
-    # -- the transport's calls
+    # -- callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, not a check: uvloop's transports are no subclass of this, and do what it says.
+        # A cast instead of a check: uvloop's transports are not subclasses, but behave the same.
         self._transport = cast("asyncio.Transport", transport)
-        # With 0 a write is tried at once, and "paused" means exactly: there are unsent bytes.
+        # With 0 a write is tried immediately, and "paused" means exactly that there are unsent bytes.
         self._transport.set_write_buffer_limits(high=0)
         self._connections.add(self)
         if self._keep_alive_s:
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
             self._deadline = self._loop.call_later(RECEIVE_S, self._check_progress, self._receiver.total_bytes)
 
     def eof_received(self) -> None:
-        """Take the end of the client's bytes for a hang-up: the transport closes itself."""
+        """Treat the end of the client's bytes as a disconnect: the transport closes itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
             self._deadline = None
 
     def _expected(self) -> None:
-        # Inside another answer it would be noise; the client sends its body without it too, after a while.
+        # During another answer the line would be noise. The client sends its body after a while even without it.
         if self._answering is None and not self._backlog:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         self._deadline = None
         if not self._receiver.is_receiving:
             return
-        # A slow body may go on as long as it grows; headers have one span of time.
+        # A slow body may continue as long as it grows, but headers have a fixed time.
         has_grown = self._receiver.total_bytes > total_bytes and self._receiver.in_body
         if has_grown or self._is_paused:
             self._deadline = self._loop.call_later(RECEIVE_S, self._check_progress, self._receiver.total_bytes)
@@ -167,14 +167,14 @@ class Connection(asyncio.Protocol):
                 work, release = answer if isinstance(answer, Pending) else (answer, None)
                 self._task = self._loop.create_task(self._answer(work))
                 self._task.add_done_callback(partial(_release, work, release))
-        # Bodies wait in the kernel rather than here: a backlog of them could be large.
+        # Bodies wait in the kernel, because a backlog of them could be large.
         has_body = any(isinstance(request, Request) and request.body for request in self._backlog)
         self._pause_reading(has_body or len(self._backlog) >= BACKLOG)
 
     def _ask(self, request: Request) -> Answer:
         try:
             return self._application(request, self)
-        except Exception as error:  # noqa: BLE001  # a request's failure is its own: the server goes on
+        except Exception as error:  # noqa: BLE001  # a request's failure is its own: the server continues
             return failure(error)
 
     async def _answer(self, work: Work) -> None:
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
             response.on_sent(False)
         if not keep_alive:
             self._is_last = True
-            self._transport.close()  # what is buffered is still sent
+            self._transport.close()  # buffered bytes are still sent
 
     def _refuse(self, refusal: Refused) -> None:
         self._is_last = True
@@ -221,23 +221,23 @@ class Connection(asyncio.Protocol):
     # -- sending
 
     def stream(self, headers: bytes) -> "Stream":
-        """Begin a streamed answer to the request that is being answered."""
+        """Start a streamed answer to the current request."""
         request = self._answering
         assert request is not None
         return Stream(self, headers, is_chunked=request.is_http_11, keep_alive=request.keep_alive and not self._is_last)
 
     def write(self, data: bytes) -> None:
-        """Send *data*; dropped where the connection is lost."""
+        """Send *data*, or drop it if the connection is lost."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     @property
     def is_stalled(self) -> bool:
-        """Whether bytes wait for the client to take them."""
+        """Whether bytes wait for the client to read them."""
         return self._drained is not None
 
     async def drain(self) -> bool:
-        """Wait until all was sent; False where it never will be. Bounded: a client that stalls is cut off."""
+        """Wait until everything is sent. Return False if it never will be. A client that stalls is disconnected."""
         if self._drained is not None:
             await asyncio.wait((self._drained,))
         return not self._transport.is_closing()
@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
     # -- ending
 
     def shutdown(self) -> None:
-        """Close when the answer under way, if any, is sent."""
+        """Close the connection after the answer in progress, if any."""
         self._is_last = True
         if self._answering is None:
             self._transport.close()
@@ -277,13 +277,13 @@ class Connection(asyncio.Protocol):
 
 
 def _release(work: Work, release: Callable[[], None] | None, _: asyncio.Task[None]) -> None:
-    work.close()  # one that never began would warn
+    work.close()  # a coroutine that never started would warn
     if release is not None:
         release()
 
 
 class Stream:
-    """A response that is written piece by piece."""
+    """A response that is written in pieces."""
 
     __slots__ = ("_connection", "_is_chunked")
 
@@ -299,14 +299,14 @@ class Stream:
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def keep_alive(self, data: bytes) -> None:
-        """Send *data* unless the client still has not taken what was sent before."""
+        """Send *data* unless earlier bytes still wait for the client."""
         if not self._connection.is_stalled:
             self.write(data)
 
     async def end(self, data: bytes, trailers: bytes = b"") -> bool:
-        """Send *data*, header lines that stand behind it where the client knows chunks, and the end.
+        """Send *data* and the end. Add the header lines *trailers* if the client supports chunks.
 
-        False where the client never gets it.
+        Return False if the client never gets the end.
         """
         whole = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(data), data, trailers) if self._is_chunked else data
         self._connection.write(whole)
@@ -314,9 +314,9 @@ class Stream:
 
 
 def failure(error: Exception) -> Response:
-    """Say *error* in the protocol's form."""
+    """Return *error* as a response in the protocol's form."""
     if isinstance(error, Refused):
         return refused(error)
-    # An author's hook, such as tasks(), or a fault of ours: the reference says both in this way.
+    # The reference reports an author's hook, such as tasks(), and a server fault in this same form.
     logger.warning("request_failed error=%s", type(error).__name__, exc_info=error)
     return refused(Refused(500, describe(error)))

@@ -1,7 +1,7 @@
-"""JSON as the wire wants it: compact, non-ASCII text raw, NaN and infinity as null.
+"""JSON for the wire: compact, with raw non-ASCII text, and with null for NaN and infinity.
 
-The standard library writes ``NaN``, which no JSON parser but Python's accepts; the slow path that replaces it runs
-only when the fast one met such a number.
+The standard library writes ``NaN``, which only Python's JSON parser accepts. The slow path that replaces such numbers
+runs only if the fast path meets one.
 """
 
 import json
@@ -11,18 +11,18 @@ from typing import Any
 
 
 def encode(value: object) -> bytes:
-    """Write *value* as compact UTF-8 JSON.
+    """Return *value* as compact UTF-8 JSON.
 
-    Mappings, sets, enum members and whatever has a ``tolist`` (numbers and arrays of numpy) are written as their
-    JSON counterparts.
+    Mappings, sets, enum members and objects with a ``tolist`` (numbers and arrays of numpy) become their JSON
+    counterparts.
 
     Raises:
-        TypeError: something in *value* has no JSON form.
+        TypeError: A part of *value* has no JSON form.
         RecursionError, ValueError: *value* is nested too deeply, or contains itself.
     """
     try:
         return _STRICT.encode(value).encode()
-    except UnicodeEncodeError:  # a lone surrogate: valid in JSON only when escaped
+    except UnicodeEncodeError:  # a lone surrogate is valid in JSON only in escaped form
         return _ASCII.encode(value).encode()
     except ValueError as error:
         if "circular" in str(error).lower():
@@ -31,7 +31,7 @@ def encode(value: object) -> bytes:
 
 
 def canonical(value: object) -> str:
-    """Write *value*, which came from JSON, so that equal values have equal texts."""
+    """Return *value* as JSON text, equal for equal values. *value* must come from JSON."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

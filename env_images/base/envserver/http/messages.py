@@ -1,6 +1,6 @@
-"""Requests, read from a client's bytes within limits, and responses.
+"""Requests, parsed from a client's bytes within limits, and responses.
 
-httptools refuses what is not HTTP, also a body with two different lengths. The receiver bounds what httptools does not.
+httptools refuses invalid HTTP, including a body with two different lengths. The receiver adds the missing limits.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,30 +30,30 @@ _REASONS: Mapping[int, bytes] = {
 JSON = b"Content-Type: application/json\r\n"
 _OK = b"HTTP/1.1 200 OK\r\n"
 HEADERS_MAX_BYTES = 128 * 1024
-"""Request line and headers; X-Secrets alone may take 64 KiB."""
+"""Maximum bytes of the request line and headers. X-Secrets alone may take 64 KiB."""
 _TOO_LARGE = (413, "Request body too large")
 _HEADERS_TOO_LARGE = (431, "Request header fields too large")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A complete request. Header names are lower case; of a header that came twice the last value is kept."""
+    """A complete request. Header names are in lower case. Of a repeated header the last value is kept."""
 
     method: bytes
     path: bytes
     query: bytes
     headers: dict[bytes, bytes]
     ambiguous: Collection[bytes]
-    """Names of headers that came with different values."""
+    """Names of headers that were repeated with different values."""
     body: bytes
     keep_alive: bool
     is_http_11: bool
 
     def text(self, name: bytes) -> str | None:
-        """Give a header's value without the white space round it, or None.
+        """Return a header's value without surrounding white space, or None.
 
         Raises:
-            Refused: 400, the header came with different values: whatever were chosen, somebody could mean the other.
+            Refused: 400: The header has different values, and another reader could choose the other value.
         """
         if name in self.ambiguous:
             raise Refused(400, f"{name.decode('latin-1')} was sent with different values")
@@ -62,11 +62,11 @@ class Request:
 
 
 class Receiver:
-    """Parses one connection's bytes.
+    """Parses the bytes of one connection.
 
     Args:
-        on_received: called with each complete request, and once at most with a refusal; later bytes are dropped.
-        on_expect: called where a client waits for leave to send its body.
+        on_received: Called with each complete request, and at most once with a refusal. Later bytes are dropped.
+        on_expect: Called if a client waits for permission to send its body.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Receiver:
         self._on_received = on_received
         self._on_expect = on_expect
         self.total_bytes = 0
-        """All bytes that ever came."""
+        """Number of all received bytes."""
         self.is_receiving = False
-        """Whether a request has begun and is not complete."""
+        """Whether a request has started and is incomplete."""
         self.is_deaf = False
-        """Whether what comes is dropped, after a refusal."""
+        """Whether received bytes are dropped, after a refusal."""
         self.on_message_begin()
         self.is_receiving = False
 
     def feed(self, data: bytes) -> None:
-        """Parse *data*; the callbacks are called from here."""
+        """Parse *data* and call the callbacks."""
         self.total_bytes += len(data)
         if self.is_deaf:
             return
@@ -100,14 +100,14 @@ class Receiver:
             self._refuse(400, "Upgrade is not supported")
         except httptools.HttpParserError:
             self._refuse(400, "Invalid HTTP request")
-        # A header that goes on and on never reaches its callback, so the raw bytes are counted too.
+        # An endless header never reaches its callback, so the raw bytes are counted too.
         if self.is_receiving and not self._has_headers:
             self._head_bytes += len(data)
             if self._head_bytes > HEADERS_MAX_BYTES:
                 self._refuse(*_HEADERS_TOO_LARGE)
 
     def close(self) -> None:
-        """Let go of the parser: the two hold each other, and would wait for the garbage collector."""
+        """Release the parser. Their reference cycle would otherwise wait for the garbage collector."""
         self.is_deaf = True
         del self._parser
 
@@ -116,7 +116,7 @@ class Receiver:
         """Whether a request's headers are complete and its body is not."""
         return self.is_receiving and self._has_headers
 
-    # -- the parser's calls
+    # -- callbacks of the parser
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -170,7 +170,7 @@ class Receiver:
             headers=self._headers,
             ambiguous=self._ambiguous,
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
-            # 1.0 with keep-alive is possible, and not worth a second way of framing.
+            # Keep-alive is possible in HTTP/1.0, but does not justify a second way of framing.
             keep_alive=is_http_11 and self._parser.should_keep_alive(),
             is_http_11=is_http_11,
         )
@@ -187,19 +187,19 @@ class Receiver:
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A whole response."""
+    """A complete response."""
 
     body: bytes
     status: int = 200
     headers: bytes = JSON
-    """Ready header lines, each with its line end, the content type among them."""
+    """Complete header lines including the content type, each with its line end."""
     is_stream: bool = False
-    """The body is a complete event stream, sent as one chunk where the client knows chunks."""
+    """Whether the body is a complete event stream. It is sent as one chunk to clients that support chunks."""
     on_sent: Callable[[bool], None] | None = None
-    """Called once: with True when the last byte has left this process, with False when it never will."""
+    """Called once: with True when the last byte has left this process, or with False if it never will."""
 
     def wire(self, *, has_body: bool, keep_alive: bool, is_http_11: bool) -> bytes:
-        """Write the response; without *has_body* (HEAD) only its headers."""
+        """Return the response's bytes. Without *has_body* (HEAD), return only the headers."""
         head = head_of(self.status) + self.headers
         if not keep_alive:
             head += b"Connection: close\r\n"
@@ -214,7 +214,7 @@ class Response:
 
 
 def head_of(status: int) -> bytes:
-    """Write the status line."""
+    """Return the status line."""
     return _OK if status == 200 else b"HTTP/1.1 %d %b\r\n" % (status, _REASONS[status])
 
 
@@ -223,11 +223,11 @@ def json_response(value: object) -> Response:
 
 
 def refused(refusal: Refused) -> Response:
-    """Write a refusal in the protocol's form."""
+    """Return a refusal as a response in the protocol's form."""
     headers = JSON + lines(refusal.headers)
     return Response(encode({"detail": refusal.detail}), status=refusal.status, headers=headers)
 
 
 def lines(headers: Mapping[str, str]) -> bytes:
-    """Write headers, each with its line end."""
+    """Return the header lines, each with its line end."""
     return b"".join(b"%b: %b\r\n" % (name.encode(), value.encode("latin-1")) for name, value in headers.items())

@@ -1,8 +1,8 @@
-"""How a call's outcome reaches its client: as an event stream, or as one JSON object.
+"""Delivery of a call's outcome to its client, as an event stream or as one JSON object.
 
-Differences from the reference servers: a call that waits for its session's setup opens its stream after two seconds
-instead of keeping the client without a header until it gives up and asks again. No data line of a stream starts with
-white space: ORS clients strip all of it instead of the one space that the format allows, and would lose it.
+Differences from the reference servers: if a call waits for its session's setup, its stream opens after two seconds. In
+the reference the client gets no header, gives up and retries. No data line of a stream starts with white space. ORS
+clients strip all of it instead of the single space that the format allows.
 """
 
 import os
@@ -16,17 +16,18 @@ from envserver.sessions.calls import Calls
 from envserver.sessions.session import SETUP_WAIT_S, Call, Session, starting
 
 HOLD_S = 2.0
-"""A stream opens this late where the setup runs: failures until then keep their status."""
+"""Seconds before a stream opens during a setup. Earlier failures keep their HTTP status."""
 GRACE_S = 0.05
-"""A stream opens this late where the session is ready: most tools are faster, and then all goes in one write."""
+"""Seconds before a stream opens in a ready session. Most tools are faster, and then one write sends everything."""
 EVENT_STREAM = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 PING = b": ping\r\n\r\n"
 PING_S = 10.0
-"""The clients give up after 30 s without a byte."""
+"""Seconds between pings. The clients give up after 30 s without a byte."""
 SLICE_CHARS = 4096
-"""As the reference servers cut; a result up to this size is a single ``end``."""
+"""Size of a slice, as in the reference servers. A result up to this size is a single ``end``."""
 LONGEST_CHARS = 16_384
-"""A line never exceeds 64 KiB: white space takes at most 3 bytes a character, and only a run of it is this long."""
+"""Longest line in characters. A line stays within 64 KiB, because white space takes at most 3 bytes a character and
+only a run of it gets this long."""
 
 
 class Delivery:
@@ -37,7 +38,7 @@ class Delivery:
         self._clock = clock
 
     def new_session_id(self, request: Request) -> Response:
-        """Offer a session id, a random UUID; nothing is kept of it."""
+        """Return a new session id, a random UUID. The server does not store it."""
         digits = os.urandom(16).hex()
         variant = "89ab"[int(digits[16], 16) % 4]
         sid = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
@@ -49,7 +50,7 @@ class Delivery:
         """Admit the call and answer with its outcome.
 
         Raises:
-            Refused: the call was not admitted.
+            Refused: The call was not admitted.
         """
         call = self._calls.admit(session, body, key=request.text(b"idempotency-key"))
         wants_json = _wants_json(request)
@@ -57,7 +58,7 @@ class Delivery:
             return _unknown_task(as_json=wants_json)
         listener = _Listener(self._calls, call, counts=body.action.spelling != "score")
         if wants_json and body.action.spelling != "score":
-            call.is_turn = True  # it takes its turn as it ends, whether this client is still there or not
+            call.is_turn = True  # the call takes its turn when it ends, even if this client has disconnected
         if call.outcome is not None:
             return listener.whole(as_json=wants_json)
         session.requests += 1
@@ -72,10 +73,10 @@ class Delivery:
 
 
 class _Listener:
-    """One request's interest in a call; it ends exactly once."""
+    """The interest of one request in a call. It ends exactly once."""
 
     def __init__(self, calls: Calls, call: Call, *, counts: bool) -> None:
-        """*counts*: who hears the outcome, as JSON, takes a turn by that; a judgement is none."""
+        """*counts*: whether a delivery as JSON takes a turn. A judgement does not."""
         self.call = call
         self._counts = counts
         self._calls = calls
@@ -83,7 +84,7 @@ class _Listener:
         call.listeners += 1
 
     def whole(self, *, as_json: bool) -> Response:
-        """Write the whole answer; from now on the connection tells what became of it."""
+        """Return the complete answer. From now on the connection reports its delivery."""
         self._in_hand = False
         call = self.call
         if as_json:
@@ -96,7 +97,7 @@ class _Listener:
         return Response(body, headers=EVENT_STREAM + _faults(call), is_stream=True, on_sent=self._settle)
 
     def leave(self, *, delivered: bool = False) -> None:
-        """End the interest, where it has not ended and is not the connection's."""
+        """End the interest, unless it has ended or belongs to the connection."""
         if self._in_hand:
             self._in_hand = False
             self._settle(delivered)
@@ -108,14 +109,14 @@ class _Listener:
 async def _json(listener: _Listener) -> Response:
     """
     Raises:
-        Refused: the call never ran.
+        Refused: The call never ran, or the session's setup still runs.
     """
     call = listener.call
     session = call.session
     if not session.settled.is_set and not await session.settled.wait(SETUP_WAIT_S):
         raise starting()
     while not await call.ended.wait(PING_S):
-        continue  # as long as the client stays
+        continue  # as long as the client stays connected
     if call.refusal is not None:
         raise call.refusal.again()
     return listener.whole(as_json=True)
@@ -124,7 +125,7 @@ async def _json(listener: _Listener) -> Response:
 async def _stream(listener: _Listener, connection: Connection) -> Response | None:
     """
     Raises:
-        Refused: the call never ran, and no header was sent.
+        Refused: The call never ran, and no header was sent.
     """
     call = listener.call
     session = call.session
@@ -145,13 +146,13 @@ async def _stream(listener: _Listener, connection: Connection) -> Response | Non
 
 
 def _faults(call: Call) -> bytes:
-    """The header that tells what went wrong in the author's code and was not told yet."""
+    """Return the header with the unreported faults of the author's code."""
     return lines(call.session.fault_headers()) if call.session.untold else b""
 
 
 def _frames(call: Call) -> bytes:
     if call.outcome is None:
-        assert call.refusal is not None  # a call ends with one of both
+        assert call.refusal is not None  # a call ends with exactly one of the two
         return sse_error(str(call.refusal.detail))
     ending, payload = call.outcome
     if ending == "result":
@@ -161,7 +162,7 @@ def _frames(call: Call) -> bytes:
 
 
 def _object(call: Call) -> bytes:
-    assert call.outcome is not None  # asked by whoever waited for it
+    assert call.outcome is not None  # the request has waited for it
     ending, payload = call.outcome
     return payload if ending == "result" else encode({"ok": False, "error": payload.decode(), "reason": ending})
 
@@ -179,7 +180,7 @@ def _wants_json(request: Request) -> bool:
 
 
 def sse_event(name: str, data: bytes) -> bytes:
-    """Write an event with one data line; *data* holds no line break."""
+    """Return an event with one data line. *data* contains no line break."""
     return b"event: %b\r\ndata: %b\r\n\r\n" % (name.encode(), data)
 
 
@@ -188,8 +189,8 @@ def sse_task_id(value: str) -> bytes:
 
 
 def sse_result(payload: bytes) -> bytes:
-    """Write compact JSON as ``chunk`` events and one ``end``."""
-    # The usual case without a copy to text: JSON starts with a bracket and has no line break outside of strings.
+    """Return compact JSON as ``chunk`` events and one ``end``."""
+    # The usual case needs no copy to text: JSON starts with a bracket and has no line break outside strings.
     if len(payload) <= SLICE_CHARS:
         return b"event: end\r\ndata: %b\r\n\r\n" % payload
     slices = safe_slices(payload.decode())
@@ -198,10 +199,10 @@ def sse_result(payload: bytes) -> bytes:
 
 
 def sse_error(text: str) -> bytes:
-    """Write an ``error`` event, one data line per line of *text*; longer lines than 16,384 characters are folded."""
+    """Return an ``error`` event with a data line per line of *text*. Lines above 16,384 characters are folded."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     folded = [line[i : i + LONGEST_CHARS] for line in lines for i in range(0, len(line) or 1, LONGEST_CHARS)]
-    # "replace": an author's text may hold lone surrogates, which UTF-8 cannot carry.
+    # "replace": an author's text may contain lone surrogates, which UTF-8 cannot carry.
     data = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
     return b"event: error\r\n%b\r\n" % data
 
@@ -209,8 +210,8 @@ def sse_error(text: str) -> bytes:
 def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CHARS) -> list[str]:
     """Cut compact JSON *text* into slices of *size* characters, none of which starts with white space.
 
-    A cut moves behind the white space it would fall on; within a run beyond *longest* characters the slice starts
-    with an escape, which is the same JSON because compact JSON has white space only inside strings.
+    A cut inside white space moves behind it. If the run exceeds *longest* characters, the next slice starts with an
+    escape instead. The JSON stays the same, because compact JSON has white space only inside strings.
     """
     slices = []
     position, end = 0, len(text)

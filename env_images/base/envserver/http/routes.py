@@ -1,11 +1,11 @@
-"""Which request means what: paths, the worker's token, bodies in, answers out.
+"""Routing: paths, the worker's token, request bodies and answers.
 
-A path without an environment is served for the default one directly; the reference servers answer it with a redirect.
+A path without an environment serves the default environment directly. The reference servers answer it with a redirect.
 """
 
 import re
 
-# What ``hmac.compare_digest`` is; to import that module costs a bare server 0.7 MiB.
+# The function behind ``hmac.compare_digest``. Importing that module costs a bare server 0.7 MiB.
 from _operator import _compare_digest
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -27,17 +27,17 @@ from envserver.version import VERSION
 _HEX = re.compile(rb"[0-9a-fA-F]{16,256}")
 
 NOTE_MAX = 8192
-"""Bytes of ``x-session-note``, which a session keeps for who created it."""
+"""Maximum length of ``x-session-note``, which a session keeps for its creator."""
 
 
 class Target(NamedTuple):
-    """Where a request goes."""
+    """The destination of a request."""
 
     request: Request
     connection: Connection
     kind: Kind
     env_name: str
-    """The environment as the path spells it."""
+    """The environment's name as spelled in the path."""
 
 
 Handler: TypeAlias = Callable[[Target], Answer]
@@ -75,7 +75,7 @@ class Routes:
         self._paths: dict[bytes, tuple[Mapping[bytes, Handler], Kind, str]] = {}
         for name, handlers in self._root_handlers().items():
             self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
-        self._paths[b"//ping"] = self._paths[b"/ping"]  # openreward's client, given a URL that ends with a slash
+        self._paths[b"//ping"] = self._paths[b"/ping"]  # openreward's client, if its URL ends with a slash
         for name, handlers in self._operations.items():
             self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
             for kind in kinds.values():
@@ -115,7 +115,7 @@ class Routes:
         """Answer *request*.
 
         Raises:
-            Refused: and whatever else went wrong; the connection says it to the client.
+            Refused: The request is refused. The connection answers this and every other exception.
         """
         if request.path != b"/health":
             self._check_token(request.headers.get(b"x-worker-token"))
@@ -132,7 +132,7 @@ class Routes:
         """Let the first token claim a server on a Unix socket.
 
         Raises:
-            Refused: 401, the server is claimed with another token, or this is none.
+            Refused: 401: Another token has claimed the server, or *token* is missing or malformed.
         """
         if not self._is_claimable or (token is None and self._token is None):
             return
@@ -144,10 +144,10 @@ class Routes:
     # -- paths
 
     def _find(self, path: bytes) -> tuple[Mapping[bytes, Handler], Kind, str] | None:
-        """Find a path that is spelled unusually: upper case, percent signs, an absolute URL."""
+        """Return the target of an unusually spelled path: upper case, percent signs, an absolute URL."""
         text = path.decode("latin-1")
         if "%" in text:
-            from urllib.parse import unquote  # rare, and dear to import
+            from urllib.parse import unquote  # rare, and expensive to import
 
             text = unquote(text)
         if not text.startswith("/"):
@@ -160,7 +160,7 @@ class Routes:
         return self._paths.get(text.encode(errors="replace")) if text.encode(errors="replace") != path else None
 
     def _unknown(self, request: Request) -> Response:
-        """Answer a path that is none: with a redirect where only a slash at its end is too much."""
+        """Refuse an unknown path, or redirect if only its final slash is wrong."""
         path = request.path.rstrip(b"/")
         if path == request.path or not (path in self._paths or self._find(path)):
             raise Refused(404, "Not Found")
@@ -178,7 +178,7 @@ class Routes:
         return json_response({"version": VERSION, "build_sha": None})
 
     async def _list_environments(self, target: Target) -> Response:
-        await self._sessions.check_sandboxes()  # a gateway asks this of a new worker: it should hear why none can work
+        await self._sessions.check_sandboxes()  # a gateway's first request: report unavailable sandboxes here
         return Response(self._names_json)
 
     def _list_sessions(self, target: Target) -> Response:
@@ -290,7 +290,7 @@ class Routes:
         return self._delivery.answer(target.request, target.connection, session, body)
 
     def _session(self, target: Target) -> Session:
-        """Find the session and note that somebody asked for it."""
+        """Return the session and record the time of this request."""
         session = self._sessions.get(_sid(target.request))
         session.used_at = self._clock()
         if self._strict_paths and target.kind is not session.kind and target.request.path.count(b"/") > 1:
@@ -308,7 +308,7 @@ class Routes:
 
 
 async def _created_later(session: Session) -> Response:
-    # No deadline of ours: clients have none either, and the author's constructor takes what it takes.
+    # No deadline: clients have none either, and the author's constructor may take any time.
     while not await session.opened.wait(SETUP_WAIT_S):
         continue
     return _created(session)

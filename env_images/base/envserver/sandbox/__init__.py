@@ -1,4 +1,4 @@
-"""Sandboxes for environments whose agents run code. Import it where it is used: a bare server does not need it."""
+"""Sandboxes for environments whose agents run code. Import this package only where needed, not in a bare server."""
 
 from envserver.sandbox.missing import TELLING, lacks_program, missing_programs
 from envserver.sandbox.sandbox import Sandbox

@@ -1,7 +1,7 @@
-"""How a sandbox comes to be: its room, its own user namespace, bubblewrap in it, and a supervisor that enters.
+"""Creates a sandbox: its room, its own user namespace, bubblewrap in it, and a supervisor that enters.
 
-All but the rooms of layers runs in a fork of the spawner. The order matters: each step gives up what the next one no
-longer needs.
+All except the rooms of layers runs in a fork of the spawner. The order matters: each step drops rights that the next
+step does not need.
 """
 
 import contextlib
@@ -15,37 +15,39 @@ from dataclasses import dataclass
 from envserver.sandbox import kernel
 
 OWN_PROCESSES = 3
-"""The supervisor, bubblewrap's monitor and the init count against RLIMIT_NPROC too."""
+"""The supervisor, bubblewrap's monitor and the init, which also count against RLIMIT_NPROC."""
 READY_S = 20.0
-"""A machine under full load opens a sandbox in well below a second."""
+"""Seconds for the opening. A machine under full load needs well below a second."""
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 UNREADABLE = "/proc/tty/driver"
-"""Of a fresh /proc, the one folder that only the machine's own root may list: `find /` would end with 1 for it."""
+"""The only folder of a fresh /proc that only the machine's own root may list. It would make `find /` end with status
+1."""
 INIT = ("/usr/bin/env", "--ignore-signal=CHLD", "/bin/cat")
-"""The init: it blocks on a pipe that the supervisor holds, so it is ready when it has echoed one byte, and ends with
-the supervisor. SIGCHLD is ignored in it, which makes the kernel reap orphans; no signal from inside reaches a PID 1.
-Ignoring it before bubblewrap starts would not do: 0.8 hands that on, 0.12 does not."""
+"""The init. It blocks on a pipe that the supervisor holds. It is ready once it has echoed one byte, and ends with the
+supervisor. It ignores SIGCHLD, so that the kernel reaps orphans. No signal from inside reaches a PID 1. Ignoring
+SIGCHLD before bubblewrap starts is not enough: 0.8 passes it on, 0.12 does not."""
 _BYTES_PER_INODE = 4_096
 _SECOND_NS = 1_000_000_000
 _TICK_NS = 20_000_000
-"""The kernel dates files by a clock that stands still between two ticks, so it may be late by one."""
+"""Tolerance in nanoseconds. The kernel's clock for file times stands still between two ticks, so a time may be late by
+one tick."""
 
 
 @dataclass(frozen=True)
 class Dates:
-    """How a layer's files are dated, so that a build in another worker makes the same ones.
+    """Rules for a layer's file times, so that a build in another worker creates the same times.
 
-    A time that lies in the build becomes *moment*. One that the build set to something earlier stays. Nanoseconds.
+    A time during the build becomes *moment*. An earlier time that the build set stays. All values are nanoseconds.
     """
 
     moment: int
     began: int
-    """When the build began."""
+    """Start of the build."""
     keeps_seconds: bool = False
-    """Add the whole seconds since *began*: a build that sleeps tells its files apart by their times."""
+    """Whether to add the whole seconds since *began*, for a build that sleeps to distinguish files by their times."""
 
     def of(self, time: int) -> int:
-        """Give what becomes of *time*."""
+        """Return the new value of *time*."""
         since = time - self.began
         if since < -_TICK_NS:
             return time
@@ -54,14 +56,14 @@ class Dates:
 
 @dataclass(frozen=True)
 class Room:
-    """The folder of a sandbox or of a layer, and what is mounted on it: a tmpfs of its size, and in it the root.
+    """The folder of a sandbox or a layer, with its mounts: a tmpfs of its size, and the root in it.
 
-    Paths are relative to the work folder and short on purpose: the agent can read them in /proc/mounts.
+    Paths are relative to the work folder, and short because the agent can read them in /proc/mounts.
     """
 
     name: str
     lower: str
-    """The folders below the root, the uppermost first, as overlay takes them."""
+    """The folders below the root, the uppermost first, as overlay expects."""
     disk_bytes: int
 
     @property
@@ -70,11 +72,11 @@ class Room:
 
     @property
     def upper(self) -> str:
-        """What was written in the root."""
+        """The folder with the changes to the root."""
         return f"{self.name}/u"
 
     def mount(self) -> None:
-        """Mount the tmpfs and the root, in the caller's mount namespace; the folder is there."""
+        """Mount the tmpfs and the root in the caller's mount namespace. The folder must exist."""
         inodes = max(1_024, self.disk_bytes // _BYTES_PER_INODE)
         size = f"size={self.disk_bytes},nr_inodes={inodes},mode=0755"
         kernel.mount("box", self.name, "tmpfs", kernel.MS_NODEV, size)
@@ -84,7 +86,7 @@ class Room:
         kernel.mount("box", self.root, "overlay", kernel.MS_NODEV, parts)
 
     def freeze(self, dates: Dates | None) -> None:
-        """Let no more be written: what there is becomes a layer, dated as *dates* say."""
+        """Make the room read-only: its content becomes a layer, with times from *dates*."""
         kernel.unmount(self.root)
         if dates is not None:
             self._date(dates)
@@ -94,7 +96,7 @@ class Room:
         for folder, folders, files in os.walk(self.upper):
             for name in (".", *folders, *files):
                 path = f"{folder}/{name}"
-                with contextlib.suppress(OSError):  # a path that is too long
+                with contextlib.suppress(OSError):  # the path is too long
                     found = os.lstat(path)
                     times = dates.of(found.st_atime_ns), dates.of(found.st_mtime_ns)
                     os.utime(path, ns=times, follow_symlinks=False)
@@ -106,25 +108,25 @@ class Room:
 
 
 class BirthError(Exception):
-    """The sandbox could not be made; the text is bubblewrap's or the kernel's."""
+    """The sandbox could not be created. The text comes from bubblewrap or the kernel."""
 
 
 @dataclass(frozen=True)
 class Born:
     monitor: int
-    """bubblewrap's pid; waits for the init."""
+    """Pid of bubblewrap, which waits for the init."""
     init: int
-    """A pidfd of the sandbox's PID 1."""
+    """Pidfd of the sandbox's PID 1."""
     lifeline: int
-    """The init ends when this is closed."""
+    """Pipe whose closing ends the init."""
 
 
 def enter_user_namespace(owner: int | None, *, pids: int, sync: int) -> None:
-    """Make and enter a user namespace owned by uid *owner*, have it mapped over *sync*, and become root in it.
+    """Create and enter a user namespace owned by uid *owner*, have it mapped over *sync*, and become root in it.
 
-    RLIMIT_NPROC counts per user and user namespace, and what a namespace's users have together counts again for its
-    owner, against the limit that held when the namespace was made. An owner of its own per sandbox therefore makes
-    the limit one of the sandbox as a whole, whatever users the agent becomes.
+    RLIMIT_NPROC counts per user and user namespace. All users of a namespace also count together for its owner, against
+    the limit at the namespace's creation. A separate owner per sandbox therefore makes it a limit of the whole sandbox,
+    whichever users the agent becomes.
     """
     most = pids + OWN_PROCESSES
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
@@ -132,9 +134,9 @@ def enter_user_namespace(owner: int | None, *, pids: int, sync: int) -> None:
         os.setresgid(owner, owner, owner)
         os.setresuid(owner, owner, owner)
     kernel.unshare(kernel.CLONE_NEWUSER)
-    # Else /proc/PID/uid_map belongs to the machine's root and the spawner may not write it.
+    # Otherwise /proc/PID/uid_map belongs to the machine's root and the spawner may not write it.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    # Inherited by all that run inside: the kernel takes them before the server.
+    # All processes inside inherit this: the kernel kills them before the server.
     kernel.write("/proc/self/oom_score_adj", b"1000")
     os.write(sync, b"u")
     if os.read(sync, 1) != b"m":
@@ -146,13 +148,13 @@ def enter_user_namespace(owner: int | None, *, pids: int, sync: int) -> None:
 
 
 def arguments(root: str, *, memory_bytes: int, calls: int, info: int) -> list[str]:
-    """Give bubblewrap's arguments; they go through a file, so that nothing shows on its command line."""
+    """Return bubblewrap's arguments. They go through a file, so that its command line shows nothing."""
     return [
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "box", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
         *("--cap-drop", "ALL", "--seccomp", str(calls), "--info-fd", str(info)),
         *("--bind", root, "/", "--proc", "/proc", "--dev", "/dev"),
-        # bubblewrap's /dev is a tmpfs without a size, which root could fill; its parts are mounts of their own.
+        # bubblewrap's /dev is a tmpfs without a size limit, which root could fill. Its parts are separate mounts.
         *("--perms", "1777", "--size", str(memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(("--tmpfs", UNREADABLE, "--remount-ro", UNREADABLE) if os.path.isdir(UNREADABLE) else ()),
         *("--chdir", "/"),
@@ -163,7 +165,7 @@ def start_init(root: str, *, program: str, memory_bytes: int, calls: bytes) -> B
     """Start the sandbox's init in the new root *root* under the bubblewrap at *program*.
 
     Raises:
-        BirthError: with bubblewrap's own words.
+        BirthError: Bubblewrap's own error message.
     """
     life_read, lifeline = os.pipe2(os.O_CLOEXEC)
     echo, echo_write = os.pipe2(os.O_CLOEXEC)
@@ -175,7 +177,7 @@ def start_init(root: str, *, program: str, memory_bytes: int, calls: bytes) -> B
     os.write(lifeline, b".")
     for fd in (calls_fd, words_fd, info_write):
         os.set_inheritable(fd, True)
-    # Not a fork: that would copy the interpreter's pages, which costs as much as all the rest.
+    # No fork, because it would copy the interpreter's pages, which costs as much as all other steps.
     monitor = os.posix_spawn(
         program,
         ["init", "--args", str(words_fd), "--", *INIT],
@@ -196,7 +198,7 @@ def start_init(root: str, *, program: str, memory_bytes: int, calls: bytes) -> B
 
 
 def enter(born: Born) -> None:
-    """Enter the sandbox's namespaces; its PID namespace holds for children only, so nobody inside sees the caller."""
+    """Enter the sandbox's namespaces. Its PID namespace applies to children only, which hides the caller inside."""
     kernel.setns(born.init, NAMESPACES)
     os.chdir("/")
 

@@ -1,4 +1,4 @@
-"""The server's end of a connection to its spawner or to a supervisor: many requests at a time, answers by number."""
+"""The server's end of a connection to its spawner or a supervisor: concurrent requests, answers matched by number."""
 
 import asyncio
 import os
@@ -12,11 +12,12 @@ from envserver.sandbox.values import SandboxError
 Answer = tuple[dict[str, object], list[int]]
 _PAUSE_S = 0.002
 _PATIENCE_S = 10.0
-"""For a peer that reads nothing although it waits for nobody: it is stopped or gone."""
+"""Seconds that a send waits for a peer that reads nothing. A healthy peer always reads, so this one is stopped or
+gone."""
 
 
 class Expectation:
-    """Answers to request *number*, in order; its end closes files that nobody took."""
+    """The answers to request *number*, in order. Its end closes files that no caller took."""
 
     def __init__(self, channel: "Channel", number: int) -> None:
         self.number = number
@@ -36,7 +37,7 @@ class Expectation:
         """Wait for the next answer.
 
         Raises:
-            SandboxError: ``ended`` when the peer is gone; else with the peer's own code.
+            SandboxError: ``ended``: the peer is gone. Any other code is the peer's own.
         """
         return self._read(await self._answers.get())
 
@@ -50,7 +51,7 @@ class Expectation:
         return answer
 
     def now(self) -> Answer | None:
-        """Return an answer that has come, else None. Raises as `get`."""
+        """Return an available answer, else None. Raises as `get`."""
         return None if self._answers.empty() else self._read(self._answers.get_nowait())
 
     def discard(self) -> None:
@@ -60,7 +61,7 @@ class Expectation:
 
 
 class Channel:
-    """Owns the socket *sock*."""
+    """A connection to a peer. It owns the socket *sock*."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -87,19 +88,19 @@ class Channel:
         return expectation
 
     def forget(self, number: int) -> None:
-        """Nobody waits for *number* any more; late answers to it are dropped with their files."""
+        """Stop waiting for *number*. Late answers to it are dropped, and their files are closed."""
         if (expectation := self._expected.pop(number, None)) is not None:
             expectation.discard()
 
     async def next_event(self) -> dict[str, object]:
-        """Wait for an event; without a listener only. ``{}`` at the end of the stream."""
+        """Wait for an event, or ``{}`` at the end of the stream. Only for a channel without a listener."""
         return await self._events.get()
 
     async def send(self, message: wire.Message) -> None:
         """Send *message*.
 
         Raises:
-            SandboxError: the peer is gone, or takes nothing.
+            SandboxError: The peer is gone or reads nothing, or the message is too large.
         """
         deadline = self._loop.time() + _PATIENCE_S
         while not self.is_closed:
@@ -112,20 +113,20 @@ class Channel:
             except ValueError as error:
                 raise SandboxError(str(error)) from error
             except OSError:
-                self._on_readable()  # the peer's last words say why it is gone
+                self._on_readable()  # the peer's last messages state the reason
                 break
             else:
                 return
         raise SandboxError("the sandbox has ended", code="ended")
 
     def post(self, message: wire.Message) -> None:
-        """Send *message* if that can be done now: for the cleanup of who is being cancelled."""
+        """Send *message* if that is possible now. For cleanup during a cancellation."""
         if not self.is_closed:
             with suppress(OSError):
                 wire.send(self._sock, message)
 
     def _on_readable(self) -> None:
-        for _ in range(64):  # then the loop's other work has a turn
+        for _ in range(64):  # then the loop's other work gets a turn
             if self.is_closed:
                 return
             try:
@@ -133,7 +134,7 @@ class Channel:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # told once, where the peer left something unread; its own last words stand behind it
+                continue  # reported once if the peer left data unread. The peer's own last messages follow it
             except OSError:
                 received = None
             if received is None:
@@ -156,7 +157,7 @@ class Channel:
             self._events.put_nowait(message)
 
     def close(self) -> None:
-        """Hang up: the peer ends, and whoever waits here learns it. Idempotent."""
+        """Hang up: the peer ends, and all waiting callers get an error. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True

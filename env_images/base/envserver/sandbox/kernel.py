@@ -1,7 +1,7 @@
-"""System calls that Python 3.11 has no name for.
+"""System calls without a function in Python 3.11.
 
-Imported by the spawner, so it imports nothing but the standard library's small modules. Every function raises
-``OSError`` with the kernel's number.
+The spawner imports this module, so it imports only small modules of the standard library. Every function raises
+``OSError`` with the kernel's error number.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 SECCOMP_MODE_FILTER = 2
 
 _SYS_OPENAT2 = 437
-"""The same number on every architecture, as with all calls since 2019."""
+"""Number of the call on every architecture, as for all calls since 2019."""
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _SYS_RT_SIGACTION = {"x86_64": 13}.get(os.uname().machine, 134)
-"""134 in the kernel's generic table, which every younger architecture uses."""
+"""Number of the call: 134 in the kernel's generic table, which every younger architecture uses."""
 _SIGACTION = struct.Struct("QQQQ")
-"""Handler, flags, restorer, mask; the younger architectures have no restorer, and the mask comes third."""
+"""Handler, flags, restorer and mask. The younger architectures have no restorer, and the mask is the third field."""
 _SIG_DFL, _SIG_IGN = 0, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +51,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int) -> None:
-    """Enter the namespaces *flags* of the process that the pidfd *fd* means."""
+    """Enter the namespaces *flags* of the process behind the pidfd *fd*."""
     _checked(_libc.setns(fd, flags), "setns")
 
 
@@ -61,7 +61,7 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 
 
 def unmount(target: str) -> None:
-    """Detach *target* at once; the file system goes with its last user."""
+    """Detach *target* immediately. The file system disappears with its last user."""
     _checked(_libc.umount2(target.encode(), MNT_DETACH), "umount")
 
 
@@ -70,20 +70,20 @@ def prctl(option: int, first: int = 0, second: int = 0) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set what ``/proc/PID/comm`` shows; at most 15 characters."""
+    """Set the name in ``/proc/PID/comm``, at most 15 characters."""
     text = ctypes.create_string_buffer(name.encode())
     prctl(PR_SET_NAME, ctypes.addressof(text))
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Install *program*, an array of ``struct sock_filter``, for this process and all that come of it."""
+    """Install *program*, an array of ``struct sock_filter``, for this process and its descendants."""
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
 def write(path: str, data: bytes) -> None:
-    """Write *data* to the file *path* in one call, as files of /proc want it."""
+    """Write *data* to the file *path* in one call, as files in /proc require."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, data)
@@ -92,10 +92,9 @@ def write(path: str, data: bytes) -> None:
 
 
 def open_inside(path: str, flags: int, mode: int = 0) -> int:
-    """Open *path* below the caller's root without going through ``/proc/PID/fd`` and its like.
+    """Open *path* below the caller's root without following ``/proc/PID/fd`` and similar links.
 
-    Those links lead to objects rather than to paths, so they are the one way by which a link could leave a mount
-    namespace.
+    Those links lead to objects instead of paths. They are the only links that could leave a mount namespace.
     """
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT)
     buffer = ctypes.create_string_buffer(how, len(how))
@@ -110,9 +109,10 @@ def open_inside(path: str, flags: int, mode: int = 0) -> int:
 
 
 def stop_ignoring(number: int) -> None:
-    """Give a signal that is ignored its default action; also the two that the C library keeps for itself.
+    """Reset an ignored signal to its default action, also for the two signals that the C library reserves.
 
-    Its own ``sigaction`` refuses those two, so the kernel is asked past it. What has a handler keeps it.
+    The C library's ``sigaction`` refuses those two, so this calls the kernel directly. A signal with a handler keeps
+    it.
     """
     if _action(number)[0] == _SIG_IGN:
         _action(number, _SIGACTION.pack(_SIG_DFL, 0, 0, 0))
@@ -127,11 +127,11 @@ def _action(number: int, wanted: bytes | None = None) -> tuple[int, ...]:
 
 
 def hide_command_line() -> None:
-    """Overwrite this process's arguments, which ``/proc/PID/cmdline`` shows to everybody who sees the process.
+    """Overwrite this process's arguments, which ``/proc/PID/cmdline`` shows to every process that sees this one.
 
-    Children inherit the blank; ``prctl(PR_SET_MM)`` would need a capability over the machine.
+    Children inherit the blank. ``prctl(PR_SET_MM)`` would need a capability over the machine.
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end: fields 48 and 49 of proc(5), after two
+    start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: fields 48, 49 of proc(5), counted from field 3
     ctypes.memset(start, 0, end - start)

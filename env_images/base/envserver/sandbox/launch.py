@@ -1,6 +1,6 @@
-"""Starting the spawner: a small interpreter of its own that knows nothing of the server.
+"""Starts the spawner, a small separate interpreter without the server's modules.
 
-Not a fork of the server: the fork would hold its memory, and an agent's processes begin as forks of it.
+It is not a fork of the server: the fork would keep the server's memory, and an agent's processes start as forks of it.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from envserver.sandbox.channel import Channel
 from envserver.sandbox.values import UIDS, Box, Limits, SandboxError
 
 START_S = 20.0
-"""An interpreter's start and two mounts: some 50 ms on an idle machine."""
+"""Seconds for an interpreter's start and two mounts, which take about 50 ms on an idle machine."""
 _CAP_SETGID, _CAP_SETUID = 6, 7
-# The packages by hand, without their __init__: those import the whole server.
+# Create the packages by hand, because their __init__ modules import the whole server.
 _BOOT = """
 import sys, types
 for name, path in (("envserver", sys.argv[1]), ("envserver.sandbox", sys.argv[2])):
@@ -35,7 +35,7 @@ main(int(sys.argv[3]))
 
 
 def may_map_range() -> bool:
-    """Whether this process may map a range of uids: it has CAP_SETUID and CAP_SETGID here."""
+    """Return True if this process may map a range of uids: it has CAP_SETUID and CAP_SETGID here."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             held = int(line.split()[1], 16)
@@ -44,7 +44,7 @@ def may_map_range() -> bool:
 
 
 def _closed_folder(path: Path) -> Path | None:
-    """The first folder on the way to *path*, or *path* itself, that only its owner or group can pass through."""
+    """Return the first folder on the path to *path*, inclusive, that other users cannot pass, or None."""
     whole = path.absolute()
     return next((one for one in (*reversed(whole.parents), whole) if not one.stat().st_mode & stat.S_IXOTH), None)
 
@@ -94,18 +94,18 @@ class SpawnerProcess:
         self.channel = channel
 
     def stop(self) -> None:
-        """End the spawner, and with it every sandbox."""
+        """End the spawner and all sandboxes."""
         self.channel.close()
         with suppress(ProcessLookupError):
             self.process.kill()
-        self.process.wait()  # it was killed: this takes no longer than the kernel needs
+        self.process.wait()  # it was killed, so this takes only the kernel's time
 
 
 async def launch(box: Box, work: Path, limits: Limits) -> SpawnerProcess:
     """Start a spawner and map its users.
 
     Raises:
-        SandboxError: ``unsupported``, with what to change.
+        SandboxError: ``unsupported``, with the remedy.
     """
     ranged = may_map_range()
     configuration = _configuration(box, work, limits, ranged=ranged)

@@ -1,10 +1,10 @@
-"""Starting a process in the sandbox: the last steps between the supervisor's fork and the agent's program.
+"""Starts a process in the sandbox: the last steps between the supervisor's fork and the agent's program.
 
-Runs in the supervisor, which has entered the sandbox's namespaces. The fork is not dumpable and its memory belongs to
-an outer user namespace, so not even the sandbox's root can look into it before it has become the agent's program.
+The code runs in the supervisor, which has entered the sandbox's namespaces. The fork is not dumpable and its memory
+belongs to an outer user namespace. So even the sandbox's root cannot read it before it becomes the agent's program.
 
-What every program of the sandbox inherits in the same way, the supervisor takes upon itself once (``take_bounds``): it
-needs nothing of what it gives up there. Only what differs, or what would bind the supervisor too, is left to each fork.
+The supervisor applies the restrictions that all programs share once to itself (``take_bounds``), because it needs none
+of the dropped rights. Each fork applies only the differences, and the restrictions that would hinder the supervisor.
 """
 
 import contextlib
@@ -22,32 +22,33 @@ from envserver.sandbox.users import User
 
 CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31}
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and
-SETFCAP: what Docker gives a container's root, without raw sockets and device nodes. All hold inside only."""
+SETFCAP: the capabilities of root in a Docker container, without raw sockets and device nodes. All apply inside only."""
 _LAST_CAPABILITY = 63
-"""Capabilities are 64 bits; the kernel knows some 41 of them."""
+"""Highest capability: they are 64 bits, of which the kernel knows about 41."""
 _IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
-"""What a program would inherit: Python's interpreter ignores the last two from its start, and the first if whoever
-started it did, as a shell does with what it starts in the background (else it has a handler, which an exec resets). The
-other signals are default since ``default_signals``."""
+"""Ignored signals that a program would inherit. Python ignores the last two from its start. It ignores the first if its
+parent did, as a shell does for background processes. Otherwise the first has a handler, which an exec resets. The other
+signals are default since ``default_signals``."""
 _OF_THE_LIBRARY = (32, 33)
-"""Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
+"""Signals that the C library reserves for threads (nptl(7)). Some machines start all processes with one ignored."""
 OPEN_FILES = 4096
-"""Of each process, where the server's own hard limit is higher. Open files are the kernel's memory, which no limit of
-the sandbox counts."""
+"""Open files of each process, if the server's own hard limit is higher. They use kernel memory, which no limit of the
+sandbox counts."""
 _SHARE_OF_FILES = 4
-"""Files in flight are counted per user across sandboxes, so agents get this part of the server's limit at most."""
+"""Fraction of the server's limit of open files that agents get. Files in flight count per user across sandboxes."""
 AGENT_NICE = 19
-"""Of an agent's programs: a weight of 15, where server, supervisors and judged programs have nice 0 and 1024. So on one
-CPU a judged program has a third of it (1024 / (1024 + 128 x 15)) beside an agent at its limit of processes."""
+"""Nice value of an agent's programs: a weight of 15. Server, supervisors and judged programs have nice 0 and weight
+1024. Next to an agent at its limit of processes, a judged program gets a third of one CPU (1024 / (1024 + 128 x
+15))."""
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _MOST_FD = 2**31 - 1
-"""One system call closes all up to it (close_range)."""
+"""Highest file number. A single system call closes all files up to it (close_range)."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What ``setrlimit`` can hold, for each process alone."""
+    """Limits that ``setrlimit`` applies to each process alone."""
 
     memory_bytes: int
     cpu_s: int
@@ -63,11 +64,11 @@ class Program:
 
 
 def open_terminal(rows: int, cols: int) -> tuple[int, int]:
-    """Open a pty of the sandbox's own: (master, slave)."""
+    """Open a pty of the sandbox and return (master, slave)."""
     master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        # By the master and not by name: the name is the agent's to change.
+        # Through the master, not by name: the agent can change the name.
         slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
     except BaseException:
@@ -77,7 +78,7 @@ def open_terminal(rows: int, cols: int) -> tuple[int, int]:
 
 
 def default_signals() -> None:
-    """Let no ignored signal of who started the spawner (``nohup`` for one) reach a program; all forks inherit this."""
+    """Reset signals that the spawner's parent ignored, for example ``nohup``'s. All forks inherit this."""
     kept = (*_IGNORED, signal.SIGKILL, signal.SIGSTOP)
     for number in range(1, signal.NSIG):
         if number in _OF_THE_LIBRARY:
@@ -87,17 +88,17 @@ def default_signals() -> None:
 
 
 def take_bounds(calls: bytes) -> None:
-    """Drop capabilities, new privileges and system calls for this process and all that come of it.
+    """Drop capabilities, new privileges and system calls for this process and its descendants.
 
-    For the supervisor, once it has entered: it makes no namespace and no mount any more, and of the filtered calls it
-    makes none. Its own capabilities stay; at an exec they are cut to the bounding set.
+    The supervisor calls this once it has entered. It creates no more namespaces or mounts, and uses none of the
+    filtered calls. Its own capabilities stay. An exec reduces them to the bounding set.
     """
     for capability in range(_LAST_CAPABILITY + 1):
         if capability not in CAPABILITIES:
             try:
                 kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
             except OSError as error:
-                if error.errno == errno.EINVAL:  # beyond the kernel's last one
+                if error.errno == errno.EINVAL:  # beyond the kernel's highest capability
                     break
                 raise
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -105,11 +106,11 @@ def take_bounds(calls: bytes) -> None:
 
 
 def start(program: Program, files: tuple[int, int, int], *, bounds: Bounds, ranged: bool) -> tuple[int, int]:
-    """Start *program* with *files* as its first three; give its pid outside and inside.
+    """Start *program* with *files* as its first three. Return its pid outside and inside.
 
     Raises:
-        OSError: it could not be started; ENOENT for a missing program or folder, EAGAIN when the sandbox is at its
-            limit of processes.
+        OSError: The program did not start. ENOENT: a program or folder is missing. EAGAIN: the sandbox is at its limit
+            of processes.
     """
     report, fault = os.pipe2(os.O_CLOEXEC)
     try:
@@ -140,7 +141,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: Bounds, ranged: bool) -> None:
-    """Turn this fork into *program*; never returns."""
+    """Turn this fork into *program*. Never return."""
     subject = program.cwd
     try:
         os.write(fault, b"%d" % os.getpid())
@@ -170,12 +171,12 @@ def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: B
 
 
 def _execute(program: Program) -> None:
-    """Replace this process by *program*, found along its own PATH.
+    """Replace this process by *program*, searched along the program's own PATH.
 
-    ``os.execvpe`` would import a module first, at a time when the interpreter's folders are the agent's.
+    ``os.execvpe`` would first import a module, at a time when the interpreter's folders belong to the agent.
 
     Raises:
-        OSError: why it did not start where it is; where it is nowhere, ENOENT or ENOTDIR of the last place.
+        OSError: The reason why a found program did not start. If none was found: ENOENT or ENOTDIR of the last place.
     """
     name = program.argv[0]
     if "/" in name:
@@ -187,7 +188,7 @@ def _execute(program: Program) -> None:
             os.execve(f"{folder or '.'}/{name}", program.argv, program.env)
         except (FileNotFoundError, NotADirectoryError) as error:
             last = error
-        except OSError as error:  # it is there, but may also be further on
+        except OSError as error:  # it exists, but another may follow in PATH
             fault, last = fault or error, error
     raise fault or last
 
@@ -217,11 +218,11 @@ def _become_user(user: User, *, ranged: bool) -> None:
 
 
 def lower_all(pid: int) -> None:
-    """Give every thread inside an agent's priority; what they start inherits it.
+    """Lower every thread inside to an agent's priority. Their children inherit it.
 
-    First the process group of *pid*, at once: a hundred busy processes would leave no CPU for the rest. That is done
-    by a fork that lives inside, since pids there mean nothing outside. What is forked meanwhile, and all where no
-    process is left for the fork, is met by the next call.
+    The process group of *pid* comes first and immediately, because a hundred busy processes would leave no CPU for the
+    rest. A fork inside does the rest, because pids inside mean nothing outside. The next call covers processes forked
+    meanwhile. It also covers all of them if no process is left for the fork.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, AGENT_NICE)
@@ -241,7 +242,7 @@ def lower_all(pid: int) -> None:
 
 
 def session_members(session: int) -> list[int]:
-    """List the pids inside whose session is *session*; called in a fork that lives inside."""
+    """Return the pids inside whose session is *session*. Call it in a fork that lives inside."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
@@ -254,8 +255,9 @@ def session_members(session: int) -> list[int]:
 def kill_session(pid: int, inner_pid: int) -> None:
     """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads.
 
-    First its process group, at once: a hundred busy processes would leave no CPU for the rest, which is what
-    ``timeout`` and job control put into groups of their own. Where no process is left for looking, the group has to do.
+    The process group comes first and immediately, because a hundred busy processes would leave no CPU for the rest. The
+    rest are processes that ``timeout`` and job control put into their own groups. If no process is left for the search,
+    killing the group must suffice.
     """
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
@@ -264,7 +266,7 @@ def kill_session(pid: int, inner_pid: int) -> None:
     except OSError:
         looker = -1
     if looker == 0:
-        for _ in range(3):  # a fork between the look and the kill is met by the next look
+        for _ in range(3):  # the next pass finds a process forked between search and kill
             for member in session_members(inner_pid):
                 with contextlib.suppress(OSError):
                     os.kill(member, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Messages between the server and its spawner and supervisors: one JSON object and up to four open files each.
 
-They travel over a ``SOCK_SEQPACKET`` pair, so a message arrives whole or not at all. A long one goes as a memory file.
+They travel over a ``SOCK_SEQPACKET`` pair, so a message arrives whole or not at all. A long message travels as a memory
+file.
 """
 
 import array
@@ -11,19 +12,20 @@ from collections.abc import Mapping, Sequence
 
 MOST_FILES = 4
 MOST_BYTES = 8 * 1024 * 1024
-"""Arguments, environment and all; the kernel takes at most 6 MiB of them for one program."""
+"""Maximum size of a message, including arguments and environment. The kernel accepts at most 6 MiB of them for one
+program."""
 _INLINE_BYTES = 60 * 1024
-"""Well below the 208 KiB that a socket's buffer holds by default."""
+"""Maximum size of a message in the socket, well below the 208 KiB that a socket's buffer holds by default."""
 
 Message = Mapping[str, object]
 
 
 def send(sock: socket.socket, message: Message, files: Sequence[int] = ()) -> None:
-    """Send *message*; *files* stay open here.
+    """Send *message*. *files* stay open in this process.
 
     Raises:
-        ValueError: it is longer than MOST_BYTES.
-        OSError: the other side is gone, or (a socket that does not block) has not read for a while.
+        ValueError: The message is longer than MOST_BYTES.
+        OSError: The peer is gone, or has not read for a while on a non-blocking socket.
     """
     data = json.dumps(message, separators=(",", ":")).encode("utf-8", "surrogatepass")
     if len(data) > MOST_BYTES:
@@ -46,10 +48,10 @@ def _send(sock: socket.socket, data: bytes, files: Sequence[int]) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, object], list[int]] | None:
-    """Receive one message and its files, which are the caller's now; None at the end of the stream.
+    """Receive one message and its files, which the caller then owns. Return None at the end of the stream.
 
     Raises:
-        BlockingIOError: nothing is there now.
+        BlockingIOError: No message is available now.
     """
     files = array.array("i")
     room = socket.CMSG_SPACE((MOST_FILES + 1) * files.itemsize)
@@ -72,5 +74,5 @@ def receive(sock: socket.socket) -> tuple[dict[str, object], list[int]] | None:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends of a connection; neither survives an exec."""
+    """Return the two ends of a new connection. Neither survives an exec."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,4 @@
-"""One sandbox, as an environment uses it."""
+"""A sandbox with the operations that an environment uses."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from envserver.sandbox.streams import Input, Output, Terminal
 from envserver.sandbox.values import Completed, Judged, Limits, SandboxError
 
 _START_S = 20.0
-"""For a fork and an exec on a machine under full load."""
+"""Seconds for a fork and an exec on a machine under full load."""
 _KILL_S = 10.0
 _CHUNK_BYTES = 1024 * 1024
 _REASONS = {
@@ -22,13 +22,13 @@ _REASONS = {
 
 
 class Sandbox:
-    """Opened and ended by ``Sandboxes``. *release* waits until the spawner has freed it.
+    """A sandbox, opened and ended by ``Sandboxes``. *release* waits until the spawner has freed it.
 
     Attributes:
-        number: the spawner's name for it.
-        killed: why it was ended from outside (``memory``, ``pids``, ``init``: its init died, ``lost``: its supervisor
-            died); None while it lives and after a plain ``close``.
-        judged: set it before ``run`` to judge what runs; None, as at first, for an agent's sandbox.
+        number: The spawner's number of the sandbox.
+        killed: Reason of an end from outside (``memory``, ``pids``, ``init``: its init died, ``lost``: its supervisor
+            died). None while it runs and after a plain ``close``.
+        judged: The judge's claim for the next ``run``. None, the default, for an agent's sandbox.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sandbox:
         return SandboxError(f"the sandbox was ended: {_REASONS.get(self.killed, self.killed)}", code="ended")
 
     async def _ask(self, expectation: Expectation, message: Mapping[str, object]) -> list[int]:
-        """Send *message* and give the files of its first answer."""
+        """Send *message* and return the files of its first answer."""
         try:
             await self._channel.send(message)
             async with asyncio.timeout(_START_S):
@@ -88,15 +88,15 @@ class Sandbox:
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
     ) -> Completed:
-        """Run *argv* to its end; what it started in the background may live on, without these pipes.
+        """Run *argv* to its end. Its background processes may continue, without these pipes.
 
         Args:
-            env: added to PATH, HOME, USER, LOGNAME and LANG; nothing else is set.
-            output_bytes: kept of each stream, instead of the limits' number.
+            env: Variables besides PATH, HOME, USER, LOGNAME and LANG. No other variables are set.
+            output_bytes: Bytes kept of each stream, instead of the limit's number.
 
         Raises:
-            SandboxError: ``refused`` for a missing program, folder or user; ``full`` when no process can be made;
-                ``ended`` when the sandbox is gone or goes meanwhile, with the watchdog's reason.
+            SandboxError: ``refused``: a program, folder or user is missing. ``full``: no process can start. ``ended``:
+                the sandbox is gone or ends meanwhile, with the watchdog's reason.
         """
         number = next(self._requests)
         judged = self.judged
@@ -123,7 +123,7 @@ class Sandbox:
                     self._channel.post({"op": "kill", "target": number})
 
     async def _ended_by(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> tuple[int, bool]:
-        """Wait for a process's status, and kill the process at its deadline; say whether that was needed."""
+        """Return a process's status, and whether it was killed because of its deadline."""
         if (status := await self._exit(expectation, timeout_s, judged)) is not None:
             return status, False
         await self._channel.send({"op": "kill", "target": expectation.number})
@@ -132,7 +132,7 @@ class Sandbox:
         return status, True
 
     async def _exit(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> int | None:
-        """Wait for a process's status, and note in *judged* what it had of CPUs; None when *timeout_s* is over."""
+        """Wait for a process's status, and store its CPU times in *judged*. Return None after *timeout_s*."""
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -140,7 +140,7 @@ class Sandbox:
             except TimeoutError:
                 if (late := expectation.now()) is None:
                     return None
-                message, _ = late  # it came in time, and this event loop was late
+                message, _ = late  # it came in time, but this event loop was late
         except SandboxError as error:
             raise self._ended() if error.code == "ended" else error from None
         if judged is not None:
@@ -159,10 +159,10 @@ class Sandbox:
         cols: int = 80,
         user: str = "root",
     ) -> Terminal:
-        """Start *argv* on a pty, as the leader of a session of its own. ``TERM`` is ``dumb`` unless *env* says more.
+        """Start *argv* on a pty as the leader of a new session. ``TERM`` is ``dumb`` unless *env* sets it.
 
         Raises:
-            SandboxError: as for ``run``.
+            SandboxError: See ``run``.
         """
         number = next(self._requests)
         expectation = self._channel.expect(number)
@@ -186,7 +186,7 @@ class Sandbox:
         return terminal
 
     async def _tell(self, message: dict[str, object]) -> None:
-        with suppress(SandboxError):  # a sandbox that is gone needs no killing
+        with suppress(SandboxError):  # a sandbox that is gone needs no kill
             await self._channel.send(message)
 
     async def _open_file(self, path: str, *, is_write: bool, mode: int = 0) -> int:
@@ -197,12 +197,12 @@ class Sandbox:
             return (await self._ask(expectation, request))[0]
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write *data* to the regular file *path*, made with its folders where missing; root owns what is made.
+        """Write *data* to the regular file *path*. Missing folders and files are created and belong to root.
 
-        Links are followed as the sandbox's own root would, never out of it.
+        Links are followed as the sandbox's own root would follow them, and never lead out of it.
 
         Raises:
-            SandboxError: ``refused`` with the kernel's reason; ``full`` when the disk is.
+            SandboxError: ``refused``: with the kernel's reason. ``full``: the disk is full.
         """
         fd = await self._open_file(path, is_write=True, mode=mode)
         try:
@@ -215,10 +215,10 @@ class Sandbox:
             os.close(fd)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Give the first *max_bytes* of the regular file *path*.
+        """Return the first *max_bytes* of the regular file *path*.
 
         Raises:
-            SandboxError: ``refused`` with the kernel's reason.
+            SandboxError: ``refused``: with the kernel's reason.
         """
         fd = await self._open_file(path, is_write=False)
         try:
@@ -233,9 +233,9 @@ class Sandbox:
             os.close(fd)
 
     async def close(self) -> None:
-        """Kill everything inside and free its disk; returns when both are done. Idempotent.
+        """Kill all processes inside and free the disk. Return when both are done. Idempotent.
 
-        A caller that is cancelled here leaves the closing to itself: it goes on.
+        If the caller is cancelled here, the closing continues.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -245,7 +245,7 @@ class Sandbox:
         for terminal in list(self._terminals.values()):
             terminal.abandon()
         self._terminals.clear()
-        self._channel.close()  # its supervisor ends the sandbox when the connection ends
+        self._channel.close()  # the supervisor ends the sandbox when the connection ends
         await self._release()
 
 

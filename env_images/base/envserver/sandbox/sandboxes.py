@@ -1,4 +1,4 @@
-"""Where sandboxes come from, one per worker, and the layers that they fork from."""
+"""Opens a worker's sandboxes, and keeps the layers that they fork from."""
 
 import asyncio
 import itertools
@@ -19,22 +19,22 @@ from envserver.sandbox.values import Box, Limits, SandboxError
 
 logger = logging.getLogger("envserver")
 MOST_LAYERS = 32
-"""Each is as large in memory as what its build wrote, at most ``disk_bytes``."""
+"""Maximum number of kept layers. Each takes as much memory as its build wrote, at most ``disk_bytes``."""
 _OPEN_S = 30.0
 _RELEASE_S = 20.0
-"""A kill and two unmounts; more means that the kernel cannot end a process."""
+"""Seconds for a kill and two unmounts. If they take longer, the kernel cannot end a process."""
 
 
 class Layer:
-    """A prepared state that sandboxes fork from, never changed.
+    """A prepared state that sandboxes fork from. It never changes.
 
-    It lives as long as something holds it: the cache, a sandbox on it, or the environment.
+    It lives as long as a reference to it: from the cache, from a sandbox on it, or from the environment.
     """
 
     def __init__(self, key: str, number: int) -> None:
         self.key = key
         self.number = number
-        """The spawner's name for it."""
+        """The spawner's number of the layer."""
 
     def __repr__(self) -> str:
         return f"<Layer {self.key!r} {self.number}>"
@@ -47,7 +47,7 @@ class _Making:
 
 
 class Layers:
-    """Keeps the *most* layers that were asked for last. *drop* is called with the number of one that nobody holds."""
+    """Keeps the *most* layers that were used last. *drop* is called with the number of a layer without references."""
 
     def __init__(self, most: int, *, drop: Callable[[int], None]) -> None:
         self._most = most
@@ -59,10 +59,10 @@ class Layers:
         return len(self._kept)
 
     async def get(self, key: str, make: Callable[[], Awaitable[int]]) -> Layer:
-        """Give the layer of *key*; *make* gives the number of a new one and runs once for all who wait.
+        """Return the layer of *key*. *make* returns a new layer's number, and runs once for all waiting callers.
 
-        Its failure is the failure of all who wait, and nothing of it stays: the next caller tries again. It ends with
-        the last of its callers.
+        If it fails, all waiting callers fail and nothing is kept: the next caller tries again. If the last caller is
+        cancelled, so is *make*.
         """
         if (layer := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
@@ -71,7 +71,7 @@ class Layers:
         if making is None:
             task = asyncio.get_running_loop().create_task(self._make(key, make))
             making = self._making[key] = _Making(task)
-            # The next caller has to find a failed one gone, whoever's turn comes first.
+            # The next caller must not find a failed attempt, regardless of the order of wake-ups.
             task.add_done_callback(lambda _: self._forget(key, making))
         making.waiting += 1
         try:
@@ -101,13 +101,13 @@ class Layers:
 
 
 class Sandboxes:
-    """Opens sandboxes through one spawner, which starts with the first of them.
+    """Opens sandboxes through one spawner, which starts with the first sandbox.
 
     Args:
-        box: the agent's root filesystem.
-        work: an empty folder; what is mounted on it is seen by the spawner alone.
-        limits: of each sandbox.
-        most_layers: prepared states to keep.
+        box: The agent's root filesystem.
+        work: An empty folder. Only the spawner sees the mounts in it.
+        limits: Limits of each sandbox.
+        most_layers: Maximum number of kept layers.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Sandboxes:
         self._limits = limits or Limits()
         self._numbers = itertools.count(1)
         self._first_number = 0
-        """What has a smaller one was lost with a spawner."""
+        """Lowest valid number. Sandboxes and layers with lower numbers were lost with a spawner."""
         self._starting = asyncio.Lock()
         self._is_closed = False
         self._spawner: SpawnerProcess | None = None
@@ -140,7 +140,7 @@ class Sandboxes:
         """Open a sandbox, run a program in it and close it.
 
         Raises:
-            SandboxError: this machine can't; the message says what to change.
+            SandboxError: This machine does not support sandboxes. The message states the remedy.
         """
         sandbox = await self.open()
         try:
@@ -154,13 +154,13 @@ class Sandboxes:
         """Open a sandbox on the box, or on *layer*.
 
         Raises:
-            SandboxError: ``unsupported`` as for ``check``; ``full`` when there is no room for another one; ``ended``
-                where *layer* was lost with its spawner.
+            SandboxError: ``unsupported``: see ``check``. ``full``: there is no room for another sandbox. ``ended``:
+                *layer* was lost with its spawner.
         """
         return await self._opened(layer, is_build=False)
 
     async def _opened(self, layer: Layer | None, *, is_build: bool) -> Sandbox:
-        """Open a sandbox; *is_build*: its files may be kept."""
+        """Open a sandbox. *is_build*: its files may be kept as a layer."""
         spawner = await self._started()
         if layer is not None and layer.number < self._first_number:
             raise SandboxError(f"the layer {layer.key!r} was lost with its spawner", code="ended")
@@ -175,7 +175,7 @@ class Sandboxes:
                 _, files = await expectation.get()
                 channel = Channel(socket.socket(fileno=files[0]))
                 await _ready(channel)
-        except BaseException as error:  # a cancellation too: the trainer hung up
+        except BaseException as error:  # also a cancellation: the trainer disconnected
             self._undo(number, channel)
             if isinstance(error, TimeoutError):
                 raise SandboxError("a sandbox did not open in time", code="full") from None
@@ -191,7 +191,7 @@ class Sandboxes:
         return sandbox
 
     def _undo(self, number: int, channel: Channel | None) -> None:
-        """Let go of what an opening that failed or was cancelled had; its supervisor ends when it is hung up on."""
+        """Release the resources of a failed or cancelled opening. Its supervisor ends when its connection closes."""
         self._ended.pop(number, None)
         if channel is not None:
             channel.close()
@@ -213,18 +213,18 @@ class Sandboxes:
         moment: int | None = None,
         keeps_seconds: bool = False,
     ) -> Layer:
-        """Give the state that *build* makes of a fresh sandbox; it runs once per *key* while that is kept.
+        """Return the layer that *build* creates in a new sandbox. *build* runs once per *key* while the layer is kept.
 
         Only files are kept: processes that *build* leaves behind are killed.
 
         Args:
-            moment: seconds since the epoch. Files that *build* writes get this time instead of that of the build, so
-                that they are the same in every worker.
-            keeps_seconds: add to *moment* the whole seconds since the build began, for a build that sleeps to tell
-                files apart by their times.
+            moment: Seconds since the epoch. Files that *build* writes get this time instead of the build's, so that
+                they are the same in every worker.
+            keeps_seconds: Add to *moment* the whole seconds since the build started. For a build that sleeps to
+                distinguish files by their times.
 
         Raises:
-            SandboxError: no sandbox could be opened; and whatever *build* raises. Nothing stays then.
+            SandboxError: No sandbox could open. Exceptions of *build* propagate too. In both cases nothing is kept.
         """
         began = time.time_ns()
         dates = None
@@ -239,9 +239,9 @@ class Sandboxes:
             if sandbox.is_closed:
                 raise SandboxError(f"a build ended its sandbox: {sandbox.killed}", code="ended")
             await self._tell_spawner({"op": "keep", "room": sandbox.number, "dates": dates})
-        except BaseException:  # a cancellation too
+        except BaseException:  # also a cancellation
             await sandbox.close()
-            self._drop_later(sandbox.number)  # the spawner may keep it by now
+            self._drop_later(sandbox.number)  # the spawner may already keep it
             raise
         await sandbox.close()
         return sandbox.number
@@ -274,9 +274,9 @@ class Sandboxes:
                 self._spawner = None
             if self._spawner is None:
                 self._check_open()
-                self._layers.clear()  # they were the last spawner's
+                self._layers.clear()  # they belonged to the last spawner
                 spawner = await launch(self._box, self._work, self._limits)
-                if self._is_closed:  # while it started
+                if self._is_closed:  # during the start
                     spawner.stop()
                 self._check_open()
                 self._spawner = spawner
@@ -293,7 +293,7 @@ class Sandboxes:
             ended.set_result(None)
 
     def _on_spawner_end(self) -> None:
-        """Every sandbox and layer dies with the spawner; the next ``open`` starts another."""
+        """Record that all sandboxes and layers died with the spawner. The next ``open`` starts another."""
         self._layers.clear()
         self._first_number = next(self._numbers)
         for ended in self._ended.values():
@@ -301,9 +301,9 @@ class Sandboxes:
                 ended.set_result(None)
 
     async def close(self) -> None:
-        """End every sandbox, drop every layer and stop the spawner; no more are opened. Idempotent.
+        """End every sandbox, drop every layer, stop the spawner and open no more sandboxes. Idempotent.
 
-        What is being opened or built meanwhile fails with a ``SandboxError``, ``ended``.
+        Openings and builds in progress fail with a ``SandboxError``, ``ended``.
         """
         self._is_closed = True
         await asyncio.gather(*(sandbox.close() for sandbox, _ in list(self._open.values())))
@@ -313,7 +313,7 @@ class Sandboxes:
         self._layers.clear()
         if spawner is not None:
             spawner.stop()
-        async with self._starting:  # a spawner that was just starting is stopped by whoever started it
+        async with self._starting:  # a caller that is just starting a spawner stops it
             pass
 
 

@@ -1,8 +1,8 @@
-"""The agent's system call filter, made as a classic BPF program; no libseccomp needed.
+"""The agent's system call filter as a classic BPF program, built without libseccomp.
 
-It refuses what could widen a sandbox or outlive its counting: mounts, namespaces, keyrings, BPF, ptrace, io_uring,
-and memory that belongs to no process (``memfd_create``). What it refuses fails with an errno, as an agent's tools
-expect from an old kernel; nothing is killed. The container's own profile stands behind it.
+It refuses calls that could widen a sandbox or escape its accounting: mounts, namespaces, keyrings, BPF, ptrace,
+io_uring, and memory that belongs to no process (``memfd_create``). A refused call fails with an errno, as an agent's
+tools expect from an old kernel. Nothing is killed. The container's own profile applies in addition.
 """
 
 import errno
@@ -20,11 +20,11 @@ _X32_BIT = 0x40000000
 _NAMESPACES = 0x7E020000 | 0x80
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX put words into a terminal's input."""
+"""TIOCSTI and TIOCLINUX, which insert text into a terminal's input."""
 FAMILIES = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6 and netlink. Others, vsock first of all, are not held by a network namespace."""
+"""Unix, IPv4, IPv6 and netlink. Network namespaces do not contain other families, such as vsock."""
 
-# (x86_64, aarch64) of asm/unistd_64.h and asm-generic/unistd.h; None where there is no such call.
+# (x86_64, aarch64) of asm/unistd_64.h and asm-generic/unistd.h. None: the call does not exist.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None),
     "uselib": (134, None),
 }
-# These say "no such call", so that programs take their older way: clone, files, read and write.
+# These calls fail with "no such call", so that programs use older calls: clone, files, read and write.
 ABSENT: dict[str, tuple[int | None, int | None]] = {
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -110,15 +110,15 @@ def _answer(numbers: list[int], error: int) -> list[bytes]:
 
 
 def _on_call(number: int, block: list[bytes]) -> list[bytes]:
-    """Run *block*, which ends in a verdict on every way, when the call is *number*."""
+    """Run *block*, which ends in a verdict on every path, if the call is *number*."""
     return [_op(_JEQ, number, 0, len(block)), *block]
 
 
 def program(machine: str | None = None) -> bytes:
-    """Give the filter for *machine* (``platform.machine()``) as an array of ``struct sock_filter``, 8 bytes each.
+    """Return the filter for *machine* (``platform.machine()``) as an array of ``struct sock_filter``, 8 bytes each.
 
     Raises:
-        ValueError: there is no table for that machine.
+        ValueError: There is no table for that machine.
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
@@ -128,7 +128,7 @@ def program(machine: str | None = None) -> bytes:
     sockets = [_op(_LD, _ARGUMENTS_AT), *families, _refuse(errno.EAFNOSUPPORT)]
     parts = [
         _op(_LD, _ARCH_AT),
-        # A 32-bit call has other numbers: none of the tables below would fit it.
+        # A 32-bit call has other numbers, which do not match the tables below.
         _op(_JEQ, ARCHITECTURES[machine], 1, 0),
         _refuse(errno.ENOSYS),
         _op(_LD, _NUMBER_AT),

@@ -1,8 +1,8 @@
-"""One process per worker that opens its sandboxes: it owns the user namespace and holds the layers' mounts.
+"""One process per worker that opens its sandboxes. It owns the user namespace and the layers' mounts.
 
-Its own small interpreter, started with nothing of the server's memory, environment or files. All that it mounts is in
-a mount namespace of its own, so when it ends, however it ends, the kernel takes every mount and sandbox with it.
-A sandbox whose files nobody will want mounts them in a namespace of its own: every opening copies its parent's mounts.
+It is a small separate interpreter that shares none of the server's memory, environment or files. All its mounts are in
+its own mount namespace. When it ends, for any reason, the kernel removes every mount and sandbox. A sandbox whose files
+are not kept mounts them in its own namespace, because every opening copies its parent's mounts.
 """
 
 import contextlib
@@ -22,29 +22,29 @@ from envserver.sandbox.bootstrap import Dates, Room
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
-"""Owners of the sandboxes' user namespaces are uids of the spawner's, which are mapped in no sandbox."""
+"""The user namespaces of sandboxes belong to uids of the spawner's that no sandbox maps."""
 _MAP = f"0 0 {_FIRST_OWNER}\n65534 65534 1\n".encode()
 _SINGLE_MAP = b"0 0 1\n"
 _MOST_FD = 2**31 - 1
-"""One system call closes all up to it (close_range)."""
+"""Highest file number. A single system call closes all files up to it (close_range)."""
 
 
 @dataclass
 class _Tenant:
-    """Who has a room: a sandbox, or (without a pid) the layer that it became."""
+    """The user of a room: a sandbox, or (without a pid) the layer that it became."""
 
     room: Room
     owner: int | None
     is_build: bool
-    """It may become a layer, so its room is mounted here."""
+    """Whether it may become a layer. Its room is then mounted here."""
     pid: int = 0
     is_kept: bool = False
     dates: Dates | None = None
-    """Of the layer that it becomes."""
+    """File times of the layer that it becomes."""
 
 
 class Spawner:
-    """Answers its server's requests one at a time; each takes a few milliseconds and waits for nobody's program."""
+    """Answers its server's requests one at a time. Each takes a few milliseconds and waits for no agent's program."""
 
     def __init__(self, server: socket.socket, config: Request) -> None:
         self._server = server
@@ -84,7 +84,7 @@ class Spawner:
         return True
 
     def _open(self, request: Request) -> None:
-        """Make a room and fork its supervisor, which mounts it; give the server the supervisor's other end."""
+        """Create a room and fork its supervisor, which mounts it. Send the supervisor's other end to the server."""
         number = int(request["id"])
         layers = [self._tenants[int(layer)].room.upper for layer in request["layers"]]
         if not self._owners:
@@ -136,7 +136,7 @@ class Spawner:
                     self._map(pid)
                     mine.sendall(b"m")
         except OSError:
-            os.kill(pid, signal.SIGKILL)  # nobody knows it
+            os.kill(pid, signal.SIGKILL)  # no other process knows it
             os.waitpid(pid, 0)
             raise
         return pid
@@ -157,7 +157,7 @@ class Spawner:
         tenant.dates = None if dates is None else Dates(**dates)
 
     def _on_end(self, number: int, pidfd: int) -> None:
-        """A supervisor is gone: so is all that ran below it. Free its room, or leave its files as a layer."""
+        """Free the room of a supervisor that has ended with all its processes, or keep the room's files as a layer."""
         tenant = self._tenants[number]
         self._selector.unregister(pidfd)
         os.close(pidfd)
@@ -198,13 +198,13 @@ def _keep_only(*kept: int) -> None:
 
 
 def _import_no_more() -> None:
-    """Take this interpreter's importers away: inside a sandbox its folders are the agent's. An import fails then."""
+    """Remove this interpreter's importers, so that imports fail. Inside a sandbox its folders belong to the agent."""
     for places in (sys.path, sys.meta_path, sys.path_hooks):
         places.clear()
 
 
 def settle(server: socket.socket, config: Request) -> None:
-    """Enter the user and mount namespaces that the server maps for us, and mount the work folder and the box."""
+    """Enter the user and mount namespaces that the server maps, and mount the work folder and the box."""
     kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)  # bubblewrap refuses to start with any
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
     box = os.open(str(config["box"]), os.O_PATH | os.O_DIRECTORY)
@@ -232,7 +232,7 @@ def main(fd: int) -> None:
     kernel.set_name("spawner")
     processes.default_signals()
     server = socket.socket(fileno=fd)
-    # A collection would touch every page that the forks share; what is here lives as long as the process.
+    # A collection would touch every page that the forks share, and these objects live as long as the process.
     _import_no_more()
     gc.disable()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What programs of a sandbox read and write: pipes in bounded memory, and pseudo terminals."""
+"""The input and output of a sandbox's programs: pipes with bounded memory, and pseudo terminals."""
 
 import asyncio
 import fcntl
@@ -11,10 +11,11 @@ from contextlib import suppress
 
 _CHUNK_BYTES = 64 * 1024
 _LAST_BYTES = 1024 * 1024
-"""Read after the command has ended: the largest pipe that fs.pipe-max-size allows; later bytes are its children's."""
+"""Bytes read after the command has ended: the largest pipe that fs.pipe-max-size allows. Later bytes come from
+children."""
 _TIOCSIG = 0x40045436
 _WRITE_S = 10.0
-"""For a program that reads nothing while its terminal's buffer of 4 KiB is full."""
+"""Seconds that a write waits for a program that reads nothing while its terminal's buffer of 4 KiB is full."""
 
 Send = Callable[[dict[str, object]], Awaitable[None]]
 
@@ -37,7 +38,7 @@ class Output:
         return bytes(self._kept)
 
     def _read(self) -> int:
-        """Read once; the number of bytes, 0 when there are none now."""
+        """Read once. Return the number of bytes, or 0 if none are available now."""
         try:
             data = os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -53,7 +54,7 @@ class Output:
         return len(data)
 
     def finish(self) -> None:
-        """Take what is in the pipe now and close it: a background child may hold the other end for ever."""
+        """Read the remaining bytes and close the pipe. A background child may hold the other end forever."""
         taken = 0
         while self._is_open and taken < _LAST_BYTES:
             count = self._read()
@@ -70,7 +71,7 @@ class Output:
 
 
 class Input:
-    """Writes *data* into the pipe *fd*, which it owns, as fast as it is read, and closes it."""
+    """Writes *data* to the pipe *fd*, which it owns, at the reader's speed, then closes the pipe."""
 
     def __init__(self, fd: int, data: bytes) -> None:
         os.set_blocking(fd, False)
@@ -88,7 +89,7 @@ class Input:
             self._rest = self._rest[os.write(self._fd, self._rest[:_CHUNK_BYTES]) :]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it
+        except OSError:  # no process reads it
             self.close()
             return
         if not self._rest:
@@ -102,10 +103,10 @@ class Input:
 
 
 class Terminal:
-    """A program on a pseudo terminal of the sandbox; owns the master side *fd*.
+    """A program on a pseudo terminal of the sandbox. This object owns the master side *fd*.
 
-    The program and all of its session are killed when it is closed. Nothing is buffered here: what is not read stays
-    in the kernel, and the program that writes it waits.
+    Closing it kills the program and all of its session. Nothing is buffered here: unread output stays in the kernel,
+    and the program that writes it waits.
     """
 
     def __init__(self, fd: int, *, number: int, send: Send, forget: Callable[[], None]) -> None:
@@ -123,14 +124,14 @@ class Terminal:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the stream has ended (nobody has the terminal open any more) or ``close`` was called."""
+        """Whether the stream has ended (no process has the terminal open) or ``close`` was called."""
         return self._is_at_end or self._closing
 
     async def write(self, data: bytes) -> None:
-        """Type *data*. Into a terminal that is closed it goes nowhere.
+        """Type *data*. A closed terminal drops it.
 
         Raises:
-            TimeoutError: the program took nothing for ten seconds.
+            TimeoutError: The program read nothing for ten seconds.
         """
         rest = memoryview(data)
         while rest and not self.is_closed:
@@ -142,10 +143,10 @@ class Terminal:
                 self._is_at_end = True
 
     async def read(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Give what is there, at most *max_bytes*; ``b""`` at the end of the stream.
+        """Return the available bytes, at most *max_bytes*, or ``b""`` at the end of the stream.
 
         Raises:
-            TimeoutError: nothing came within *timeout_s*.
+            TimeoutError: Nothing arrived within *timeout_s*.
         """
         deadline = self._loop.time() + timeout_s
         while not self.is_closed:
@@ -172,35 +173,35 @@ class Terminal:
                 remove(self._fd)
 
     def silence(self) -> None:
-        """Turn echo and the CR before each newline off (ECHO and ONLCR), without a process inside.
+        """Turn off echo and the CR before each newline (ECHO and ONLCR), without a process inside.
 
-        Whatever has the terminal open may turn both on again.
+        Any process that has the terminal open may turn both on again.
         """
         if not self.is_closed:
             with suppress(termios.error):
-                # By the master, whose settings are the terminal's own.
+                # Through the master, whose settings are the terminal's own.
                 settings = termios.tcgetattr(self._fd)
                 settings[1] &= ~termios.ONLCR
                 settings[3] &= ~termios.ECHO
                 termios.tcsetattr(self._fd, termios.TCSANOW, settings)
 
     async def interrupt(self) -> None:
-        """Send SIGINT to the group in front, as Ctrl-C does, whatever the terminal's settings are; none, to nobody."""
+        """Send SIGINT to the foreground group, if any, as Ctrl-C does, whatever the terminal's settings."""
         if not self.is_closed:
             with suppress(OSError):
-                # By the kernel rather than by pid: needs no permission over the group's users.
+                # The kernel signals the group, not a pid: this needs no permission over the group's users.
                 fcntl.ioctl(self._fd, _TIOCSIG, signal.SIGINT)
 
     async def kill_foreground(self) -> None:
-        """Kill the group in front; where that is the program itself, the terminal ends. Without one nothing happens."""
+        """Kill the foreground group, if any. If it is the program itself, the terminal ends."""
         if (group := self._foreground()) is not None:
             await self._send({"op": "kill_group", "group": group})
 
     def _foreground(self) -> int | None:
-        """Find the group in front.
+        """Return the foreground group, or None.
 
-        The kernel answers 0 once the session's leader has ended, though others hold the terminal open; and to signal
-        group 0 means one's own group.
+        After the session leader's end the kernel returns 0, even if other processes hold the terminal open. A signal to
+        group 0 would reach the caller's own group.
         """
         if self.is_closed:
             return None
@@ -215,14 +216,14 @@ class Terminal:
         if self._closing:
             return
         try:
-            # Before the hang-up: a shell that ends by that would leave behind what ignores it.
+            # Before the hang-up: a shell that ends by the hang-up would leave processes that ignore it.
             await self._send({"op": "kill", "target": self._number})
         finally:
             self.abandon()
             self._forget()
 
     def abandon(self) -> None:
-        """Close this side only: the sandbox has ended."""
+        """Close only this side, because the sandbox has ended."""
         if not self._closing:
             self._closing = True
             self._loop.remove_reader(self._fd)

@@ -1,7 +1,7 @@
-"""One process per sandbox: starts its programs, opens its files, watches what it uses, and ends it.
+"""One process per sandbox: starts its programs, opens its files, watches its resource use, and ends it.
 
-It has entered all the sandbox's namespaces, but lives in the PID namespace outside: the agent neither sees nor signals
-it. When it ends, for whatever reason, the kernel ends the sandbox.
+It has entered all the sandbox's namespaces, but lives in the PID namespace outside. The agent therefore can neither see
+nor signal it. When it ends, for any reason, the kernel ends the sandbox.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ from envserver.sandbox.users import Users
 Request = dict[str, Any]
 _FILE_FLAGS = os.O_NONBLOCK | os.O_NOCTTY
 _MOST_WORDS = 4_096
-"""Characters of a refusal's message."""
+"""Maximum length of a refusal's message in characters."""
 _PF_EXITING = 0x4
-"""Of a process's flags in /proc/PID/stat (linux/sched.h)."""
+"""Flag of an exiting process in /proc/PID/stat (linux/sched.h)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the spawner decided about a sandbox."""
+    """The spawner's parameters for a sandbox."""
 
     room: birth.Room
     is_mounted: bool
-    """Its room is mounted already, by the spawner."""
+    """Whether the spawner has already mounted the room."""
     bubblewrap: str
     owner: int | None
-    """The uid that owns its user namespace; None where one uid is all there is."""
+    """Uid that owns the sandbox's user namespace. None if only one uid is available."""
     memory_bytes: int
     pids: int
     cpu_s: int
@@ -48,18 +48,18 @@ class Plan:
 
 
 def live(plan: Plan, server: socket.socket, sync: int) -> None:
-    """Make the sandbox and serve it until its server hangs up, its init dies or its watchdog bites; never returns."""
+    """Create the sandbox and serve it until its server, its init or its watchdog ends it. Never return."""
     status = 1
     try:
         spawner = os.getppid()
         ranged = plan.owner is not None
-        kernel.set_name("box")  # what the sandbox sees of a fork that is not yet its program
+        kernel.set_name("box")  # the sandbox sees this name of a fork that has not yet become its program
         if not plan.is_mounted:
             kernel.unshare(kernel.CLONE_NEWNS)
             plan.room.mount()
         root = f"{os.getcwd()}/{plan.room.root}"
         birth.enter_user_namespace(plan.owner, pids=plan.pids, sync=sync)
-        # After the last change of user, which would forget it.
+        # After the last change of user, which would reset it.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != spawner:
             return
@@ -80,7 +80,7 @@ def live(plan: Plan, server: socket.socket, sync: int) -> None:
 
 
 def _open_many_files() -> None:
-    """Room for files in flight: they count per user, and agents may have some too."""
+    """Raise the limit of open files. Files in flight count per user, and agents may have some too."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -91,11 +91,11 @@ class _Running:
     inner_pid: int
     pidfd: int
     stopwatch: watchdog.Stopwatch | None = None
-    """Of a judged program."""
+    """Stopwatch of a judged program."""
 
 
 class Supervisor:
-    """The loop of one sandbox; not one step of it waits for the agent."""
+    """The loop of one sandbox. None of its steps waits for the agent."""
 
     def __init__(self, plan: Plan, server: socket.socket, born: birth.Born, *, ranged: bool) -> None:
         self._plan = plan
@@ -131,15 +131,16 @@ class Supervisor:
         self._end()
 
     def _end(self) -> None:
-        """Kill the init, which takes every process of its namespace with it, and wait until they are gone."""
+        """Kill the init, which ends every process of its namespace, and wait until they are gone."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._born.init, signal.SIGKILL)
         for running in self._running.values():
-            # An init does not end before all of its namespace are reaped, and these are ours to reap.
+            # An init ends only after all processes of its namespace are reaped, and this process must reap these.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(running.pid, 0)
         with contextlib.suppress(OSError):
-            # The monitor dies with the init or by this; waiting for the init's pidfd waits for all inside.
+            # The monitor dies with the init or by this kill. Waiting for the init's pidfd waits for all processes
+            # inside.
             _wait_readable(self._born.init)
             os.kill(self._born.monitor, signal.SIGKILL)
             os.waitpid(self._born.monitor, 0)
@@ -159,7 +160,7 @@ class Supervisor:
         self._look_at = time.monotonic() + self._look_every_s
 
     def _time(self, running: _Running) -> None:
-        """Look at a judged program's CPU time; where its claim is used up, lower it and what it has started."""
+        """Measure a judged program's CPU time. Once its claim is used up, lower the priority of all threads inside."""
         if running.stopwatch is not None:
             running.stopwatch.add(self._gauge.cpu_times())
             if running.stopwatch.is_used_up:
@@ -195,14 +196,14 @@ class Supervisor:
             self._refuse(request, f"no such user: {error.args[0]}")
         except OSError as error:
             if error.errno == errno.ENOMEM and _is_dying():
-                self._on_init_death()  # a PID namespace whose init is ending takes no more processes
+                self._on_init_death()  # a PID namespace whose init is ending accepts no more processes
             else:
                 self._refuse(request, _told(error), full=error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC))
         except ValueError as error:
             self._refuse(request, str(error))
 
     def _refuse(self, request: Request, message: str, *, full: bool = False) -> None:
-        # Short enough to go without a memory file: the filter holds for the supervisor too, and a message may hold a
+        # Short enough to need no memory file: the filter also applies to the supervisor, and a message may contain a
         # path of any length.
         error = message[:_MOST_WORDS]
         self._say({"id": request.get("id"), "error": error, "code": "full" if full else "refused"})
@@ -232,7 +233,7 @@ class Supervisor:
         running = self._running.pop(number)
         self._selector.unregister(running.pidfd)
         os.close(running.pidfd)
-        self._time(running)  # before it is reaped, which takes its times along
+        self._time(running)  # before the process is reaped, which discards its times
         _, status = os.waitpid(running.pid, 0)
         times = {} if running.stopwatch is None else running.stopwatch.as_message()
         self._say({"id": number, "status": os.waitstatus_to_exitcode(status), **times})
@@ -262,11 +263,11 @@ class Supervisor:
     def _kill(self, request: Request) -> None:
         running = self._running.get(int(request["target"]))
         if running is not None:
-            self._time(running)  # what it has started is reaped by the init
+            self._time(running)  # the init reaps the program's children
             processes.kill_session(running.pid, running.inner_pid)
 
     def _kill_group(self, request: Request) -> None:
-        """Kill the process group in front of a terminal; the kernel allows it inside this user namespace only."""
+        """Kill the foreground process group of a terminal. The kernel allows it only inside this user namespace."""
         group = int(request["group"])
         if group > 1 and os.getpgrp() != group:
             with contextlib.suppress(ProcessLookupError):
@@ -291,7 +292,7 @@ class Supervisor:
 
 
 def _is_dying() -> bool:
-    """Whether the init is ending: its end shows at its pidfd only when all others inside are gone."""
+    """Return True if the init is ending. Its pidfd shows the end only when all others inside are gone."""
     try:
         with open(kernel.open_inside("/proc/1/stat", os.O_RDONLY), "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -301,14 +302,14 @@ def _is_dying() -> bool:
 
 
 def _wait_readable(fd: int) -> None:
-    """Wait until *fd* is readable, at most ten seconds: a process that is being killed goes at once."""
+    """Wait at most ten seconds until *fd* is readable. A process that is being killed ends immediately."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         selector.select(10.0)
 
 
 def _make_folders(path: str) -> None:
-    """Make the missing folders above *path*, each below one that was opened inside."""
+    """Create the missing folders above *path*, each below a folder opened inside."""
     parts = [part for part in path.split("/") if part][:-1]
     for depth in range(1, len(parts) + 1):
         parent = kernel.open_inside("/" + "/".join(parts[: depth - 1]), os.O_PATH | os.O_DIRECTORY)

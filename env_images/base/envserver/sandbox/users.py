@@ -1,4 +1,4 @@
-"""The users of a sandbox, from its own files: root inside may add and change them at any moment."""
+"""The users of a sandbox, read from its own files. Root inside may add and change users at any time."""
 
 import os
 import time
@@ -9,8 +9,8 @@ from envserver.sandbox import kernel
 _FILE_BYTES = 1024 * 1024
 _MOST_GROUPS = 32
 _SETTLED_NS = 1_000_000_000
-"""What was read of a file that changed less than this before is not kept: it may change once more, in the same size,
-within the same tick of the kernel's clock."""
+"""Minimum age in nanoseconds of a change before the file's content is cached. A younger file may change again, in the
+same size, within the same tick of the kernel's clock."""
 
 _Version = tuple[int, int, int, int]
 _Rows = list[list[str]]
@@ -26,7 +26,7 @@ class User:
 
 
 class Table:
-    """A file of lines with fields between colons. It is read again only when it is another one than before."""
+    """A file of lines with colon-separated fields. It is read again only after a change."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class Table:
         self._rows: _Rows = []
 
     def rows(self) -> _Rows:
-        """Give the lines' fields; none where there is no such file."""
+        """Return the lines' fields, or an empty list if the file is missing."""
         try:
             fd = kernel.open_inside(self._path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -52,17 +52,17 @@ class Table:
 
 
 class Users:
-    """Looks users up in the sandbox that the caller has entered."""
+    """Looks up users in the sandbox that the caller has entered."""
 
     def __init__(self) -> None:
         self._passwd = Table("/etc/passwd")
         self._group = Table("/etc/group")
 
     def find(self, name: str) -> User:
-        """Look *name* (or a uid in digits) up.
+        """Return the user *name*, which may also be a uid in digits.
 
         Raises:
-            KeyError: there is no such user.
+            KeyError: There is no such user.
         """
         for row in self._passwd.rows():
             if len(row) >= 6 and name in (row[0], row[2]) and row[2].isdigit() and row[3].isdigit():
@@ -79,7 +79,7 @@ class Users:
 
 
 def _version(fd: int) -> _Version | None:
-    """Tell one state of the open file from all others, by what root inside cannot set back: its ctime among it."""
+    """Return a version of the open file's state. It includes the ctime, which root inside cannot reset."""
     state = os.fstat(fd)
     if time.time_ns() - state.st_ctime_ns < _SETTLED_NS:
         return None

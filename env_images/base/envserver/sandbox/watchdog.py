@@ -1,7 +1,8 @@
-"""What a sandbox uses, and whether that is too much.
+"""Measures a sandbox's resource use and compares it with the limits.
 
-Control groups cannot be written in a worker's container, so this looks at the sandbox's own /proc. A quick sum that
-counts shared pages once per process is enough while it is below the limit; only above it are proportional shares read.
+Control groups are not writable in a worker's container, so the watchdog reads the sandbox's own /proc. A quick sum
+counts shared pages once per process and suffices below the limit. Only above the limit does the watchdog read
+proportional shares.
 """
 
 import contextlib
@@ -11,11 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 LOOK_S = 0.1
-"""Between two looks while the agent's processes run: at 1 GB/s a tree grows 100 MB in between."""
+"""Seconds between two checks while the agent's processes run. At 1 GB/s a tree grows 100 MB in between."""
 QUIET_LOOK_S = 1.0
-"""While only the init runs."""
+"""Seconds between two checks while only the init runs."""
 FULL_LOOKS = 10
-"""Looks in a row at the limit of processes before the sandbox is killed: a fork bomb stays there, a build does not."""
+"""Consecutive checks at the limit of processes before the sandbox is killed. A fork bomb stays there, a build does
+not."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _READ_BYTES = 4096
@@ -23,15 +25,18 @@ _READ_BYTES = 4096
 
 @dataclass(frozen=True)
 class Usage:
-    """One look at a sandbox."""
+    """The result of one check of a sandbox."""
 
     pids: int
-    """Threads of all processes without its init."""
+    """Threads of all processes except the init."""
     memory_bytes: int
 
 
 def verdict(usage: Usage, *, memory_bytes: int, pids: int, looks_full: int) -> str | None:
-    """Say why the sandbox has to end (``memory``, ``pids``) or give None; *looks_full*: looks at the limit in a row."""
+    """Return the reason to end the sandbox (``memory``, ``pids``) or None.
+
+    *looks_full* counts consecutive checks at the limit of processes.
+    """
     if usage.memory_bytes > memory_bytes:
         return "memory"
     if is_full(usage, pids=pids) and looks_full >= FULL_LOOKS:
@@ -40,31 +45,31 @@ def verdict(usage: Usage, *, memory_bytes: int, pids: int, looks_full: int) -> s
 
 
 def is_full(usage: Usage, *, pids: int) -> bool:
-    """Whether *usage* is at the limit of processes, but for a sixteenth: a bomb's children also die now and then."""
+    """Return True within a sixteenth of the limit of processes: a bomb's children also die now and then."""
     return usage.pids >= pids - pids // 16
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """What the processes of a sandbox had of CPUs by one look, each since its own start."""
+    """CPU times of a sandbox's processes at one check, each since the process's start."""
 
     began_s: float
     ended_s: float
-    """The look takes a while where CPUs are busy."""
+    """End of the check, which takes a while when CPUs are busy."""
     used_s: float
     """CPU time of all processes, and of their ended children that they waited for."""
     waited_s: Mapping[int, float]
-    """By thread: how long it has waited on a run queue."""
+    """Seconds that each thread has waited on a run queue."""
     lowered: Collection[int] = ()
-    """The threads whose priority is lower than that of what is judged."""
+    """The threads with a lower priority than the judged program's."""
 
 
 class Stopwatch:
-    """Adds looks up from *first* on; the attributes are those of ``values.Judged``.
+    """Sums the checks from *first* on. The attributes match those of ``values.Judged``.
 
-    The waits of threads that live at the same time overlap, so they are not added. A thread's wait is put behind what
-    was counted before the thread began, and the longest such chain counts. Its parts follow each other in time. Hence
-    a program's own threads lengthen the chain by no more than the CPU time that they use themselves.
+    The waits of threads that live at the same time overlap, so they are not added. A thread's wait follows the waits
+    that were counted before the thread started. The longest such chain counts, and its parts follow each other in time.
+    Hence a program's own threads lengthen the chain by at most the CPU time that they use.
     """
 
     def __init__(self, first: CpuTimes, *, claim_s: float) -> None:
@@ -74,23 +79,23 @@ class Stopwatch:
         self._origins = {thread: -waited_s for thread, waited_s in first.waited_s.items()}
 
     def add(self, now: CpuTimes) -> None:
-        """Count what happened since the last look."""
+        """Add the times since the last check."""
         last, self._last = self._last, now
         used_s = max(0.0, now.used_s - last.used_s)
         self.used_s += used_s
         if now.waited_s.keys() != last.waited_s.keys():
             self.unseen_s += max(0.0, now.began_s - last.began_s - used_s)
-        newborn_s = max(0.0, self.waited_s - (last.ended_s - last.began_s))  # it may have begun during the last look
+        newborn_s = max(0.0, self.waited_s - (last.ended_s - last.began_s))  # it may have started during the last check
         origins = {thread: self._origins.get(thread, newborn_s) for thread in now.waited_s}
         if not self.is_used_up:
-            for thread in now.lowered:  # by itself, so it waits of its own will
+            for thread in now.lowered:  # lowered by itself, so it waits voluntarily
                 origins[thread] -= now.waited_s[thread] - last.waited_s.get(thread, 0.0)
         self._origins = origins
         self.waited_s = max([self.waited_s, *(origin + now.waited_s[thread] for thread, origin in origins.items())])
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the claim is; what was not seen counts in full."""
+        """Whether the claim is used up. Unseen time counts in full."""
         return self.used_s + self.unseen_s >= self._claim_s
 
     def as_message(self) -> dict[str, float]:
@@ -106,7 +111,7 @@ class Gauge:
         self._nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def look(self, *, memory_bytes: int) -> Usage:
-        """Measure; exact only where the quick sum is above *memory_bytes*."""
+        """Measure the usage. It is exact only if the quick sum is above *memory_bytes*."""
         pids = [name for name in os.listdir(self._proc) if name.isdigit()]
         files = self._shared_bytes()
         threads = resident = 0
@@ -119,9 +124,9 @@ class Gauge:
         return Usage(max(0, threads - 1), resident + files)
 
     def cpu_times(self) -> CpuTimes:
-        """Read the CPU time of all processes, and the waits of their threads; a zombie still has both.
+        """Return the CPU times of all processes and the waits of their threads, including zombies.
 
-        Without CONFIG_SCHED_INFO the kernel tells no waits.
+        Without CONFIG_SCHED_INFO the kernel reports no waits.
         """
         began_s, ticks, waits, lowered = time.monotonic(), 0, dict[int, float](), list[int]()
         for pid in filter(str.isdigit, os.listdir(self._proc)):
@@ -135,7 +140,7 @@ class Gauge:
         return CpuTimes(began_s, time.monotonic(), ticks / _TICKS_PER_S, waits, lowered)
 
     def _stat(self, name: str) -> list[bytes]:
-        """Give the fields of proc(5) from the third on."""
+        """Return the fields of proc(5) from the third on."""
         return self._read(f"{name}/stat").rpartition(b")")[2].split()
 
     def _list(self, name: str) -> list[str]:
@@ -153,7 +158,7 @@ class Gauge:
             os.close(fd)
 
     def _share_bytes(self, pid: str) -> int:
-        """The process's proportional share of anonymous and shared memory; files can be dropped by the kernel."""
+        """Return the process's proportional share of anonymous and shared memory. The kernel can drop file pages."""
         try:
             rows = self._read(f"{pid}/smaps_rollup").splitlines()
         except OSError:
@@ -161,7 +166,7 @@ class Gauge:
         return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
 
     def _shared_bytes(self) -> int:
-        """Bytes in /dev/shm and in System V segments, mapped or not."""
+        """Return the bytes in /dev/shm and in System V segments, mapped or not."""
         shm = os.fstatvfs(self._shared)
         segments = 0
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,1 +1,1 @@
-"""The shape of tools and tasks: JSON schemas from signatures, and validators in the words of pydantic."""
+"""JSON schemas and checks for tools and tasks, from signatures, with the error texts of pydantic."""

@@ -1,4 +1,4 @@
-"""What the server knows of each environment class: checked once at start, prepared for every request."""
+"""The environment classes as the server sees them: checked once at start, prepared for every request."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from envserver.tools import Tool, terminal_of, tools_of
 OPERATIONS = frozenset(
     ("tools", "splits", "tasks", "num_tasks", "task", "task_range", "prompt", "task_tools", "call", "messages")
 ) | {"score_group", "registered", "state"}
-"""Second path segments; also served without a first one."""
+"""Second path segments. They are also served without a first segment."""
 ROOTS = frozenset(
     ("health", "version", "ping", "list_environments", "create", "delete", "create_session", "delete_session")
 ) | {"docs", "redoc", "openapi.json", "sessions"}
@@ -25,17 +25,17 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 class Kind:
-    """One environment on offer."""
+    """An environment that the server offers."""
 
     def __init__(self, cls: type[Environment], *, tasks: str | None) -> None:
         """
         Raises:
-            ConfigError: the class cannot be served; the message says why.
+            ConfigError: The class cannot be served. The message states the reason.
         """
         self.cls = cls
         self.name = (cls.name or cls.__name__).lower()
         self.env_types = (self.name, *(name for name in cls.env_types if name != self.name))
-        """What the ``env_type`` of a task for it may be."""
+        """Accepted values of ``env_type`` in a task for this environment."""
         try:
             _check_name(self.name)
             if cls.reset is Environment.reset and cls.messages is Environment.messages:
@@ -60,9 +60,9 @@ class Kind:
         self.parses_text = cls.parse_text is not Environment.parse_text
         self.scores_groups = cls.score_group is not Environment.score_group
         self.place = Place()
-        """Where the class's own hooks run, and where it shares a lane its sessions' code too."""
+        """Place of the class's own hooks, and of its sessions' code if they share a lane."""
         self.shares_lane = cls.lanes == "shared" or cls.sandbox_limits is not None
-        """All sessions' asynchronous code is on one loop; sandboxes belong to one."""
+        """Whether all sessions' asynchronous code runs on one loop. Sandboxes require one loop."""
         self.tools_json = self.list_tools(())
         self.splits_json = encode([split.wire() for split in self.splits])
 
@@ -70,7 +70,7 @@ class Kind:
         return f"<Kind {self.name}>"
 
     def list_tools(self, further: Sequence[Tool]) -> bytes:
-        """Write the tool list, with a task's *further* tools behind the environment's own."""
+        """Return the tool list as JSON: the environment's own tools, then a task's *further* tools."""
         listing: dict[str, Any] = {
             "tools": [one.spec() for one in (*self.listed.values(), *further)],
             "terminal_tool": self.terminal.terminal_spec() if self.terminal else None,
@@ -89,10 +89,10 @@ class Kind:
 
 
 def kinds_of(classes: Sequence[type[Environment]], *, tasks: str | None) -> dict[str, Kind]:
-    """Prepare *classes*, the first one as the default.
+    """Prepare *classes*. The first is the default.
 
     Raises:
-        ConfigError: there is none, two have one name, or one cannot be served.
+        ConfigError: There is no class, two have the same name, or a class cannot be served.
     """
     kinds: dict[str, Kind] = {}
     for cls in classes:
@@ -108,7 +108,7 @@ def kinds_of(classes: Sequence[type[Environment]], *, tasks: str | None) -> dict
 
 
 def overrides(cls: type[Environment], hook: str) -> bool:
-    """Say whether *cls* has its own class-level *hook*."""
+    """Return True if *cls* has its own class-level *hook*."""
     return getattr(cls, hook).__func__ is not getattr(Environment, hook).__func__
 
 
@@ -128,7 +128,7 @@ def _check_name(name: str) -> None:
 def _splits_of(cls: type[Environment]) -> list[Split]:
     try:
         declared = cls.splits()
-    except Exception as error:  # the author's code: whatever it raises ends the start with a message
+    except Exception as error:  # the author's code: any exception ends the start with a message
         raise ConfigError(f"splits() failed: {describe(error)}") from error
     if inspect.isawaitable(declared) or isinstance(declared, str):
         raise ConfigError("splits() must be a plain classmethod that returns a list")

@@ -1,7 +1,7 @@
-"""From a tool's signature to a node that checks its input and knows its JSON Schema.
+"""Converts a tool's signature to nodes that check its input and produce its JSON Schema.
 
-What an annotation may be: str, int, float, bool, None, Any, object; list, set, tuple, dict and their abstract kin;
-Literal; Enum classes; unions and Optional; TypedDict; dataclasses; Annotated with a text, which is the description.
+Supported annotations: str, int, float, bool, None, Any, object; list, set, tuple, dict and their abstract classes;
+Literal; Enum classes; unions and Optional; TypedDict; dataclasses; Annotated with a text as the description.
 """
 
 import dataclasses
@@ -49,10 +49,10 @@ _MAKERS: Mapping[Any, tuple[Callable[[list[Any]], Any], bool]] = {
 
 
 def parameters_of(function: Callable[..., Any], *, bound: bool) -> list[Field]:
-    """Read *function*'s parameters, without the first where it is not *bound* (that is ``self``).
+    """Return *function*'s parameters as fields. If it is not *bound*, omit the first parameter (``self``).
 
     Raises:
-        ConfigError: a parameter has no annotation, one that JSON cannot carry, or takes any number of arguments.
+        ConfigError: A parameter is variadic, or its annotation is missing or has no JSON form.
     """
     name = getattr(function, "__qualname__", repr(function))
     try:
@@ -90,10 +90,10 @@ def _description(annotation: Any) -> str:
 
 
 def node_of(annotation: Any, place: str, *, within: tuple[Any, ...] = ()) -> Node:
-    """Build the node of *annotation*; *place* is for the error, *within* are the classes that enclose it.
+    """Return the node for *annotation*. *place* is for errors, and *within* holds the enclosing classes.
 
     Raises:
-        ConfigError: JSON cannot carry such a value, or the class contains itself.
+        ConfigError: JSON cannot represent such a value, or the class contains itself.
     """
     if (plain := _PLAIN.get(annotation) if _is_hashable(annotation) else None) is not None:
         return plain()
@@ -144,7 +144,7 @@ def _dataclass_fields(cls: type, place: str, within: tuple[Any, ...]) -> list[Fi
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         required = default is dataclasses.MISSING
         node = node_of(hint, place, within=within)
-        # As pydantic does: what a factory makes is no part of the schema.
+        # As in pydantic, a factory's default is not part of the schema.
         shown = NO_DEFAULT if required or field.default is dataclasses.MISSING else _as_json(default)
         found.append(Field(field.name, node, required, shown, _description(hint)))
     return found
@@ -164,7 +164,7 @@ def _typed_dict_fields(cls: type, place: str, within: tuple[Any, ...]) -> list[F
 
 
 def _is_typed_dict(cls: type) -> bool:
-    # Not typing.is_typeddict: that does not know those of typing_extensions.
+    # Not typing.is_typeddict, because it does not recognize the TypedDicts of typing_extensions.
     return issubclass(cls, dict) and hasattr(cls, "__required_keys__")
 
 

@@ -1,7 +1,8 @@
-"""A small validator: one node checks one kind of JSON value and knows its JSON Schema.
+"""A small validator: each node checks one kind of JSON value and produces its JSON Schema.
 
-Request bodies and tool inputs run through the same nodes. Types, texts and order of the faults are pydantic's, which
-clients of the reference servers may look for; coercion is its lax mode (``"2"`` is the integer 2) where that is cheap.
+Request bodies and tool inputs use the same nodes. The types, texts and order of faults match pydantic's, because
+clients of the reference servers may depend on them. Coercion follows pydantic's lax mode (``"2"`` is the integer 2)
+where that is cheap.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,19 +10,19 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Loc: TypeAlias = tuple[str | int, ...]
 Fault: TypeAlias = dict[str, Any]
-"""One thing wrong: ``type``, ``loc``, ``msg``, ``input`` and sometimes ``ctx``, in this order."""
+"""A fault with the keys ``type``, ``loc``, ``msg``, ``input`` and sometimes ``ctx``, in this order."""
 
 
 class Node(Protocol):
-    """Checks one kind of value."""
+    """A check for one kind of value."""
 
     def schema(self) -> dict[str, Any]:
-        """Give the JSON Schema."""
+        """Return the JSON Schema."""
 
     def check(self, value: Any, loc: Loc, faults: list[Fault], *, lax: bool = True) -> Any:
-        """Return *value* as Python code wants it, or note in *faults* what is wrong with it.
+        """Return *value* as a Python value, or add its errors to *faults*.
 
-        The returned value means nothing where faults were added. Not *lax*: nothing is coerced.
+        If faults were added, the returned value has no meaning. Without *lax*, nothing is coerced.
         """
 
 
@@ -125,7 +126,7 @@ class Float:
 
 
 class ListOf:
-    """A JSON array; *make* turns the checked list into what the signature asks for, such as a set."""
+    """A JSON array. *make* converts the checked list to the type of the signature, such as a set."""
 
     def __init__(self, item: Node, make: Callable[[list[Any]], Any] = list, *, unique: bool = False) -> None:
         self._item = item
@@ -146,7 +147,7 @@ class ListOf:
             return value
         try:
             return self._make(items)
-        except TypeError:  # a set of what cannot be hashed
+        except TypeError:  # a set of unhashable items
             faults.append(fault("set_item_not_hashable", loc, "Set items should be hashable", value))
             return value
 
@@ -199,7 +200,7 @@ class DictOf:
 
 
 class Choice:
-    """One of a few values; each JSON value stands for a Python one (an enum's member, or itself)."""
+    """A choice among a few JSON values. Each maps to a Python value: an enum's member, or itself."""
 
     def __init__(self, values: Sequence[tuple[Any, Any]], kind: str) -> None:
         self._values = values
@@ -212,7 +213,7 @@ class Choice:
         return {"enum": plain, **named}
 
     def check(self, value: Any, loc: Loc, faults: list[Fault], *, lax: bool = True) -> Any:
-        for is_exact in (True, False) if lax else (True,):  # 1 == True, but each is itself first
+        for is_exact in (True, False) if lax else (True,):  # 1 == True, but an exact match takes precedence
             for plain, meant in self._values:
                 if value == plain and (type(value) is type(plain) or not is_exact):
                     return meant
@@ -223,7 +224,7 @@ class Choice:
 
 
 class OneOf:
-    """A union: the first branch that takes the value as it is, else the first that can coerce it."""
+    """A union. The first branch that accepts the value unchanged wins, else the first that can coerce it."""
 
     def __init__(self, branches: Sequence[tuple[str, Node]]) -> None:
         self._branches = branches
@@ -237,7 +238,7 @@ class OneOf:
             found = []
             for name, node in self._branches:
                 mine: list[Fault] = []
-                # With one real branch beside null, its faults are told without the branch's name, as pydantic does.
+                # With a single branch besides null, its faults omit the branch's name, as in pydantic.
                 where = loc if self._is_optional else (*loc, name)
                 checked = node.check(value, where, mine, lax=not as_it_is)
                 if not mine:
@@ -253,11 +254,11 @@ class OneOf:
 
 
 NO_DEFAULT: Any = ...
-"""Marks a key without a default; None is a default like any other."""
+"""Marker for a key without a default. None is a default like any other."""
 
 
 class Field(NamedTuple):
-    """One key of an object; *default* is the JSON that its schema shows."""
+    """A key of an object. *default* is the JSON that the schema shows."""
 
     name: str
     node: Node
@@ -267,10 +268,10 @@ class Field(NamedTuple):
 
 
 class Shape:
-    """A JSON object with named keys, made into *make* of them (a dict, a dataclass …).
+    """A JSON object with named keys, which *make* converts to a dict, a dataclass or another type.
 
-    Absent optional keys are left out, so that ``make``'s own defaults hold. *closed*: an unknown key is a fault;
-    otherwise it is ignored.
+    Absent optional keys are omitted, so that ``make``'s own defaults apply. If *closed*, an unknown key is a fault.
+    Otherwise it is ignored.
     """
 
     def __init__(
@@ -324,7 +325,7 @@ class Shape:
 
 
 def rule_broken(loc: Loc, text: str, value: Any) -> Fault:
-    """Tell a rule that spans several keys."""
+    """Return the fault for a violated rule that spans several keys."""
     return {**fault("value_error", loc, f"Value error, {text}", value), "ctx": {"error": {}}}
 
 
@@ -333,7 +334,7 @@ def optional(node: Node) -> OneOf:
 
 
 _SCALARS: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
-# Longer texts are numbers that nobody means, and int() takes quadratic time over them.
+# Longer texts are not meant as numbers, and int() takes quadratic time for them.
 _LONGEST_INT = 4_000
 
 
@@ -341,7 +342,7 @@ def _parse_int(text: str) -> int | None:
     if len(text) > _LONGEST_INT:
         return None
     whole, point, fraction = text.strip().partition(".")
-    if point and (not fraction or fraction.strip("0")):  # "2.0" is one, "2." and "2.5" are none
+    if point and (not fraction or fraction.strip("0")):  # "2.0" is an integer, "2." and "2.5" are not
         return None
     try:
         return int(whole)

@@ -1,1 +1,1 @@
-"""Sessions: their setup, calls in order, and outcomes that are kept for repeated calls."""
+"""Sessions: their setup, their calls in order, and outcomes that are kept for repeated calls."""

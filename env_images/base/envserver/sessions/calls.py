@@ -1,7 +1,7 @@
-"""Calls: admitted once, run in turn, their outcomes kept.
+"""Calls: admitted once, run in turn, with their outcomes kept.
 
-A call belongs to its session and outlives the request that brought it. It runs at most once: whoever asks again, by
-task id, by idempotency key or by repeating a call whose stream was cut, gets the outcome of the first run.
+A call belongs to its session and outlives its request. It runs at most once. A client can repeat it by task id, by
+idempotency key, or by sending it again after its stream was cut. The client then gets the outcome of the first run.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from envserver.tools import Mode, Ran, Tool
 
 logger = logging.getLogger("envserver")
 WAITING_MAX = 256
-"""Calls that may wait in one session."""
+"""Maximum number of waiting calls in a session."""
 CUT_MAX = 64
-"""Cut calls that a session remembers."""
+"""Maximum number of cut calls that a session remembers."""
 
 
 class Calls:
@@ -41,13 +41,13 @@ class Calls:
     # -- admission
 
     def admit(self, session: Session, body: CallBody, *, key: str | None) -> Call | None:
-        """Find the call that *body* means, or begin it; None for an unknown task id.
+        """Return the existing call for *body*, or start a new call. Return None for an unknown task id.
 
-        A session that has failed tells what it knows, and begins nothing more.
+        A failed session still returns known outcomes, but starts no new call.
 
         Raises:
-            Refused: 409 for a key that stands for another body, 429 where too many calls wait, 500 where the session
-                has failed.
+            Refused: 409: The key belongs to another body, or its outcome was dropped. 429: Too many calls wait. 410:
+                The session was deleted. 500: The session has failed.
         """
         if body.task_id is not None:
             found = self._resume(session, body.task_id)
@@ -79,9 +79,9 @@ class Calls:
         return call
 
     def turn(self, call: Call) -> Turn:
-        """Tell which of its session's turns an ended call was; the first time it is asked it becomes the next one.
+        """Return an ended call's number among its session's turns. The first request for it assigns the next number.
 
-        What broke the session is no turn.
+        A call that broke the session is not a turn and returns 0.
         """
         session = call.session
         if not call.turn and call.outcome is not None and call.outcome[0] in ("result", "tool_failed"):
@@ -91,9 +91,9 @@ class Calls:
         return call.turn
 
     def detach(self, call: Call, *, delivered: bool) -> None:
-        """Note that a request, one of the call's listeners, got the whole outcome or went away without it.
+        """Record that a listening request got the whole outcome, or disconnected without it.
 
-        A call that nobody waits for and that has not begun never will.
+        A call without listeners that has not started is withdrawn and never runs.
         """
         call.listeners -= 1
         session = call.session
@@ -115,7 +115,7 @@ class Calls:
         return None if kept is None else _ended(session, task_id, *kept)
 
     def _same(self, session: Session, action: Action) -> Call | None:
-        """Find a call with the same action that nobody got the outcome of."""
+        """Return a call with the same action whose outcome reached no client."""
         wanted = _digest(action)
         for task_id in [task_id for task_id, digest in session.cut.items() if digest == wanted]:
             call = self._resume(session, task_id)
@@ -128,7 +128,7 @@ class Calls:
     # -- order
 
     def settle(self, session: Session) -> None:
-        """Let the calls go on that waited for *session*'s setup: to their turns, or away."""
+        """Continue the calls that waited for *session*'s setup: start them in turn, or refuse them."""
         if session.state == "ready":
             for call in session.turns.waiting:
                 call.mode = self._mode(call)
@@ -140,13 +140,14 @@ class Calls:
             self._outcomes.forget(session.serial)
 
     def abort(self, session: Session, text: str) -> None:
-        """End the running calls of *session* with an error; their code may go on, its result counts for nothing."""
+        """End the running calls of *session* with an error. Their code may continue, but its result is ignored."""
         for call in list(session.calls.values()):
-            # No outcome of a tool: nobody may take it for one.
+            # This must not look like a tool's outcome.
             self._finish(call, failed(text, ending="session_failed"))
 
     def _advance(self, session: Session) -> None:
-        # A call that ends at once is followed by the loop below, not by recursion. A setup ends in `settle`.
+        # If a call ends immediately, the loop below starts the next call without recursion. `settle` continues after a
+        # setup.
         if session.is_advancing or session.state != "ready":
             return
         session.is_advancing = True
@@ -161,7 +162,7 @@ class Calls:
         if action.spelling == "score":
             return "concurrent"
         if action.spelling == "text" and session.kind.parses_text:
-            # Which tool it means is known only when it was parsed: the strictest that could come out of it.
+            # The tool is known only after parsing, so use the strictest mode among the possible tools.
             tools = (*session.kind.tools.values(), *session.task_tools.values())
             return "exclusive" if any(tool.mode == "exclusive" for tool in tools) else "serial"
         tool = self._tool(session, self._name(session, action))
@@ -191,7 +192,7 @@ class Calls:
             self._dispatch(call, self._name(session, action), self._given(session, action))
 
     def _dispatch(self, call: Call, name: str | None, given: dict[str, Any] | str) -> None:
-        """Run tool *name* with *given*; a text instead is why there is nothing to run."""
+        """Run the tool *name* with *given*. If *given* is a text, it states why the tool cannot run."""
         session = call.session
         tool = self._tool(session, name)
         if isinstance(tool, str):
@@ -205,7 +206,7 @@ class Calls:
             self._finish(call, refusal("input_validation", given))
             return
         try:
-            # ORS ignores what a tool does not take; who sends a gym's object learns that a field is none.
+            # ORS ignores unknown arguments. A client that sends a gym's object gets an error for an unknown field.
             arguments = tool.arguments(given, strict=call.action.spelling == "action")
         except InvalidInput as error:
             self._finish(call, refusal("input_validation", str(error)))
@@ -263,16 +264,16 @@ class Calls:
             outcome: Outcome = ("result", await self._runner.run(session.place, judging, judge, call.action.given))
         except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
             _, text = self._raised(call, "score_group", error)
-            outcome = self._ending(session), text  # a judge is no tool: no agent can mend it
+            outcome = self._ending(session), text  # a judge is not a tool: no agent can repair it
         self._finish(call, outcome)
 
     def _returned(self, call: Call, tool: Tool, ran: Ran) -> Outcome:
         session = call.session
         payload, reward, finished = ran
         session.steps += 1
-        if session.state == "failed":  # a call beside this one found it broken: what it gave counts for nothing
+        if session.state == "failed":  # a parallel call found the session broken: ignore this result
             return failed(session.failure, ending=self._ending(session))
-        if session.finished:  # a call beside this one ended the episode first: one grade, not two
+        if session.finished:  # a parallel call ended the episode first: one grade, not two
             return _not_run(tool.name)
         if reward is not None and not math.isfinite(reward):
             wrong = f"{tool.name!r} returned the reward {reward}; a reward is a finite number"
@@ -283,9 +284,9 @@ class Calls:
         return "result", payload
 
     def _raised(self, call: Call, place: str, error: BaseException) -> Outcome:
-        """Note what the author's code raised in the hook *place*, and make it the outcome of *call*."""
+        """Record an exception of the author's code in the hook *place*, and return it as the outcome of *call*."""
         session = call.session
-        if session.state != "failed":  # else a call beside this one has said why
+        if session.state != "failed":  # else a parallel call has already recorded the reason
             session.note_fault(error, place)
         name, text = session.kind.name, message_of(error)
         if not isinstance(error, SessionFailed):
@@ -317,7 +318,7 @@ class Calls:
         if call.is_turn:
             self.turn(call)
         if outcome[0] == "result" and session.state == "ready":
-            session.fault = None  # the episode went on
+            session.fault = None  # the episode continued
         session.turns.leave(call)
         session.used_at = self._clock()
         if session.is_over:
@@ -332,7 +333,7 @@ class Calls:
     # -- from an action to a tool
 
     def _tool(self, session: Session, name: str | None) -> Tool | str:
-        """Find a tool, or say why it cannot be called."""
+        """Return the tool *name*, or the reason why it cannot be called."""
         if name is None:
             return "this environment has no default tool; call one by its name"
         own, further = session.kind.tools.get(name), session.task_tools.get(name)
@@ -358,14 +359,14 @@ class Calls:
 
 
 def _digest(action: Action) -> int:
-    # Python's own hash of text: keyed at random per process, so nobody can make two texts meet in it.
+    # Python's own text hash has a random key per process, so that no client can construct a collision.
     return hash(canonical(action))
 
 
 def _ended(session: Session, task_id: str, outcome: Outcome | None, turn: Turn, *, key: str | None = None) -> Call:
     call = Call(session, Action("name", "", None), task_id, key, turn=turn)
     call.end(outcome)
-    call.was_delivered = True  # only asked for again: losing this stream as well makes no call to attach to
+    call.was_delivered = True  # only requested again: if this stream is cut as well, there is no call to attach to
     return call
 
 

@@ -1,7 +1,7 @@
-"""What calls ended with, kept for those who ask again; bounded by time and by memory.
+"""Outcomes of calls, kept for repeated requests, within limits of time and memory.
 
-Results are kept as bytes inside plain tuples, which the garbage collector does not walk: a minute of results as
-objects costs the reference servers stalls of hundreds of milliseconds.
+Results are kept as bytes in plain tuples, which the garbage collector does not scan. A minute of results as objects
+stalls the reference servers for hundreds of milliseconds.
 """
 
 from collections import OrderedDict
@@ -12,38 +12,38 @@ from envserver.errors import Refused
 from envserver.http.json_text import encode
 
 KEPT_S = 60.0
-"""As long as the reference servers keep a result (``LINGER_SECONDS``)."""
+"""Seconds that an outcome is kept, like the reference servers' ``LINGER_SECONDS``."""
 KEYS_FOR_LIFE = 8
-"""The last so many keyed outcomes of a session stay as long as it lives."""
+"""Number of a session's latest keyed outcomes that are kept for the session's whole life."""
 KEYS_MAX = 1024
-"""Keys that a session may have; beyond it the oldest is forgotten even within the minute."""
+"""Maximum number of a session's keys. Beyond it the oldest key is forgotten, even within the minute."""
 OVERHEAD_BYTES = 400
-"""What keeping an outcome costs beside its payload, roughly."""
+"""Approximate bytes that an outcome takes besides its payload."""
 
 Ending: TypeAlias = Literal["result", "tool_failed", "author_fault", "session_failed"]
-"""The last two give no reward: the environment's author is at fault, or the infrastructure is."""
+"""How a call ended. The last two give no reward: the environment's author or the infrastructure is at fault."""
 Outcome: TypeAlias = tuple[Ending, bytes]
 """How a call ended, and its payload: a result's JSON, or the text of a failure."""
 Turn: TypeAlias = int
-"""Which of its session's turns a call was: the first is 1. 0: none, or none yet."""
+"""Number of a call among its session's turns, starting at 1. 0: the call is not a turn, or not yet."""
 _Kept: TypeAlias = tuple[int, float, Ending, bytes, str | None, Turn]
 
 
 class Keyed(NamedTuple):
-    """What is known of an idempotency key."""
+    """The state of an idempotency key."""
 
     digest: int
-    """Of the call's body."""
+    """Digest of the call's body."""
     task_id: str
     ended_at: float | None
-    """None: the call has not ended."""
+    """Time when the call ended. None: the call has not ended."""
     outcome: Outcome | None
-    """None: not ended, or given up for lack of memory."""
+    """Outcome of the call. None: the call has not ended, or the outcome was dropped for lack of memory."""
     turn: Turn
 
 
 class Outcomes:
-    """The results of a server's calls. An owner is a session's serial number; nobody reads another owner's."""
+    """The results of a server's calls. An owner is a session's serial number. No session reads another's results."""
 
     def __init__(self, *, max_bytes: int, clock: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
@@ -63,13 +63,13 @@ class Outcomes:
     # -- by task id
 
     def keep(self, owner: int, task_id: str, outcome: Outcome, *, key: str | None = None) -> None:
-        """Keep the outcome of a call that ended now."""
+        """Keep the outcome of a call that has just ended."""
         self._by_id[task_id] = (owner, self._clock(), *outcome, key, 0)
         self._bytes += len(outcome[1]) + OVERHEAD_BYTES
         self.sweep()
 
     def find(self, owner: int, task_id: str) -> tuple[Outcome, Turn] | None:
-        """Give the outcome and its turn, or None where it is unknown, too old or another owner's."""
+        """Return the outcome and its turn, or None if it is unknown, too old or another owner's."""
         kept = self._by_id.get(task_id)
         if kept is None or kept[0] != owner or self._clock() - kept[1] > KEPT_S:
             return None
@@ -78,10 +78,10 @@ class Outcomes:
     # -- by idempotency key
 
     def claim(self, owner: int, key: str, digest: int, task_id: str) -> Keyed | None:
-        """Take *key* for a new call, or tell the call that has it.
+        """Assign *key* to a new call and return None, or return the state of the call that already has it.
 
         Raises:
-            Refused: 409, the key stands for another body, or its outcome was given up.
+            Refused: 409: The key belongs to another body, or its outcome was dropped.
         """
         self._forget_old_keys(owner)
         keys = self._keys.setdefault(owner, OrderedDict())
@@ -100,7 +100,7 @@ class Outcomes:
         self._keys[owner].pop(key, None)
 
     def hold(self, owner: int, key: str, outcome: Outcome) -> None:
-        """Keep the outcome of a keyed call that ended now; nothing where the owner is gone."""
+        """Keep the outcome of a keyed call that has just ended. Do nothing if the owner is gone."""
         keys = self._keys.get(owner)
         if keys is None or key not in keys:
             return
@@ -113,24 +113,24 @@ class Outcomes:
         self.sweep()
 
     def number(self, owner: int, task_id: str, key: str | None, turn: Turn) -> None:
-        """Keep with an outcome which turn it was."""
+        """Store the turn with the outcome."""
         kept = self._by_id.get(task_id)
         if kept is not None and kept[0] == owner:
-            key = kept[4]  # whoever repeated a call without its key does not know it
+            key = kept[4]  # a client that repeated a call without its key does not know the key
             self._by_id[task_id] = (*kept[:5], turn)
         keys = self._keys.get(owner)
         if keys is not None and key is not None and (known := keys.get(key)) is not None and known.task_id == task_id:
             keys[key] = known._replace(turn=turn)
 
     def forget(self, owner: int) -> None:
-        """Forget an owner's keys; what is known by task id runs out by itself."""
+        """Forget an owner's keys. Outcomes kept by task id expire on their own."""
         for key in self._keys.pop(owner, ()):
             self._release(owner, key)
 
     # -- bounds
 
     def sweep(self) -> None:
-        """Drop what is too old, and the oldest of the rest while there is too much."""
+        """Drop expired outcomes, then the oldest outcomes until the memory limit holds."""
         now = self._clock()
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
@@ -159,10 +159,10 @@ class Outcomes:
 
 
 def refusal(reason: str, text: str) -> Outcome:
-    """Write what the agent reads where no tool ran; the reasons are the protocol's."""
+    """Return the text that the agent reads if no tool ran. The protocol defines the reasons."""
     return "result", encode({"ok": False, "error": text, "reason": reason})
 
 
 def failed(text: str, *, ending: Ending = "tool_failed") -> Outcome:
-    """Write what becomes an ``error`` event."""
+    """Return the outcome that becomes an ``error`` event."""
     return ending, text.encode(errors="replace")

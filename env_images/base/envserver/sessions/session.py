@@ -1,4 +1,4 @@
-"""One session, its calls and their order; ``sessions`` and ``calls`` act on them."""
+"""A session, its calls and their order. ``sessions`` and ``calls`` act on them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,12 +14,13 @@ from envserver.sessions.outcomes import Outcome, Turn
 from envserver.tools import Mode, Tool
 
 SETUP_WAIT_S = 25.0
-"""How long a request waits for a session's setup, as in the reference server; its client asks again for ten minutes."""
+"""Seconds that a request waits for a session's setup, as in the reference server. Its client retries for ten
+minutes."""
 State: TypeAlias = Literal["starting", "ready", "failed", "closed"]
 
 
 class Signal:
-    """Something that happens once, and can be waited for with a time-out and without a task."""
+    """An event that occurs once. Waiting for it needs a timeout but no task."""
 
     __slots__ = ("_waiters", "is_set")
 
@@ -28,14 +29,14 @@ class Signal:
         self._waiters: list[asyncio.Future[None]] = []
 
     def set(self) -> None:
-        """Let it have happened; all who wait go on."""
+        """Mark the event as occurred and wake all waiters."""
         self.is_set = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             _wake(waiter)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for it; False where *timeout_s* passed first."""
+        """Wait for the event. Return False if *timeout_s* passed first."""
         if self.is_set:
             return True
         waiter = asyncio.get_running_loop().create_future()
@@ -57,7 +58,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One action in a session and what became of it."""
+    """An action in a session, with its outcome."""
 
     session: "Session"
     action: Action
@@ -69,19 +70,19 @@ class Call:
     ended: Signal = field(default_factory=Signal)
     outcome: Outcome | None = None
     refusal: Refused | None = None
-    """Instead of an outcome: the call never ran, for this reason."""
+    """Set instead of an outcome: the reason why the call never ran."""
     listeners: int = 0
-    """Requests that wait for the outcome."""
+    """Number of requests that wait for the outcome."""
     turn: Turn = 0
     is_turn: bool = False
-    """Whether it takes the next turn as it ends: somebody asked for it in JSON."""
+    """Whether the call takes the next turn when it ends, because a client requested it in JSON."""
     was_delivered: bool = False
 
     def __repr__(self) -> str:
         return f"<Call {self.task_id} {self.state}, {self.listeners} listeners>"
 
     def end(self, outcome: Outcome | None, refusal: Refused | None = None) -> None:
-        """Set what became of the call; exactly one of the two is given."""
+        """End the call with exactly one of *outcome* and *refusal*."""
         self.outcome = outcome
         self.refusal = refusal
         self.state = "ended"
@@ -91,7 +92,7 @@ class Call:
 class Turns:
     """The order of a session's calls.
 
-    A serial call runs while no other serial call does. A concurrent call runs beside them, and an exclusive call runs
+    A serial call runs while no other serial call does. A concurrent call runs next to them, and an exclusive call runs
     alone. No call overtakes a waiting exclusive call.
     """
 
@@ -105,16 +106,16 @@ class Turns:
         return f"<Turns {len(self.running)} running, {len(self.waiting)} waiting>"
 
     def leave(self, call: Call) -> None:
-        """Take *call* out, whether it waits or runs."""
+        """Remove *call*, whether it waits or runs."""
         (self.running if call in self.running else self.waiting).remove(call)
 
     def drain(self) -> list[Call]:
-        """Take out all waiting calls."""
+        """Remove and return all waiting calls."""
         drained, self.waiting = self.waiting, []
         return drained
 
     def next(self) -> Call | None:
-        """Move the first call whose turn has come from the waiting to the running calls, and return it."""
+        """Move the first call that may run from the waiting to the running calls, and return it."""
         modes = {call.mode for call in self.running}
         if "exclusive" in modes:
             return None
@@ -135,12 +136,12 @@ class Session:
     sid: str
     kind: Kind
     create: Create
-    """The request that created it; no traceback may show the values of its secrets."""
+    """The request that created the session. No traceback may show the values of its secrets."""
     serial: int
-    """Unlike the id never used again."""
+    """Serial number of the session. Unlike the id, it is never reused."""
     seed: int
     note: str
-    """What the creator wants to read in the list of sessions."""
+    """Text for the list of sessions, from the session's creator."""
     place: Place = field(init=False)
     # The episode.
     task: Task | None = None
@@ -150,42 +151,43 @@ class Session:
     task_tools: Mapping[str, Tool] = field(default_factory=dict)
     task_tools_json: bytes = field(init=False)
     steps: int = 0
-    """Tools that ran, whether they returned or raised."""
+    """Number of tools that ran, whether they returned or raised."""
     turns_taken: int = 0
-    """Calls whose outcome was told as a turn, those too that no tool was run for."""
+    """Number of calls with an outcome reported as a turn, including calls that ran no tool."""
     reward: float = 0.0
-    """Sum of the rewards given."""
+    """Sum of all rewards."""
     is_rewarded: bool = False
-    """Whether any was given, be it 0."""
+    """Whether any tool returned a reward, even 0."""
     finished: bool = False
     fault: SessionFault | None = None
-    """What its setup or its last call ended with, if that was not the agent's doing: then it has no reward."""
+    """Fault that ended the setup or the last call, unless the agent caused it. With a fault the session has no
+    reward."""
     untold: list[SessionFault] = field(default_factory=list)
-    """Faults that no answer has told yet, the newest `UNTOLD_MAX`."""
-    # Its life.
+    """Faults not reported in any answer yet, the newest `UNTOLD_MAX`."""
+    # The lifecycle.
     state: State = "starting"
     failure: str = ""
-    """Why it failed, as ``RuntimeError: message``."""
+    """Reason of the failure, such as ``RuntimeError: message``."""
     opened: Signal = field(default_factory=Signal)
-    """The environment exists, or will never: then *open_refusal* says why."""
+    """Set once the environment exists, or never will. In that case *open_refusal* holds the reason."""
     open_refusal: Refused | None = None
     settled: Signal = field(default_factory=Signal)
-    """The state is no longer ``starting``."""
+    """Set once the state is no longer ``starting``."""
     setup: asyncio.Task[None] | None = None
     teardown: asyncio.Task[None] | None = None
     is_torn_down: bool = False
     created_at: float
     used_at: float = field(init=False)
-    """When the last request or call ended."""
+    """Time when the last request or call ended."""
     requests: int = 0
-    """Requests that are being answered."""
-    # Its calls.
+    """Number of requests that are being answered."""
+    # The calls.
     calls: dict[str, Call] = field(default_factory=dict)
-    """Waiting and running, by task id."""
+    """Waiting and running calls by task id."""
     turns: Turns = field(default_factory=Turns)
-    """All calls wait here until the setup has ended."""
+    """Order of the calls. All calls wait here until the setup has ended."""
     cut: dict[str, int] = field(default_factory=dict)
-    """Task ids of begun calls whose every stream was cut before its end, and the digests of their actions."""
+    """Started calls whose every stream was cut before its end: task ids with the digests of their actions."""
     is_advancing: bool = False
 
     def __post_init__(self) -> None:
@@ -198,23 +200,23 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request or a call is under way."""
+        """Whether a request or a call is in progress."""
         return bool(self.requests or self.calls)
 
     @property
     def is_over(self) -> bool:
-        """Whether no code of it runs, and none ever will."""
+        """Whether no code of the session runs or ever will."""
         return self.is_torn_down and not self.calls
 
     def settle(self, state: State) -> None:
-        """Leave ``starting``, or close."""
+        """Set *state* and wake the requests that wait for the end of the setup."""
         self.state = state
         self.settled.set()
 
     def check(self) -> None:
         """
         Raises:
-            Refused: 500 where the session has failed, 410 where it was deleted meanwhile.
+            Refused: 500: The session has failed. 410: The session was deleted.
         """
         if self.state == "failed":
             raise self.refusal()
@@ -222,31 +224,34 @@ class Session:
             raise deleted()
 
     def refusal(self) -> Refused:
-        """Say why the session, which has failed, takes no more requests, and who is at fault."""
+        """Return the refusal of a failed session, with the reason and the party at fault."""
         kind = {"X-Session-Fault": self.fault.kind} if self.fault is not None else {}
         return Refused(500, self.failure, {**kind, **self.fault_headers()})
 
     def note_fault(self, error: BaseException, place: str) -> SessionFault:
-        """Keep *error*, which the hook *place* raised, until it is told; the session ends with it unless it goes on."""
+        """Keep *error*, raised by the hook *place*, until it is reported.
+
+        It stays the session's fault until a later call yields a result.
+        """
         self.fault = fault_of(error, place, secrets=(self.create.secrets or {}).values())
         self.untold.append(self.fault)
         del self.untold[:-UNTOLD_MAX]
         return self.fault
 
     def tell_faults(self) -> list[SessionFault]:
-        """Return the untold faults, where the creator asked for them; they count as told from now on."""
+        """Return the unreported faults if the creator requested them, and mark them as reported."""
         if not self.create.tells_faults:
             return []
         untold, self.untold = self.untold, []
         return untold
 
     def fault_headers(self) -> dict[str, str]:
-        """Give the header that tells the faults that were not told yet."""
+        """Return the header with the faults that were not reported yet."""
         faults = self.tell_faults()
         return {"X-Session-Faults": written(faults)} if faults else {}
 
     def summary(self, now: float) -> dict[str, Any]:
-        """Tell how the episode went; seconds since it was created."""
+        """Return the episode's summary. ``seconds`` counts from the session's creation."""
         told: dict[str, Any] = {
             "reward": self.reward,
             "rewarded": self.is_rewarded,
@@ -258,7 +263,7 @@ class Session:
         return told | {"fault": self.fault.kind} if self.fault is not None else told
 
     def row(self, now: float) -> dict[str, Any]:
-        """Describe the session in a list of sessions."""
+        """Return the session's entry in a list of sessions."""
         return {
             "sid": self.sid,
             "env_name": self.kind.name,

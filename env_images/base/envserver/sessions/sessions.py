@@ -1,6 +1,6 @@
-"""Sessions: created once per id, set up in the background, torn down by whoever is first.
+"""Sessions: created once per id, set up in the background, and torn down by the first deletion or expiry.
 
-Opening and teardown run in tasks of their own: a client that hangs up neither stops nor repeats them.
+Opening and teardown run in their own tasks. A client that disconnects neither stops nor repeats them.
 """
 
 import asyncio
@@ -26,9 +26,10 @@ from envserver.tools import task_tools_of
 
 logger = logging.getLogger("envserver")
 TEARDOWN_S = 30.0
-"""``/delete`` waits this long for a teardown, and a teardown for code that cannot be cancelled."""
+"""Seconds that ``/delete`` waits for a teardown, and a teardown for code that cannot be cancelled."""
 ENDED_KEPT = 512
-"""Leases that were ended before a session had them: their ``/create`` comes on a connection that is read later."""
+"""Maximum number of remembered leases that ended before their session existed. Their ``/create`` can arrive later on
+another connection."""
 
 
 class Sessions:
@@ -48,9 +49,9 @@ class Sessions:
     ) -> None:
         """
         Args:
-            kinds: by name, the first one is the default; *tasks* has the same keys.
-            sandboxing: of those kinds that need sandboxes.
-            slots: most sessions at a time, those being torn down among them; 0 is no limit.
+            kinds: Environment kinds by name. The first is the default. *tasks* has the same keys.
+            sandboxing: Sandboxes of the kinds that need them.
+            slots: Maximum number of sessions, including sessions in teardown. 0 means no limit.
         """
         self._kinds = kinds
         self._default = next(iter(kinds.values()))
@@ -62,7 +63,7 @@ class Sessions:
         self._registered = registered
         self._clock = clock
         self._open: dict[str, Session] = {}
-        self._closing: dict[int, Session] = {}  # by serial number: an id may be used again meanwhile
+        self._closing: dict[int, Session] = {}  # by serial number: a new session may reuse the id meanwhile
         self._ended: dict[str, None] = {}  # leases without a session, the oldest first
         self._serial = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -78,7 +79,7 @@ class Sessions:
     def get(self, sid: str) -> Session:
         """
         Raises:
-            Refused: 404, there is no such session (any more).
+            Refused: 404: There is no such session, or it has ended.
         """
         session = self._open.get(sid)
         if session is None:
@@ -86,17 +87,17 @@ class Sessions:
         return session
 
     def rows(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Describe the open sessions, the oldest first; with *ids* those of them that are open."""
+        """Describe the open sessions, the oldest first. With *ids*, describe only the open sessions among them."""
         now = self._clock()
         if ids is None:
             return [session.row(now) for session in self._open.values()]
         return [self._open[sid].row(now) for sid in ids if sid in self._open]
 
     async def check_sandboxes(self) -> None:
-        """Wait until it is known whether sessions can get sandboxes, where an environment needs them.
+        """Wait until sandboxes are ready for every environment that needs them.
 
         Raises:
-            Refused: 503, they cannot; with the reason and what to do.
+            Refused: 503: Sandboxes are unavailable. The detail states the reason and the remedy.
         """
         for sandboxing in self._sandboxing.values():
             if reason := await sandboxing.refusal():
@@ -105,10 +106,12 @@ class Sessions:
     # -- opening
 
     def create(self, sid: str, create: Create) -> Session:
-        """Begin a session; its ``opened`` tells when ``/create`` can be answered.
+        """Start a session, or return the existing session on a retry.
+
+        Its ``opened`` is set when ``/create`` can be answered.
 
         Raises:
-            Refused: 400, 404, 410 (this lease was ended before) or 429; no session was made.
+            Refused: 400, 404, 410 (this lease has already ended) or 429. No session was created.
         """
         if create.lease in self._ended:
             raise deleted()
@@ -153,7 +156,7 @@ class Sessions:
         sandboxing = self._sandboxing.get(session.kind.name)
         spec = session.create.task_spec
         has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
-        if spec is not None and not has_wait and not is_reference(spec):  # /create answers at once
+        if spec is not None and not has_wait and not is_reference(spec):  # /create answers immediately
             session.task = Task(spec)
             session.environment = self._prepared(session)
             session.opened.set()
@@ -167,10 +170,10 @@ class Sessions:
                 await sandboxing.ready()
             session.task = await self._task(session.kind, session.create)
             environment = self._prepared(session)
-            # Known before its constructor ran, so that ``close`` can undo half of that.
+            # Set before the constructor runs, so that ``close`` can undo a partial construction.
             session.environment = environment
             if session.kind.has_init:
-                # mypy: a subclass's constructor may want arguments; then the TypeError is the author's to read.
+                # mypy: a subclass's constructor may require arguments. The author then reads the TypeError.
                 await self._runner.run(session.place, environment.__init__)  # type: ignore[misc]
         except Refused as refusal:
             self._discard(session, refusal)
@@ -189,7 +192,7 @@ class Sessions:
             return Task(await self._registered.resolve(kind, create.task_spec))
         if create.task_spec is not None:
             return Task(create.task_spec)
-        assert create.split is not None  # Create holds one of both
+        assert create.split is not None  # Create holds exactly one of the two
         assert create.index is not None
         spec = await self._tasks[kind.name].get(create.split, create.index)
         return Task(spec, task_id=f"{create.split}-{create.index}")
@@ -200,7 +203,7 @@ class Sessions:
         environment.task = session.task
         environment.seed = session.seed
         environment.config = session.create.config or {}
-        environment.secrets = dict(session.create.secrets or {})  # its author may change it
+        environment.secrets = dict(session.create.secrets or {})  # the author may change it
         return environment
 
     def _discard(self, session: Session, refusal: Refused) -> None:
@@ -260,10 +263,10 @@ class Sessions:
     # -- ending
 
     async def delete(self, sid: str, *, lease: str = "") -> dict[str, Any] | None:
-        """End a session and wait for its teardown; give its summary, or None where there is no such session.
+        """End a session and wait for its teardown. Return its summary, or None if there is no such session.
 
-        With *lease* that of this lease: its id may be another one's by now, which goes on. One of this lease that is
-        created only later is refused: who ends it gave its opening up, and nobody would end it again.
+        With *lease*, end only the session of this lease, because a newer session may use the same id. If the lease has
+        no session yet, its later creation is refused. The client has given up that opening and would never end it.
         """
         session = self._open.get(sid)
         if session is not None and not _is_other(session, lease):
@@ -285,7 +288,7 @@ class Sessions:
         return summary
 
     def reap(self, idle_s: float) -> int:
-        """End the sessions that were idle for *idle_s* seconds; give their number."""
+        """End the sessions that were idle for *idle_s* seconds. Return their number."""
         horizon = self._clock() - idle_s
         idle = [session for session in self._open.values() if not session.is_busy and session.used_at <= horizon]
         for session in idle:
@@ -294,7 +297,7 @@ class Sessions:
         return len(idle)
 
     async def close_all(self, *, timeout_s: float) -> None:
-        """End all sessions, and their running calls too when the teardowns are done or *timeout_s* has passed."""
+        """End all sessions. Abort their running calls when the teardowns are done or *timeout_s* has passed."""
         ended = [*self._open.values(), *self._closing.values()]
         for session in list(self._open.values()):
             self._close(session)
@@ -336,5 +339,5 @@ class Sessions:
 
 
 def _is_other(session: Session, lease: str) -> bool:
-    """Whether both have a lease, and not the same one."""
+    """Return True if both leases are set and differ."""
     return bool(lease and session.create.lease and lease != session.create.lease)

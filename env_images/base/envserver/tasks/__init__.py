@@ -1,1 +1,1 @@
-"""The tasks that an environment has by itself: files, task modules, and looking them up."""
+"""An environment's own tasks: task files, task modules, and look-up by id."""

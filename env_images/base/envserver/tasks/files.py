@@ -1,7 +1,7 @@
-"""Tasks in ``<split>.jsonl`` files: one JSON object a line, blank lines ignored.
+"""Tasks in ``<split>.jsonl`` files: one JSON object per line, blank lines ignored.
 
-Only the offsets of the lines stay in memory (8 bytes a task); a task is read when somebody asks for it.
-No ``pathlib`` here: it costs a bare server 0.9 MiB.
+Only the offsets of the lines stay in memory (8 bytes per task). A task is read on request. ``pathlib`` is not used
+here, because it costs a bare server 0.9 MiB.
 """
 
 import json
@@ -17,12 +17,12 @@ _ENDING = ".jsonl"
 
 
 class TaskFiles:
-    """The tasks of one directory; without one, a split ``train`` without tasks."""
+    """The tasks of one directory. Without a directory, there is a split ``train`` without tasks."""
 
     def __init__(self, directory: str | None) -> None:
         """
         Raises:
-            ConfigError: *directory* is given and is none.
+            ConfigError: *directory* is set but is not a directory.
         """
         if directory is not None and not os.path.isdir(directory):
             raise ConfigError(f"tasks: {directory} is not a directory")
@@ -35,21 +35,21 @@ class TaskFiles:
 
     @classmethod
     def of(cls, directory: str | None, environment: str) -> "TaskFiles":
-        """Open *directory*'s sub-directory for *environment* where there is one, else itself."""
+        """Open *directory*'s sub-directory for *environment* if it exists, else *directory* itself."""
         if directory is not None and os.path.isdir(own := os.path.join(directory, environment)):
             return cls(own)
         return cls(directory)
 
     def count(self, split: str) -> int:
-        """Count a split's tasks; 0 for a split without a file."""
+        """Return the number of tasks in a split, or 0 for a split without a file."""
         return self._files[split].count() if split in self._files else 0
 
     def find(self, task_id: str) -> dict[str, Any] | None:
-        """Find a task by its ``id``, or ``task_id``; the first of several. Reads the files through: for rare use."""
+        """Return the first task with this ``id`` or ``task_id``. It scans the files, so it is for rare use."""
         return next((task for file in self._files.values() if (task := file.find(task_id)) is not None), None)
 
     def read(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
-        """Read tasks *start* to *stop*, exclusive; both within 0 and the count."""
+        """Return the tasks from *start* to *stop*, exclusive. Both are from 0 to the count."""
         return self._files[split].read(start, stop) if split in self._files else []
 
 
@@ -72,7 +72,7 @@ class _TaskFile:
         return [self._task(line, start + i) for i, line in enumerate(lines)]
 
     def find(self, task_id: str) -> dict[str, Any] | None:
-        # A line is parsed only where the id occurs in it, as it stands or as JSON escapes it.
+        # Parse a line only if it contains the id, either raw or as JSON escapes it.
         needles = {task_id.encode(errors="surrogatepass"), json.dumps(task_id)[1:-1].encode()}
         with open(self._path, "rb") as file:
             for place, line in enumerate(line for line in file if line.strip()):
@@ -92,7 +92,7 @@ class _TaskFile:
         return task
 
     def _index(self) -> "array[int]":
-        """Give the offset of each task and the file's end; the file is scanned on first use."""
+        """Return the offset of each task and the file's end. The first use scans the file."""
         with self._lock:
             if self._offsets is None:
                 offsets = array("q")

@@ -1,8 +1,9 @@
-"""``from openenv.core.tasks import registry``, the path that RFC 005 of OpenEnv gives it, in our images too.
+"""Provides ``from openenv.core.tasks import registry`` in the gateway's own images.
 
-A finder at the end of the import system's list: whatever is installed comes first. Where the official package is, its
-``openenv`` and ``openenv.core`` stay what they are and only ``openenv.core.tasks`` is added; where it is not, those two
-are empty packages. Nothing is imported before somebody asks for the name.
+RFC 005 of OpenEnv defines this import path. The finder is last in the import system's list, so any installed package
+takes precedence. If the official package exists, its ``openenv`` and ``openenv.core`` stay unchanged and only
+``openenv.core.tasks`` is added. Otherwise these two are empty packages. Nothing is imported before code imports the
+name.
 """
 
 import sys
@@ -15,18 +16,18 @@ _PACKAGES = ("openenv", "openenv.core")
 
 
 class OpenEnvNames:
-    """Finds and makes the three modules."""
+    """Finds and creates the three modules."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == TASKS or name in _PACKAGES:
-            # mypy: a loader is whatever has its two methods; the abstract class would cost a bare server an import.
+            # mypy: a loader is any object with the two methods. The abstract class would cost a bare server an import.
             return ModuleSpec(name, OpenEnvNames, origin="envserver", is_package=name in _PACKAGES)  # type: ignore[arg-type]
         return None
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """Leave the making to the import system."""
+        """Leave the creation to the import system."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
@@ -40,6 +41,6 @@ class OpenEnvNames:
 
 
 def install() -> None:
-    """Let the names be found; a second time changes nothing."""
+    """Make the names importable. A second call changes nothing."""
     if OpenEnvNames not in sys.meta_path:
         sys.meta_path.append(OpenEnvNames)

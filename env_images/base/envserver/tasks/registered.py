@@ -1,8 +1,8 @@
-"""Tasks by id alone: those of an environment itself, and those that task modules register.
+"""Tasks by id alone: an environment's own tasks, and tasks that task modules register.
 
-Task modules are Python modules that an operator names, imported once as the server starts. Nothing is looked for: only
-what `OPENENV_TASK_MODULE` names is imported, and what those modules import themselves. A module that fails is reported
-and leaves no task behind; everything else is served without it.
+Task modules are Python modules that the operator names. The server imports them once at start. It does not search: it
+imports only the modules in `OPENENV_TASK_MODULE` and their own imports. A failed module is reported and leaves no task
+behind. The server serves everything else without it.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from envserver.errors import Refused, describe
 from envserver.schema.environment_types import Kind
 from envserver.tasks.sets import TaskSets
 
-if TYPE_CHECKING:  # a server that registers no task imports nothing of it
+if TYPE_CHECKING:  # a server without registered tasks does not import it
     from envserver.generic.registry import TaskRegistry
 
 logger = logging.getLogger("envserver")
 IMPORT_S = 20.0
-"""For all modules together. One that takes longer holds up neither the start nor the end of the server."""
+"""Seconds for all modules together. A slower import delays neither the start nor the end of the server."""
 MAX_MODULES = 32
 MAX_ERROR_CHARS = 500
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -31,15 +31,15 @@ _WAITING = "it was not imported: the time was up with the modules before it"
 MAX_LISTED = 10_000
 MAX_DESCRIPTION_CHARS = 500
 MAX_SHOWN_CHARS = 100
-"""Of a text in a task's configuration that a listing shows."""
+"""Longest text from a task's configuration that a listing shows."""
 _REFERENCE = {"id", "env_type"}
 
 
 class TaskModules:
-    """The modules that were named, and what became of each."""
+    """The named task modules, with the result of each import."""
 
     def __init__(self, names: Sequence[str], *, folder: str, import_s: float = IMPORT_S) -> None:
-        """*folder* is put on the import path, behind everything else that is there."""
+        """Store the names. *folder* is appended to the import path."""
         self._names = list(dict.fromkeys(names))
         self._folder = folder
         self._import_s = import_s
@@ -49,16 +49,16 @@ class TaskModules:
         return f"<TaskModules {', '.join(self._names) or 'none'}>"
 
     def rows(self) -> list[dict[str, str | None]]:
-        """Describe each module, in the order of their names in the setting; an *error* of None is none."""
+        """Return an entry for each module, in the order of the setting. An *error* of None means success."""
         return [{"module": name, "error": self._errors[name]} for name in self._names]
 
     def complaint(self) -> str:
-        """Say which modules failed and why, as the end of a message; empty where none did."""
+        """Return the failed modules with reasons, as the end of a message, or an empty text."""
         failed = [f"task module {name} failed: {error}" for name, error in self._errors.items() if error is not None]
         return f" ({'; '.join(failed)})" if failed else ""
 
     async def load(self) -> None:
-        """Import the modules, one after the other in a thread; returns when they are, or when the time is up."""
+        """Import the modules one after another in a thread. Return when all are imported or the time is over."""
         if not self._names:
             return
         loop = asyncio.get_running_loop()
@@ -72,10 +72,10 @@ class TaskModules:
             self._import_all()
             try:
                 loop.call_soon_threadsafe(finish)
-            except RuntimeError:  # the server was stopped meanwhile
+            except RuntimeError:  # the server has stopped meanwhile
                 return
 
-        # A daemon: one that hangs must not keep the process, and no pool of threads should wait for it.
+        # A daemon thread: a hanging import must not keep the process, and no thread pool should wait for it.
         threading.Thread(target=work, name="task modules", daemon=True).start()
         await asyncio.wait((done,), timeout=self._import_s)
         if not done.done():
@@ -121,7 +121,8 @@ def _load(name: str, folder: str) -> None:
     package, _, rest = name.partition(".")
     beside = os.path.join(folder, package)
     if rest and os.path.isdir(beside):
-        # The image may have a module of that very name, which hides a folder of the same: let the folder be its inside.
+        # The image may have a module of the same name, which hides the folder. Then add the folder to that module's
+        # path.
         parent: Any = import_module(package)
         path = getattr(parent, "__path__", None)
         if path is None:
@@ -132,7 +133,7 @@ def _load(name: str, folder: str) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Say where it was raised, as far as that was not in the import system, or in this package."""
+    """Return the place where *error* was raised, ignoring the import system and this package."""
     own = os.path.dirname(os.path.dirname(__file__)) + os.sep
     place, trace = "", error.__traceback__
     while trace is not None:
@@ -144,22 +145,22 @@ def _place(error: BaseException) -> str:
 
 
 def is_reference(spec: Mapping[str, Any]) -> bool:
-    """Whether *spec* names a task and says nothing else of it."""
+    """Return True if *spec* names a task and contains nothing else."""
     return len(spec) <= len(_REFERENCE) and isinstance(spec.get("id"), str) and spec.keys() <= _REFERENCE
 
 
 class Registered:
-    """What a server offers by id. Used from the server's thread only."""
+    """The tasks that a server offers by id. Used from the server's thread only."""
 
     def __init__(self, *, modules: TaskModules, tasks: Mapping[str, TaskSets]) -> None:
         self._modules = modules
         self._tasks = tasks
 
     async def resolve(self, kind: Kind, spec: dict[str, Any]) -> dict[str, Any]:
-        """Give the task that *spec* names; itself where the environment knows ids by its own means.
+        """Return the task that *spec* names, or *spec* itself if the environment resolves ids on its own.
 
         Raises:
-            Refused: 400, there is no such task, or it is for another environment.
+            Refused: 400: There is no such task, or it is for another environment.
         """
         task_id: str = spec["id"]
         _check_type(kind, task_id, spec.get("env_type"))
@@ -176,7 +177,7 @@ class Registered:
         raise Refused(400, f"Unknown task: {task_id:.200}{self._modules.complaint()}")
 
     def listing(self, kind: Kind) -> dict[str, Any]:
-        """List an environment's registered tasks, up to `MAX_LISTED`, and the task modules; name its default tool."""
+        """Return an environment's registered tasks, up to `MAX_LISTED`, the task modules, and its default tool."""
         registry = _registry()
         tasks = [] if registry is None else registry.list(kind.env_types)
         rows = [
@@ -200,7 +201,7 @@ class Registered:
 
 
 def _is_short(value: object) -> bool:
-    """Whether *value* may stand in a listing: a task can be selected by it."""
+    """Return True if *value* is short enough for a listing, so that a task can be selected by it."""
     return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= MAX_SHOWN_CHARS)
 
 
@@ -210,6 +211,6 @@ def _check_type(kind: Kind, task_id: str, env_type: object) -> None:
 
 
 def _registry() -> "TaskRegistry | None":
-    """This process's registry; None where nobody imported it, so that nothing is in it."""
+    """Return this process's registry, or None if it was never imported and is therefore empty."""
     module = sys.modules.get("envserver.generic.registry")
     return module.registry if module is not None else None

@@ -1,4 +1,4 @@
-"""The tasks of an environment as the wire asks for them, through the author's hooks."""
+"""The tasks of an environment in the form of the protocol, from the author's hooks."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _NOT_LISTED = (
 class TaskSets:
     """The tasks of one environment.
 
-    A ``tasks`` hook is asked once a split for everything that goes by index, and anew for a whole listing.
+    For access by index the ``tasks`` hook runs once per split. For a whole listing it runs each time.
     """
 
     def __init__(self, kind: Kind, *, runner: Runner) -> None:
@@ -32,16 +32,16 @@ class TaskSets:
     def check_split(self, split: str) -> None:
         """
         Raises:
-            Refused: the environment has no such split.
+            Refused: The environment has no such split.
         """
         if split not in self._locks:
             raise Refused(400, "Invalid split")
 
     async def all(self, split: str) -> list[dict[str, Any]]:
-        """List a split's tasks.
+        """Return the tasks of a split.
 
         Raises:
-            Refused: no such split, or the environment knows tasks by index only.
+            Refused: There is no such split, or the environment offers tasks by index only.
         """
         self.check_split(split)
         if self._has_get and not self._has_list:
@@ -52,10 +52,10 @@ class TaskSets:
             raise Refused(400, _NOT_LISTED) from error
 
     async def count(self, split: str) -> int:
-        """Count a split's tasks.
+        """Return the number of tasks in a split.
 
         Raises:
-            Refused: no such split.
+            Refused: There is no such split.
         """
         self.check_split(split)
         if self._has_list and not self._has_count:
@@ -63,10 +63,10 @@ class TaskSets:
         return int(await self._run(self._kind.cls.num_tasks, split))
 
     async def get(self, split: str, index: int) -> dict[str, Any]:
-        """Give one task; *index* -1 is the last.
+        """Return a task. *index* -1 is the last.
 
         Raises:
-            Refused: no such split, or beyond either end.
+            Refused: There is no such split, or the index is out of range.
         """
         count = await self.count(split)
         place = index + count if index < 0 else index
@@ -80,10 +80,10 @@ class TaskSets:
             raise Refused(400, "Invalid index") from error
 
     async def range(self, split: str, start: int | None, stop: int | None) -> list[dict[str, Any]]:
-        """Give tasks *start* to *stop*, exclusive; None is either end, negatives count from the end, all is clamped.
+        """Return the tasks from *start* to *stop*, exclusive, with the rules of a Python slice.
 
         Raises:
-            Refused: no such split, or the environment raised IndexError.
+            Refused: There is no such split, or the environment raised IndexError.
         """
         count = await self.count(split)
         first, last = clamp(start, 0, count), clamp(stop, count, count)
@@ -98,11 +98,11 @@ class TaskSets:
 
     @property
     def has_ids(self) -> bool:
-        """Whether tasks can be found by id: not in a set that is known by index only."""
+        """Whether tasks can be found by id. This is impossible in a set that offers tasks by index only."""
         return self._has_list or not self._has_get
 
     async def find(self, task_id: str) -> dict[str, Any] | None:
-        """Find a task by its id in all splits; None where there is none, or ids are not known."""
+        """Return the task with this id from any split, or None if it does not exist or ids are unknown."""
         if not self.has_ids:
             return None
         if not self._has_list:
@@ -115,7 +115,7 @@ class TaskSets:
         return None
 
     async def _cached(self, split: str) -> list[dict[str, Any]]:
-        async with self._locks[split]:  # one caller asks the author, the others wait for that
+        async with self._locks[split]:  # one caller runs the author's hook, the others wait for it
             if split not in self._lists:
                 self._lists[split] = _objects(await self._run(self._kind.cls.tasks, split))
             return self._lists[split]
@@ -129,7 +129,7 @@ class TaskSets:
 
 
 def clamp(bound: int | None, default: int, count: int) -> int:
-    """Bring a slice's bound into 0 to *count*."""
+    """Convert a slice's bound to a number from 0 to *count*."""
     if bound is None:
         return default
     return min(max(bound + count, 0) if bound < 0 else bound, count)

@@ -1,6 +1,6 @@
--- Register a worker; one that is known stays as it is.
+-- Register a worker. A known worker stays as it is.
 -- ARGV: worker id, environment, digest, slots, max_uses, address, state, the caller's fence
--- Returns 1, or 0 if it was known.
+-- Returns 1, or 0 if the worker is known.
 
 if fenced() then
   return NOT_LEADING

@@ -1,14 +1,14 @@
--- Register a running worker and the sessions that it holds; what is known already stays as it is.
--- ARGV: worker id, environment, digest, slots, max_uses, address, state, how many sessions, the fields SESSION of each,
--- the caller's fence
+-- Register a running worker and the sessions that it holds. Known entries stay as they are.
+-- ARGV: worker id, environment, digest, slots, max_uses, address, state, number of sessions, the fields SESSION of
+-- each, the caller's fence
 -- Returns the ids of the sessions that the worker holds now.
 
 if fenced() then
   return NOT_LEADING
 end
 
--- Whether the store's *known* session is one of an older state, which the worker's own list may correct: it was not
--- written since this server runs.
+-- Return true if the store's *known* session was not written in this run of the server. The worker's own list may
+-- correct such an older state.
 local function is_old(known)
   return not is_whole() and known[4] ~= run()
 end

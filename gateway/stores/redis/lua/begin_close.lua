@@ -1,6 +1,6 @@
--- Begin to close an opening or open session; it keeps its slot until it is released.
--- ARGV: session id, reason, time in which it should be released (s), the lease that it must have ('': any)
--- Returns the session, or nil if there is none in those states (while the store is rebuilt: an error, if it is unknown).
+-- Start to close an opening or open session. It keeps its slot until it is released.
+-- ARGV: session id, reason, time within which it should be released (s), the lease that it must have ('': any)
+-- Returns the session, or nil if it is not opening or open (an error if it is unknown while the store is rebuilt).
 
 local has = redis.call('HMGET', key('session', ARGV[1]), 'state', 'lease')
 local is_meant = ARGV[4] == '' or ARGV[4] == has[2]

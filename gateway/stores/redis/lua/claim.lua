@@ -1,15 +1,15 @@
--- Take a slot for an opening, or a place in the queue for one.
--- ARGV: the fields OPENING (idle_s and setup_s in seconds), how long its ticket counts (s; 0: it does not wait), how
--- many may wait
--- Returns {'granted', session}, {'waiting'}, {'exists'}, {'broken', time that is left (ms), message} or {'full', how many
--- wait, the place that it would have, pace (ms)}.
+-- Take a slot for an opening, or a place in the queue.
+-- ARGV: the fields OPENING (idle_s and setup_s in seconds), time for which its ticket is valid (s; 0: it does not
+-- wait), maximum number of waiting openings
+-- Returns {'granted', session}, {'waiting'}, {'exists'}, {'broken', time left (ms), message} or {'full', number of
+-- waiting openings, the place that the opening would have, pace (ms)}.
 
 local opening = ARGV
 local kept_s, queue_max = ARGV[#OPENING + 1], tonumber(ARGV[#OPENING + 2])
 local id, environment = opening[1], opening[4]
 
--- Grant *opening* one of the free slots, of which there are some, if one is meant for it: no slot is another's while
--- somebody waits.
+-- Grant *opening* a slot that is reserved for its group, or, while no opening waits, a slot that is not reserved. Some
+-- slot is free. Return true if it was granted.
 local function take(opening, waiting)
   local environment, group = opening[4], opening[GROUP]
   local reserved = group ~= '' and reserved_for(environment, group) or 0
@@ -59,7 +59,7 @@ local left_ms, message = broken(environment)
 if left_ms then
   return {'broken', left_ms, message}
 end
--- An owner that has nothing in a full queue may still take one place.
+-- An owner without a queued opening may still take one place in a full queue.
 local most = redis.call('EXISTS', line(environment, opening[3])) == 0 and 2 * queue_max or queue_max
 if tonumber(kept_s) <= 0 or waiting >= most then
   return {'full', waiting, outlook(environment, opening[3], false)}
@@ -71,7 +71,7 @@ end
 enter(opening, after(kept_s))
 publish_wanted(environment)
 if rank then
-  -- Kept for a group until just now, or as one that waited was swept.
+  -- The slot was reserved for a group until now, or kept for a waiting opening that was swept.
   serve(environment)
   if redis.call('HGET', key('session', id), 'lease') == opening[5] then
     return {'granted', redis.call('HGETALL', key('session', id))}

@@ -1,6 +1,6 @@
 -- Count one more turn of an open session.
--- ARGV: session id, lease, key of the turn ('': it has none); the same key as at the last turn counts nothing
--- Returns {'counted', turns}, {'closed', reason} or {'unknown'} (also if it is of another lease, or being deleted).
+-- ARGV: session id, lease, key of the turn ('': none). A repetition of the last turn's key does not count.
+-- Returns {'counted', turns}, {'closed', reason} or {'unknown'} (also for another lease, or a session being deleted).
 
 local id, lease, turn_key = ARGV[1], ARGV[2], ARGV[3]
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'turn_key', 'turns')

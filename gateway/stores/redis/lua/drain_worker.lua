@@ -1,6 +1,6 @@
--- Let a worker take no more sessions, or a starting one never any.
--- ARGV: worker id, '1' to do so only if it holds none, the caller's fence
--- Returns 1 if it is draining now, else 0.
+-- Drain a worker: it gets no more sessions. A starting worker never gets a session.
+-- ARGV: worker id, '1' to drain it only if it holds no session, the caller's fence
+-- Returns 1 if the worker is draining now, else 0.
 
 if fenced() then
   return NOT_LEADING

@@ -1,6 +1,6 @@
--- Begin to close opening sessions whose deadline has passed, and again closing ones that nobody released; open ones are
--- expire.lua's.
--- ARGV: how many, time in which each should be released (s)
+-- Start to close opening sessions whose deadline has passed, and repeat this for closing sessions that were not
+-- released. expire.lua handles open sessions.
+-- ARGV: maximum number of sessions, time within which each should be released (s)
 -- Returns the sessions, earliest deadline first.
 
 local sessions = {}

@@ -1,6 +1,6 @@
--- Begin to close those of some sessions that are open and whose deadline has passed.
--- ARGV: time in which each should be released (s), then session ids
--- Returns the sessions, in the order of the ids.
+-- Start to close the given sessions that are open and whose deadline has passed.
+-- ARGV: time within which each should be released (s), then session ids
+-- Returns these sessions, in the order of the ids.
 
 if not is_whole() then
   return {}

@@ -1,6 +1,6 @@
--- Let every opening that waits for an environment fail, and for some time also those that find no free slot.
--- ARGV: environment, message, for how long (s; 0: its breaker stays as it is), fence
--- Returns how many failed.
+-- Fail every opening that waits for an environment. Open its circuit breaker, which fails openings without a free slot.
+-- ARGV: environment, message, time for which the breaker opens (s; 0: the breaker does not change), the caller's fence
+-- Returns the number of failed openings.
 
 if fenced() then
   return NOT_LEADING
@@ -25,7 +25,7 @@ for _, id in ipairs(ids) do
   end
 end
 if number then
-  -- Once for all of them: a thousand openings may fail with one worker's log.
+  -- Stored once for all openings, because a thousand openings may fail with one worker's log as the message.
   redis.call('SET', key('cause', number), message, 'EX', FAILED_KEPT_S)
 end
 redis.call('DEL', key('waits', environment), key('queue', environment))

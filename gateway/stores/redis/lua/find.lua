@@ -1,7 +1,7 @@
 -- Find a session.
 -- ARGV: session id
--- Returns the session, or an empty list if there is none. While the store is rebuilt: an error, unless it holds a slot. That
--- it was closed may be of an older state, and said of an earlier session of its id.
+-- Returns the session, or an empty list if it is unknown. While the store is rebuilt, a session without a slot gives an
+-- error: a closed session may be of an older state, and an earlier session of the same id.
 
 local session = redis.call('HGETALL', key('session', ARGV[1]))
 if redis.call('HGET', key('session', ARGV[1]), 'worker') or is_whole() then

@@ -1,6 +1,6 @@
--- Undo a claim whose caller is gone, however far it got: its place in the queue, or its slot.
+-- Undo a claim whose caller is gone: release its place in the queue, or its slot.
 -- ARGV: session id, environment, owner, lease
--- Returns 1 (something was given back) or 0.
+-- Returns 1 if a place or a slot was released, else 0.
 
 local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 redis.call('DEL', key('failed', lease))

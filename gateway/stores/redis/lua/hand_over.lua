@@ -1,8 +1,8 @@
--- End a closing session and make its slot an opening's, so that nobody who waits comes between the two.
--- ARGV: the fields OPENING (idle_s and setup_s in seconds), then the closing session's id and lease, time a closed session
--- is remembered (s)
--- Returns {'granted', session}, {'exists'}, or {'none'} if it is unknown, of another lease or not closing, or its worker
--- takes no more sessions, holds more than it has slots, or is of another environment.
+-- End a closing session and transfer its slot to an opening, in one step, so that no waiting opening gets the slot.
+-- ARGV: the fields OPENING (idle_s and setup_s in seconds), then the closing session's id and lease, time for which a
+-- closed session is kept (s)
+-- Returns {'granted', session}, {'exists'}, or {'none'} if the session is unknown, not closing or of another lease, or
+-- if its worker takes no more sessions, holds more than it has slots, or is of another environment.
 
 local opening = ARGV
 local id, lease, kept_s = ARGV[#OPENING + 1], ARGV[#OPENING + 2], ARGV[#OPENING + 3]

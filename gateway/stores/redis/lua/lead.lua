@@ -1,12 +1,11 @@
--- Become or stay the leader of the control loop; on the way, notice jumps of Redis' clock.
--- ARGV: replica, for how long (s), name of the caller's clock, its reading (ms, monotonic), the smallest difference
--- that is a jump (ms), how long readings of a clock are kept (ms), the last fence that the caller heard of, the owner for
--- which it claimed the store ('' for none)
--- Returns the caller's fence (0 if another replica leads), the last fence that was given out, and whether the store is
--- whole.
+-- Become or stay the leader of the control loop, and detect jumps of Redis's clock.
+-- ARGV: replica, time of the lead (s), name of the caller's clock, its reading (ms, monotonic), the smallest difference
+-- that is a jump (ms), time for which clock readings are kept (ms), the last fence that the caller received, the owner
+-- for which the caller claimed the store ('' for none)
+-- Returns the caller's fence (0 if another replica leads), the last issued fence, and 1 if the store is whole else 0.
 
--- An emptied store has no owner until a replica comes by. One that was taken over is led by replicas of its new owner only:
--- others do not see its workers, and would take them for lost.
+-- An emptied store has no owner until a replica calls this. After a takeover, only replicas of the new owner may lead:
+-- other replicas do not see its workers, and would treat them as lost.
 if ARGV[8] ~= '' then
   redis.call('SET', key('owner'), ARGV[8], 'NX')
   if redis.call('GET', key('owner')) ~= ARGV[8] then
@@ -14,13 +13,13 @@ if ARGV[8] ~= '' then
   end
 end
 
--- Redis only knows the wall clock. Between two calls of one caller it should have moved as far as the caller's own,
--- monotonic clock did; what it moved beyond that is taken out of every later reading. All that might lead are looked
--- at, not the leader alone: a jump ends its lead as well.
+-- Redis has only the wall clock. Between two calls of one caller, it should advance as far as the caller's monotonic
+-- clock. The difference is subtracted from every later reading. The readings of all replicas count, not only those of
+-- the leader, because a jump also ends the leader's lead.
 
--- Mend what was dated between the jump and this moment. After one forward no deadline may be further away than its
--- session's idle time, or the time for its opening; after one backward what seems late may not be, and is given the time
--- that it lost.
+-- Correct deadlines that were set between the jump and now. After a jump forward, a deadline must not be later than the
+-- session's idle time, or the time for its opening, from now. After a jump backward, entries that seem late may not be
+-- late, and get the lost time added.
 local function redate(jump)
   local lowest, highest = jump > 0 and whole(now + jump) or '-inf', jump > 0 and '+inf' or whole(now)
   local dated = redis.call('ZRANGEBYSCORE', key('deadlines'), lowest, highest, 'WITHSCORES')
@@ -52,7 +51,7 @@ if reading then
     redate(jump)
   end
 else
-  -- A process began: those that ended may be forgotten.
+  -- A new process calls: delete old readings of ended processes.
   local readings = redis.call('HGETALL', key('paced'))
   for i = 1, #readings, 2 do
     if tonumber(string.match(readings[i + 1], ' (%-?%d+)$')) < now - kept_ms then
@@ -62,8 +61,8 @@ else
 end
 redis.call('HSET', key('paced'), clock, whole(caller_ms) .. ' ' .. whole(now))
 
--- What a replica that is gone was opening becomes due: nobody finishes it. That it is gone is remembered for as long as
--- tickets of it may be there.
+-- The opening sessions of a replica that is gone become due, because the replica cannot finish them. The replica stays
+-- recorded as gone for as long as its tickets may exist.
 redis.call('HSET', key('replicas'), ARGV[1], whole(now))
 redis.call('SET', key('heard'), whole(now))
 local heard = redis.call('HGETALL', key('replicas'))
@@ -84,14 +83,14 @@ for i = 1, #heard, 2 do
   end
 end
 
--- Fences must grow across a loss of data too, as a leader of before may still act on its own. So a new one is no lower
--- than the wall clock (ms), which outlives the data, and than what the caller has heard of, which outlives a clock that was
--- set back.
+-- Fences must also grow across a data loss, because an earlier leader may still act with its fence. So a new fence is
+-- at least the wall clock (ms), which survives the data. It is also above the last fence that the caller received,
+-- which survives a clock that was set back.
 local last = math.max(tonumber(redis.call('GET', key('fence')) or '0'), tonumber(ARGV[7]))
 local this_run = run()
 local fence, led_in, leader = string.match(redis.call('GET', key('leader')) or '', '^(%d+) (%x+) (.*)$')
 if led_in ~= this_run then
-  -- Nobody leads; or the state is of before a restart, and its leader may have been followed by others.
+  -- No replica leads, or the state is from before a restart and its leader may have successors.
   fence = math.max(last + 1, tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
   last = fence
   redis.call('SET', key('fence'), whole(fence))

@@ -1,6 +1,6 @@
--- Lower a worker's slots; sessions that hold one beyond them keep it, and nobody gets it after them.
+-- Lower a worker's number of slots. Sessions beyond the new number keep their slots, which then end with them.
 -- ARGV: worker id, slots (at least 1)
--- Returns 1, or 0 if it is unknown or has no more.
+-- Returns 1, or 0 if the worker is unknown or does not have more slots.
 
 local id, slots = ARGV[1], tonumber(ARGV[2])
 local worker = redis.call('HMGET', key('worker', id), 'state', 'environment', 'rank', 'slots')

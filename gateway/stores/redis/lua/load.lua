@@ -1,11 +1,11 @@
--- Count what every environment holds and what waits; what groups that wait, or that slots are reserved for, have had
--- their time is noticed here.
--- Returns {the fields WORKER, slots held, idle (ms), age (ms) of one worker with zeros between them, ...}, oldest worker
--- first; {environment, waiting, ...};
--- {'arrivals:' or 'hits:' and environment, count, ...}; {environment, how much longer its breaker is open (ms), ...};
--- {environment, openings of groups that are to come, ...}, to be added up; times as strings.
+-- Return the workers, waiting openings and counters of every environment. This call also ends the reservations and the
+-- waits of groups whose time is over.
+-- Returns {the fields WORKER, used slots, idle time (ms) and age (ms) of one worker, separated by NUL, ...}, oldest
+-- worker first; {environment, number of waiting openings, ...}; {'arrivals:' or 'hits:' and environment, count, ...};
+-- {environment, time for which its breaker stays open (ms), ...}; {environment, group members that have not arrived,
+-- ...}, to be added up. Times are strings.
 
--- Openings of groups that have not come yet: slots are reserved for them, or will be once there are enough.
+-- Group members that have not arrived yet: slots are reserved for them, or will be once enough slots are free.
 local to_come = {}
 for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
   let_go(environment)
@@ -25,7 +25,8 @@ for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
     to_come[#to_come + 1] = count_to_come(environment)
   end
 end
--- One string each: lists of names and values take both sides three times as long, and there may be thousands.
+-- One string per worker: lists of names and values take both sides three times as long, for possibly thousands of
+-- workers.
 local workers = {}
 local worker_key, held_key, asked = key('worker', ''), key('held', ''), {unpack(WORKER)}
 asked[#WORKER + 1], asked[#WORKER + 2] = 'idle_ms', 'added_ms'

@@ -1,6 +1,7 @@
--- Find the openings of a replica that do not wait any more: it looks now and then, in case a message was lost.
--- ARGV: session id and lease of each
--- Returns the leases.
+-- Find the openings of a replica that no longer wait. The replica checks this periodically, because a message may be
+-- lost.
+-- ARGV: session id and lease of each opening
+-- Returns the leases of these openings.
 
 local settled = {}
 for i = 1, #ARGV, 2 do

@@ -1,6 +1,6 @@
--- Turn an opening session into an open one; its idle time starts. One that is open already keeps its handle, if it has one.
+-- Turn an opening session into an open one, and start its idle time. An open session keeps its handle, if it has one.
 -- ARGV: session id, lease, its upstream's handle
--- Returns {'opened', session}, {'closed', reason} or {'unknown'} (also if it is of another lease).
+-- Returns {'opened', session}, {'closed', reason} or {'unknown'} (also for another lease).
 
 local id, lease = ARGV[1], ARGV[2]
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'idle_s', 'handle')

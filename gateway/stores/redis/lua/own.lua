@@ -1,6 +1,6 @@
--- Claim the store for a gateway, which all its replicas do as they start.
--- ARGV: the gateway's owner identity, '1' to take the store over from another owner of whom no replica is alive
--- Returns the owner whose store it is now: the caller, or another one.
+-- Claim the store for a gateway. All its replicas do this at their start.
+-- ARGV: the gateway's owner identity, '1' to take the store over from another owner without a live replica
+-- Returns the store's owner after the call: the caller's, or another one.
 
 local owner = redis.call('GET', key('owner'))
 local heard_ms = tonumber(redis.call('GET', key('heard')) or '0')

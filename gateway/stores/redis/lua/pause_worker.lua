@@ -1,6 +1,6 @@
--- Let a ready worker that holds no session take none until it is woken.
+-- Pause a ready worker that holds no session. It gets no session until it is woken.
 -- ARGV: worker id, the caller's fence
--- Returns 1 if it is paused now, else 0.
+-- Returns 1 if the worker is paused now, else 0.
 
 if fenced() then
   return NOT_LEADING

@@ -1,6 +1,6 @@
--- Replace the handle of an open session, if it still is what the caller thinks.
--- ARGV: session id, lease, the handle that it should have, its new one
--- Returns 1, or 0 if it is unknown, of another lease, not open, or has another handle.
+-- Replace the handle of an open session, if it still has the expected handle.
+-- ARGV: session id, lease, the expected handle, the new handle
+-- Returns 1, or 0 if the session is unknown, of another lease, not open, or has another handle.
 
 local session = redis.call('HMGET', key('session', ARGV[1]), 'lease', 'state', 'handle')
 if session[1] ~= ARGV[2] and not is_whole() then

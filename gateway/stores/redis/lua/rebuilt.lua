@@ -1,8 +1,8 @@
--- Say that the store is whole, and give free slots to those that waited for it.
+-- Mark the store as whole, and grant free slots to waiting openings.
 -- ARGV: the time in which replicas write their notes again (s), the caller's fence
 -- Returns 1.
 
--- Beyond the fence: what was rebuilt must be this very data, so the lead must have begun in it.
+-- In addition to the fence, the lead must have started in this run of the server, so that it rebuilt this data.
 local lead = string.match(redis.call('GET', key('leader')) or '', '^%d+ %x+ ')
 if fenced() or (ARGV[2] ~= '0' and lead ~= ARGV[2] .. ' ' .. run() .. ' ') then
   return NOT_LEADING
@@ -10,7 +10,7 @@ end
 redis.call('SET', key('whole'), run())
 known_whole = true
 
--- Deadlines ran on while nobody could renew them.
+-- Deadlines passed while replicas could not renew them.
 local least = after(ARGV[1])
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', '(' .. least)) do
   if redis.call('HGET', key('session', id), 'state') == 'open' then

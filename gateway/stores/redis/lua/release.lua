@@ -1,6 +1,6 @@
--- End a closing session and hand its slot to the next that waits.
--- ARGV: session id, lease, time a closed session is remembered (s)
--- Returns 1, or 0 if it is unknown, of another lease or not closing.
+-- End a closing session, and grant its slot to the next waiting opening.
+-- ARGV: session id, lease, time for which a closed session is kept (s)
+-- Returns 1, or 0 if the session is unknown, of another lease or not closing.
 
 local session = redis.call('HMGET', key('session', ARGV[1]), 'lease', 'state', 'reason', 'worker', 'environment')
 if session[1] ~= ARGV[2] or session[2] ~= 'closing' then

@@ -1,6 +1,6 @@
--- Forget a worker and end its sessions; its slots are gone with it.
--- ARGV: worker id, reason, time a closed session is remembered (s), the caller's fence
--- Returns the sessions as they ended; nil if the worker is unknown.
+-- Remove a worker with its slots, and end its sessions.
+-- ARGV: worker id, reason, time for which a closed session is kept (s), the caller's fence
+-- Returns the closed sessions; nil if the worker is unknown.
 
 if fenced() then
   return NOT_LEADING
@@ -12,7 +12,7 @@ end
 local sessions = {}
 for _, id in ipairs(redis.call('SMEMBERS', key('held', ARGV[1]))) do
   local session = redis.call('HMGET', key('session', id), 'lease', 'reason')
-  -- What was closing for another reason keeps it: a session that its trainer deleted is not found.
+  -- A closing session keeps its reason: a session that its trainer deleted is "not found".
   local reason = session[2] or ARGV[2]
   redis.call('HSET', key('session', id), 'state', 'closed', 'reason', reason)
   sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))

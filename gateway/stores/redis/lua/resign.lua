@@ -1,6 +1,6 @@
--- Give up the lead, so that another replica need not wait for its end.
+-- Release the lead, so that another replica need not wait for its end.
 -- ARGV: replica
--- Returns 1; to give up what another one holds is no error.
+-- Returns 1, also if another replica leads.
 
 local leader = string.match(redis.call('GET', key('leader')) or '', '^%d+ %x+ (.*)$')
 if leader == ARGV[1] then

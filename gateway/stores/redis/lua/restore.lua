@@ -1,6 +1,6 @@
--- Register sessions that a replica serves, where they are not known and their worker is.
--- ARGV: the fields SESSION of each
--- Returns the ids of those that the store holds now.
+-- Register sessions that a replica serves, if the session is unknown and its worker is known.
+-- ARGV: the fields SESSION of each session
+-- Returns the ids of the given sessions that the store holds now.
 
 local held, workers = {}, {}
 for _, session in ipairs(read_sessions(1, #ARGV / #SESSION)) do

@@ -1,8 +1,8 @@
--- Tell how an opening that waited stands.
+-- Return the state of an opening that waited.
 -- ARGV: session id, environment, owner, lease, '1' to leave the queue if it still waits
--- Returns {'granted', session}, {'waiting'}, {'failed', time after which to come again (ms), message}, or, each with the
--- place that it had or would have and the pace (ms): {'left'} (also if its time has passed), {'lost'} (granted and ended
--- since), {'unknown'} (the store was emptied).
+-- Returns {'granted', session}, {'waiting'}, {'failed', retry delay (ms), message}, or, each with the place that it had
+-- or would have and the pace (ms): {'left'} (also if its time has passed), {'lost'} (granted and ended since) or
+-- {'unknown'} (the store was emptied).
 
 local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if redis.call('HGET', key('ticket', id), 'lease') == lease then

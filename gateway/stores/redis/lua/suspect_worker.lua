@@ -1,6 +1,6 @@
--- Let a ready worker, which does not answer, give none of its slots away until it is woken; its sessions keep theirs.
+-- Mark a ready worker, which does not answer, as suspect: it gets no session until it is woken. Its sessions continue.
 -- ARGV: worker id
--- Returns 1 if it is suspect now, else 0.
+-- Returns 1 if the worker is suspect now, else 0.
 
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank')
 if worker[1] == 'ready' then

@@ -1,7 +1,7 @@
--- Renew idle deadlines; none moves backwards.
--- ARGV: session id and seconds since its last activity, of each
--- Returns the ids of those that are not open. While the store is rebuilt nobody can say so of any: those that are open
--- are renewed, and the answer is an error if others were asked for.
+-- Renew idle deadlines. A deadline never moves backwards.
+-- ARGV: id, and seconds since the last activity, of each session
+-- Returns the ids of the sessions that are not open. While the store is rebuilt, open sessions are renewed, and any
+-- other session gives an error, because its data may be lost.
 
 local gone = {}
 for i = 1, #ARGV, 2 do

@@ -1,6 +1,6 @@
--- Make a paused or suspect worker ready and give its slots to those that wait; the breaker of its environment is closed.
+-- Make a paused or suspect worker ready, grant its slots to waiting openings, and close its environment's breaker.
 -- ARGV: worker id
--- Returns 1, or 0 if it is unknown or neither.
+-- Returns 1, or 0 if the worker is unknown, or neither paused nor suspect.
 
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank', 'slots')
 if worker[1] ~= 'paused' and worker[1] ~= 'suspect' then

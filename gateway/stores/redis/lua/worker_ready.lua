@@ -1,6 +1,6 @@
--- Make a starting worker ready and give its slots to those that wait; the breaker of its environment is closed.
--- ARGV: worker id, address, the slots that it told (0: those that it was added with)
--- Returns 1, or 0 if it is unknown or not starting.
+-- Make a starting worker ready, grant its slots to waiting openings, and close its environment's breaker.
+-- ARGV: worker id, address, the number of slots that it reported (0: the number that it was added with)
+-- Returns 1, or 0 if the worker is unknown or not starting.
 
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank', 'slots')
 if worker[1] ~= 'starting' then

@@ -1,8 +1,8 @@
--- Record that a replica runs a call of a key, unless the key is known.
--- ARGV: session, lease, the key's hash, digest, task id, replica, how long its sign is there (s), how long the call is
---   known as running (s), the most calls of a session, the most bytes of a session
--- Returns {} if it is recorded; else {digest, {task id, state, replica, 1 if that lives else 0, outcome}}. While the
--- store is rebuilt: an error, unless the key is known, since it may have been lost.
+-- Record that a replica runs a call with a key, unless the key is known.
+-- ARGV: session, lease, the key's hash, digest, task id, replica, lifetime of the replica's sign (s), time for which
+--   the call counts as running (s), maximum number of calls of a session, maximum bytes of a session
+-- Returns {} if the call is recorded; else {digest, {task id, state, replica, 1 if that lives else 0, outcome}}. While
+-- the store is rebuilt, an unknown key gives an error, because its call may be lost data.
 
 local place, hashed, digest, task, replica = ARGV[1] .. ':' .. ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 sweep()

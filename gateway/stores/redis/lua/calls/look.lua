@@ -1,6 +1,6 @@
--- Return what is known of a call.
+-- Look a call up.
 -- ARGV: session, lease, task id
--- Returns {} if it is not known, else {task id, state, replica, 1 if that lives else 0, outcome}.
+-- Returns {} if the call is unknown, else {task id, state, replica, 1 if that lives else 0, outcome}.
 
 local place, task = ARGV[1] .. ':' .. ARGV[2], ARGV[3]
 local head = head_of(place, task)

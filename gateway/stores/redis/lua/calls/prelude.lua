@@ -1,7 +1,7 @@
--- What the operations on calls share, after shared/base.lua.
--- A place is '<session>:<lease>'. Its hash 'calls' holds, of each call by its task id, 'head:' ('<state> <digest>
--- <key's hash> <replica>', '-' for what it has not) and 'out:' (the outcome); and by the hash of a key, 'key:' (the
--- task id). Its zset 'call_ends' has the moments from which calls are not known.
+-- Shared by the operations on calls, loaded after shared/base.lua. A place is '<session>:<lease>'. Its hash 'calls'
+-- holds, for each task id, 'head:' ('<state> <digest> <key's hash> <replica>', with '-' for a missing value) and 'out:'
+-- (the outcome); and for each key's hash, 'key:' (the task id). Its sorted set 'call_ends' has the time at which each
+-- call becomes unknown.
 
 local SWEPT, TIDIED = 20, 512
 
@@ -22,7 +22,7 @@ local function set_head(place, task, head)
   end
 end
 
--- What is known of a call, as the operations return it; a replica lives as long as its sign is there.
+-- Return a call in the form of the operations' answers. A replica lives as long as its sign exists.
 local function told(place, task, head)
   local lives, outcome = 1, ''
   if head.state == 'running' then
@@ -57,7 +57,7 @@ local function drop_outcome(place, task)
   end
 end
 
--- The end of what is known --------------------------------------------------------------------------------------------
+-- Removal -------------------------------------------------------------------------------------------------------------
 
 local function remove(place, task, head)
   drop_outcome(place, task)
@@ -78,7 +78,7 @@ local function forget_all(place)
   redis.call('ZREM', key('call_places'), place)
 end
 
--- Forget sessions that nobody ended, some at a time so that no script takes long.
+-- Remove the calls of sessions that were never ended, a few sessions per script so that no script takes long.
 local function sweep()
   local late = redis.call('ZRANGEBYSCORE', key('call_places'), '-inf', whole(now), 'LIMIT', 0, SWEPT)
   for _, place in ipairs(late) do
@@ -94,12 +94,12 @@ local function keep(place, task, seconds)
     ends = tonumber(known)
   end
   redis.call('ZADD', key('call_places'), whole(ends), place)
-  -- A backstop, where no replica is left to sweep: a little later, so that sizes are counted back.
+  -- A fallback if no replica is left to sweep. It expires 60 s later, so that a sweep can correct the sizes first.
   redis.call('PEXPIRE', key('calls', place), whole(ends - now + 60000))
   redis.call('PEXPIRE', key('call_ends', place), whole(ends - now + 60000))
 end
 
--- Drop what is over, then the oldest of what is too much.
+-- Remove expired calls, then the oldest calls or outcomes beyond the limits.
 local function tidy(place, most, most_bytes)
   for _, task in ipairs(redis.call('ZRANGEBYSCORE', key('call_ends', place), '-inf', whole(now), 'LIMIT', 0, TIDIED)) do
     remove(place, task, head_of(place, task))
@@ -118,7 +118,7 @@ local function tidy(place, most, most_bytes)
     elseif head.state == 'done' and head.hashed == '-' then
       remove(place, task, head)
     elseif head.state == 'done' then
-      -- Its key stays: a refusal is better than a second run.
+      -- The key stays, because a refusal is better than a second run of the call.
       drop_outcome(place, task)
       head.state = 'dropped'
       set_head(place, task, head)

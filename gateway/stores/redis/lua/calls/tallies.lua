@@ -1,7 +1,7 @@
--- Tell what replicas saw of a session.
+-- Return the counts that replicas reported of a session.
 -- ARGV: session, lease
--- Returns of each replica that told any: {replica, 1 if it told it in this run of the server else 0, how long ago its
--- last call ended (ms; '-' for none), its count}.
+-- Returns for each replica with a report: {replica, 1 if it was reported in this run of the server else 0, time since
+-- its last call ended (ms; '-' for none), its count}.
 
 local this_run = run()
 local found = {}

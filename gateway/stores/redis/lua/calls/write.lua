@@ -1,9 +1,9 @@
--- Tell what became of calls of a replica, and that it lives.
--- ARGV: replica, how long its sign is there (s), the most calls of a session, the most bytes of a session, the most
---   bytes of all, then of each change: kind, session, lease, task id, the key's hash ('-' for none), digest ('-' for
---   none), how long it is to be known (s), outcome; of one that is 'tallied' instead of the hash the run in which the
---   count was told first ('-' for none), of the digest how long ago the last call ended (ms; '-' for none), and of the
---   outcome the count
+-- Record changes of a replica's calls, and that the replica lives.
+-- ARGV: replica, lifetime of its sign (s), maximum number of calls of a session, maximum bytes of a session, maximum
+--   bytes of all sessions, then for each change: kind, session, lease, task id, the key's hash ('-' for none), digest
+--   ('-' for none), time for which it is kept (s), outcome. A change of kind 'tallied' has other values in three
+--   places: the run in which the count was first reported ('-' for none) instead of the hash, the time since the last
+--   call ended (ms; '-' for none) instead of the digest, and the count instead of the outcome.
 -- Returns the run of this server.
 
 local replica = ARGV[1]
@@ -32,8 +32,9 @@ end
 
 local this_run = run()
 
--- Keep what this replica saw of a session. What was told before and is not there, of this run, was lost, or the session
--- has ended: then it stays away, so that it is missed by the replica that adds up.
+-- Store the count that this replica reports of a session. If a count that was reported earlier in this run is missing,
+-- it was lost or the session has ended. Then it is not stored again, so that the replica that adds up the counts
+-- detects the gap.
 local function keep_tally(place, told_in, age, keep_s, count)
   local tallies = key('call_tallies', place)
   local known = redis.call('HGET', tallies, replica)

@@ -1,6 +1,6 @@
--- Keep a definition.
--- ARGV: curriculum, body, the most definitions, the version that all of them are in then
--- Returns 1, or 0 if there would be too many.
+-- Store a definition.
+-- ARGV: curriculum, body, maximum number of definitions, the new version of all definitions
+-- Returns 1, or 0 if there would be too many definitions.
 
 local definitions = key('curriculum_definitions')
 if redis.call('HEXISTS', definitions, ARGV[1]) == 0 and redis.call('HLEN', definitions) >= tonumber(ARGV[3]) then

@@ -1,12 +1,12 @@
--- Forget records of an environment.
--- ARGV: environment, task ('' for all of them), how many removed records are remembered
--- Returns how many there were.
+-- Remove records of an environment.
+-- ARGV: environment, task ('' for all tasks), maximum number of removed records whose names are kept
+-- Returns the number of removed records.
 
 local environment, task = ARGV[1], ARGV[2]
 local records = key('curriculum_records', environment)
 if task == '' then
   local count = redis.call('HLEN', records)
-  -- Without an epoch every reader begins anew, and finds nothing.
+  -- Without an epoch, every reader reads everything again, and finds nothing.
   redis.call('UNLINK', records, key('curriculum_changed', environment), key('curriculum_gone', environment),
     key('curriculum_changes', environment))
   return count

@@ -1,5 +1,5 @@
--- Take a place in the group that a handle stands for, or learn which draw is due.
--- ARGV: curriculum, handle, member, this call, group size, a group's time (s), an era for curricula that have none
+-- Take a place in the current group of a handle, or return the number of the draw that is due.
+-- ARGV: curriculum, handle, member, id of this call, group size, a group's time (s), an era for curricula without one
 -- Returns {'drawn', number, place} or {'turn', number}.
 
 local curriculum, handle = key('curriculum', ARGV[1]), ARGV[2]
@@ -15,7 +15,7 @@ if found[1] and tonumber(found[2]) < tonumber(ARGV[5]) then
   take(group, member, found[1], ARGV[4], found[3])
   return {'drawn', found[1], found[3]}
 end
--- What its group will be like is as the last one says that asks before the draw.
+-- The last opening that asks before the draw sets the size and time of its group.
 local turns = key('curriculum_turns', ARGV[1])
 local due = redis.call('HGET', turns, handle)
 number = due and string.match(due, '^%d+') or whole(redis.call('HINCRBY', curriculum, 'number', 1) - 1)

@@ -1,5 +1,5 @@
--- Give a place in a group back.
--- ARGV: curriculum, handle, member, the call that took it ('' for whichever)
+-- Release a place in a group.
+-- ARGV: curriculum, handle, member, id of the call that took the place ('' for any call)
 -- Returns 1, or 0 if there is no such place.
 
 local epoch = era(ARGV[1])

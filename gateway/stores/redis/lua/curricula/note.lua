@@ -1,8 +1,9 @@
--- Bring outcomes into their tasks' records.
--- ARGV: how long a lease is remembered (s), the most records of an environment, how many rewards a record keeps, how many
---   removed records are remembered, an epoch for environments that have none, then environment, task, reward, whether
---   it finished (1 or 0), steps, seconds, policy and lease ('' for none) of each
--- Returns how many counted.
+-- Add outcomes to their tasks' records.
+-- ARGV: time for which a lease is kept (s), maximum number of records of an environment, number of rewards that a
+--   record keeps, maximum number of removed records whose names are kept, an epoch for environments without one, then
+--   environment, task, reward, whether it finished (1 or 0), steps, seconds, policy and lease ('' for none) of each
+--   outcome
+-- Returns the number of outcomes that counted.
 
 local told_ms = whole(math.ceil(tonumber(ARGV[1]) * 1000))
 local max_records, recent_kept, gone_kept = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -20,7 +21,7 @@ local function read(environment, task)
 end
 
 local function add(record, reward, finished, steps, seconds, policy)
-  -- As TaskRecord.after in core/curricula.py has it, in the same order: so every digit is the same.
+  -- The same steps in the same order as TaskRecord.after in core/curriculum.py, so that every digit is the same.
   local attempts = record.attempts + 1
   local delta = tonumber(reward) - record.mean
   local mean = record.mean + delta / attempts

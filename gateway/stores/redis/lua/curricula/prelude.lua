@@ -1,14 +1,14 @@
--- What the operations on curricula share, after shared/base.lua.
+-- Shared by the operations on curricula, loaded after shared/base.lua.
 
 -- Records -----------------------------------------------------------------------------------------------------------
 
--- Numbers of records are doubles, and come out as they went in.
+-- Write a record's number, a double, with enough digits to read back the same value.
 local function exact(number)
   return string.format('%.17g', number)
 end
 
--- A change of an environment's records has a number; a record that went has that of its removal. The epoch is another
--- one after a loss of all data: its numbers must not be taken for those of before.
+-- Each change of an environment's records has a number. A removed record has the number of its removal. The epoch
+-- differs after a loss of all data, so that readers do not confuse new numbers with earlier ones.
 local function changes_begin(environment, epoch)
   local sums = key('curriculum_changes', environment)
   redis.call('HSETNX', sums, 'epoch', epoch)
@@ -19,8 +19,9 @@ local function changes_end(environment, number)
   redis.call('HSET', key('curriculum_changes', environment), 'number', whole(number))
 end
 
--- Remove *tasks* of *environment*, which have records; returns the number of the last change. That they went is
--- remembered, for replicas that knew them; those who missed more than *gone_kept* removals begin anew.
+-- Remove the records of *tasks* of *environment*, and return the number of the last change. The names of removed
+-- records are kept for replicas that know these records. A replica that missed more than *gone_kept* removals reads all
+-- again.
 local function remove_records(environment, tasks, number, gone_kept)
   local gone = key('curriculum_gone', environment)
   for _, task in ipairs(tasks) do
@@ -40,8 +41,8 @@ end
 
 -- Handles -----------------------------------------------------------------------------------------------------------
 
--- Groups and places are kept below the era of their curriculum, which ends when it is reset: what was kept in an earlier
--- one is not found again, and goes when its time is over.
+-- The keys of groups and places contain the era of their curriculum, which ends when the curriculum is reset. Entries
+-- of an earlier era are not found again, and expire.
 local function era(curriculum)
   return redis.call('HGET', key('curriculum', curriculum), 'era')
 end
@@ -54,13 +55,14 @@ local function member_of(epoch, handle, member)
   return key('curriculum_member', epoch .. ':' .. handle .. ':' .. member)
 end
 
--- Write down a place: the number of its draw, the one call that may undo it, and what was drawn. It is forgotten with its
--- group.
+-- Store a place in a group: the number of its draw, the only call that may undo it, and the drawn place. It expires
+-- with its group.
 local function write_place(member, number, call, place, left_ms)
   redis.call('SET', member, number .. ' ' .. call .. '\n' .. place, 'PX', math.max(1, left_ms))
 end
 
--- The number and the place that *member* has, or nothing. It was told before, so no single call may undo it any more.
+-- Return the number and the place of *member*, or nothing. An earlier call returned them, so no single call may undo
+-- them.
 local function had(member)
   local kept = redis.call('GET', member)
   if kept then

@@ -1,6 +1,6 @@
--- Answer the draw that is due for a handle and join its group; who proposed before wins.
--- ARGV: curriculum, handle, the draw's number, place, member, this call
--- Returns {number, place}, or nothing if the draw is over and its group takes nobody.
+-- Propose a place for the draw that is due for a handle, and join its group. The first proposal wins.
+-- ARGV: curriculum, handle, the draw's number, place, member, id of this call
+-- Returns {number, place}, or nothing if the draw is over and its group is full or ended.
 
 local handle = ARGV[2]
 local epoch = era(ARGV[1])

@@ -1,18 +1,18 @@
 -- List the records of an environment that changed since a version.
--- ARGV: environment, the version that is known ('' for none), the most changes, the bytes after which no further one is
+-- ARGV: environment, the known version ('' for none), maximum number of changes, bytes after which no further change is
 --   listed
--- Returns {version that these lead to, 1 if these are from the beginning else 0, 1 if nothing follows else 0,
---   {task, what is kept or '' if it went, ...}}.
+-- Returns {version after these changes, 1 if they start from the beginning else 0, 1 if they are the last else 0,
+--   {task, its record or '' if it was removed, ...}}.
 
 local environment, limit, left = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local sums = redis.call('HMGET', key('curriculum_changes', environment), 'epoch', 'number', 'floor')
 if not sums[1] then
   return {'', 1, 1, {}}
 end
--- One note may begin several environments. And what a restarted server loaded, or one that took over had copied, may be
--- older than what its readers know.
+-- The epoch includes the environment, because one note may start several environments. It includes the run, because the
+-- data after a restart or a failover may be older than the readers' data.
 local epoch, number = sums[1] .. '-' .. environment .. '-' .. run(), tonumber(sums[2])
--- Who reads from the beginning is told in pages; it need not know of what went before it began, which is *base*.
+-- A replica that reads from the beginning reads pages. It does not need removals before its start, which is *base*.
 local known_epoch, known, base = string.match(ARGV[2], '^(.*):(%d+):(%d+)$')
 local from_beginning = known_epoch ~= epoch or tonumber(base) < tonumber(sums[3] or '0')
 if from_beginning then

@@ -1,6 +1,6 @@
--- Replace what a sampler remembers, if it is of the version that the caller knows.
+-- Replace a sampler's state, if it has the version that the caller knows.
 -- ARGV: curriculum, version, state
--- Returns 1, or 0 if there is another one.
+-- Returns 1, or 0 if the state has another version.
 
 local curriculum = key('curriculum', ARGV[1])
 if tonumber(redis.call('HGET', curriculum, 'version') or '0') ~= tonumber(ARGV[2]) then

@@ -1,6 +1,6 @@
--- Forget a definition, and its draws and state.
--- ARGV: curriculum, the version that the others are in then
--- Returns 1, or 0 if there is none.
+-- Remove a definition, with its draws and state.
+-- ARGV: curriculum, the new version of the other definitions
+-- Returns 1, or 0 if there is no such definition.
 
 if redis.call('HDEL', key('curriculum_definitions'), ARGV[1]) == 0 then
   return 0

@@ -1,6 +1,6 @@
 -- Admission ---------------------------------------------------------------------------------------------------------
 
--- The pace is the mean time between two slots that went to openings that waited (ms). Both as in retry_after.py.
+-- The pace is the mean time (ms) between two slots that went to waiting openings. Both values as in retry_after.py.
 local PACE_WEIGHT = 0.2
 local PACE_KEPT_S = 600
 
@@ -11,8 +11,8 @@ local function note_pace(environment, interval_ms, slots)
   redis.call('SET', key('pace', environment), string.format('%.3f', mean_ms), 'EX', PACE_KEPT_S)
 end
 
--- What an estimate is made of: the place that *id* has at most (false: that one more opening of *owner* would have), as
--- owners take turns; and the pace ('': not known).
+-- Return the input of a retry estimate: the latest place in the service order, as owners take turns, and the pace ('':
+-- unknown). The place is that of *id*, or, if *id* is false, that of one more opening of *owner*.
 local function outlook(environment, owner, id)
   local all, owners = redis.call('ZCARD', key('waits', environment)), redis.call('ZCARD', key('queue', environment))
   local own = redis.call('ZCARD', line(environment, owner))
@@ -25,7 +25,8 @@ local function outlook(environment, owner, id)
   return math.min(all, own * owners), redis.call('GET', key('pace', environment)) or ''
 end
 
--- How much longer the breaker is open (ms), and its message; nil if it is not. One whose time is over is forgotten.
+-- Return the time (ms) for which the circuit breaker stays open, and its message; nil if it is closed. An expired
+-- breaker is deleted.
 local function broken(environment)
   local kept = redis.call('HGET', key('breakers'), environment)
   if not kept then

@@ -1,7 +1,7 @@
--- What all operations share; the loader puts the files of this folder before each, in the order in which it names them.
--- KEYS: the hash tag that heads every key. The others are derived from it: which session a freed slot goes to, and so
--- which keys are written, is known to the script alone. One tag keeps them in one slot of a cluster.
--- Moments are milliseconds of the store's clock: Redis' TIME less the jumps that lead.lua noticed.
+-- Shared by all operations. The loader puts the files of this folder before each operation, in the order of its list.
+-- KEYS: the hash tag at the start of every key. Scripts derive their keys from it, because only the script knows which
+-- session gets a freed slot, and so which keys it writes. One tag keeps all keys in one slot of a Redis cluster.
+-- Times are milliseconds of the store's clock: Redis's TIME minus the jumps that lead.lua detected.
 
 local root = KEYS[1]
 
@@ -16,7 +16,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 now = now - tonumber(redis.call('GET', key('jumped')) or '0')
 
--- Lua writes large numbers as 1.7e+12 unless told otherwise.
+-- Without a format, Lua writes large numbers as 1.7e+12.
 local function whole(number)
   return string.format('%.0f', number)
 end
@@ -27,27 +27,27 @@ end
 
 -- Leading and wholeness ---------------------------------------------------------------------------------------------
 
--- Answers of scripts that change nothing; client.py makes errors of ours of them.
+-- Refusals of scripts that change nothing. client.py raises the gateway's errors for them.
 local NOT_LEADING = {err = 'NOTLEADING another replica leads'}
 local REBUILDING = {err = 'REBUILDING the store is being rebuilt'}
 local OTHERS = {err = 'OTHERS the store is that of another owner'}
 
--- Whether the caller led once and does not by now: another one does, or the data in which it began to lead is gone. What
--- it decides on may be of before that: an emptied store has no workers, though they run. Its fence is the last argument
--- of every script that asks this; 0: it acts for itself, whoever leads.
+-- Return true if the caller led once and no longer leads: another replica leads, or the data of its lead is lost. Its
+-- decisions may use older data: an emptied store has no workers, although they run. The caller's fence is the last
+-- argument of every script that calls this. 0: the caller acts independently of the lead.
 local function fenced()
   local fence = tonumber(ARGV[#ARGV])
   return fence > 0 and fence ~= tonumber(redis.call('GET', key('fence')) or '0')
 end
 
--- The run of this server: another one after each restart, and another server has another.
+-- Return the run id of this server. It differs after each restart, and between servers.
 local function run()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
 
--- Whether the store holds everything: it was said to be whole, of this very run of this very server. What a restarted
--- server loaded, or one that took over had copied, may be older than what replicas know. Asked at most once in a
--- script, and only where it matters: INFO takes 10 us.
+-- Return true if the store holds all data: it was marked whole in the current run of this server. The data that a
+-- server loads at a restart, or holds at a failover, may be older than the replicas' data. Each script checks this at
+-- most once, and only if needed, because INFO takes 10 us.
 local known_whole
 local function is_whole()
   if known_whole == nil then

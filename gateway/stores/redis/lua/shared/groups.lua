@@ -1,18 +1,19 @@
 -- Groups ------------------------------------------------------------------------------------------------------------
 
--- Openings of one group begin together: the first of them takes slots for all, or waits until there are as many. Those
--- that others have not come for yet are reserved: free, but nobody else's. How long slots are kept for a group that there
--- are not enough of, and then for those that have not come, is the same time, which their openings say.
--- A group that fits one worker goes to one, its home: others go elsewhere while slots are reserved there for it.
+-- Openings of one group start together: the first opening takes slots for all members, or waits until enough slots are
+-- free. Slots of members that have not arrived yet are reserved: free, but only for them. Slots stay free for
+-- together_s while the group waits for more, and then again for together_s while members are missing.
+-- A group that fits one worker goes to this worker, its home. While it has slots reserved there, other openings go
+-- elsewhere.
 
--- Both as in retry_after.py.
+-- Both values as in retry_after.py.
 local GROUP_KEPT_MS = 600000
 local LAST_CALL_MS = 3000
 
--- Workers that are looked through for one that a group fits: those with the fewest sessions.
+-- Number of workers, those with the fewest sessions, that are checked for room for a group.
 local LOOKED_AT = 64
 
--- How many sessions more the worker of *rank* takes, which holds *used*.
+-- Return the number of further sessions that the worker of *rank*, which holds *used* sessions, accepts.
 local function room_in(rank, used)
   local has = redis.call('HMGET', key('worker', string.sub(rank, RANK_DIGITS + 1)), 'slots', 'max_uses', 'uses')
   if not has[1] then
@@ -22,7 +23,7 @@ local function room_in(rank, used)
   return has[2] == '0' and room or math.min(room, tonumber(has[2]) - tonumber(has[3]))
 end
 
--- Slots of *environment* that no session holds, at most *enough*.
+-- Return the number of free slots of *environment*, at most *enough*.
 local function count_free(environment, enough)
   local count = 0
   local free = redis.call('ZRANGE', key('free', environment), 0, enough - 1, 'WITHSCORES')
@@ -35,12 +36,12 @@ local function count_free(environment, enough)
   return count
 end
 
--- How many slots are reserved for *group*, for all ('total'), or in the worker of a rank ('at:' and that).
+-- Return the number of slots reserved for *group*, for all groups ('total'), or in one worker ('at:' and its rank).
 local function reserved_for(environment, group)
   return tonumber(redis.call('HGET', key('reserve', environment), group) or '0')
 end
 
--- Free slots of *environment* that are reserved for no group, at most *enough*.
+-- Return the number of free slots of *environment* that are not reserved for a group, at most *enough*.
 local function count_available(environment, enough)
   local reserved = reserved_for(environment, 'total')
   if reserved == 0 and enough == 1 then
@@ -49,7 +50,7 @@ local function count_available(environment, enough)
   return math.max(0, count_free(environment, enough + reserved) - reserved)
 end
 
--- The worker with the fewest sessions that has *need* slots beside those that are reserved in it; nil: none is found.
+-- Return the rank of the worker with the fewest sessions that has *need* free slots without a reservation; else nil.
 local function find_room(environment, need)
   local free = redis.call('ZRANGE', key('free', environment), 0, LOOKED_AT - 1, 'WITHSCORES')
   for i = 1, #free, 2 do
@@ -59,7 +60,7 @@ local function find_room(environment, need)
   end
 end
 
--- The worker, by its rank, of the next session of *environment*, in which a slot is free: *home*, if that has room.
+-- Return the rank of the worker for the next session of *environment*: *home*, if it has room. A slot must be free.
 local function choose(environment, home)
   if home and redis.call('ZSCORE', key('free', environment), home) then
     return home
@@ -68,13 +69,13 @@ local function choose(environment, home)
   return reserved_for(environment, 'total') > 0 and find_room(environment, 1) or rank
 end
 
--- Where slots are reserved for *group*, if all of them are in one worker.
+-- Return the rank of the worker in which all reserved slots of *group* are, if there is one.
 local function home_of(environment, group)
   return redis.call('HGET', key('reserve', environment), 'home:' .. group)
 end
 
--- Reserve *count* slots for a group, for *together_s* from its first one on; those that it had are let go. *home*, of the
--- first time, is kept.
+-- Reserve *count* slots for a group, in place of its earlier reservation, for *together_s* from its first reservation
+-- on. The *home* of the first reservation stays.
 local function reserve(environment, group, count, together_s, home)
   local had = reserved_for(environment, group)
   home = home or home_of(environment, group)
@@ -98,13 +99,13 @@ local function reserve(environment, group, count, together_s, home)
   end
 end
 
--- Note that a group's time is over: whoever comes from now on is by itself.
+-- Mark a group's time as over: later openings of the group get their slots separately.
 local function part(group)
   redis.call('HSET', key('group', group), 'parted', 1)
   redis.call('PEXPIRE', key('group', group), GROUP_KEPT_MS)
 end
 
--- Let go what was reserved for those that did not come in time.
+-- Release the slots reserved for members that did not arrive in time.
 local function let_go(environment)
   for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('lapse', environment), '-inf', whole(now))) do
     reserve(environment, group, 0)
@@ -112,13 +113,13 @@ local function let_go(environment)
   end
 end
 
--- How many of the group of *opening* have no slot yet, by what its size says: at least itself.
+-- Return the number of members of the group of *opening* without a slot, at least 1 (the opening itself).
 local function wanted(opening)
   local known = redis.call('HMGET', key('group', opening[GROUP]), 'granted', 'parted')
   return known[2] and 1 or math.max(1, tonumber(opening[GROUP_SIZE]) - tonumber(known[1] or '0'))
 end
 
--- How many of the groups that wait for *environment* have not come yet.
+-- Return the number of openings that have not arrived yet, of the groups that wait for *environment*.
 local function count_to_come(environment)
   local count = 0
   for _, group in ipairs(redis.call('SMEMBERS', key('groups', environment))) do
@@ -131,7 +132,8 @@ local function count_to_come(environment)
   return count
 end
 
--- Grant *opening*, one of a group, a slot of the worker of *rank*; no more is reserved than can still come.
+-- Grant *opening*, a member of a group, a slot of the worker of *rank*, and reserve no more slots than members can
+-- still arrive.
 local function grant_member(opening, rank)
   local environment, group = opening[4], opening[GROUP]
   local granted = redis.call('HINCRBY', key('group', group), 'granted', 1)
@@ -143,7 +145,8 @@ local function grant_member(opening, rank)
   grant(opening, rank)
 end
 
--- The openings of a group that wait and may be granted a slot, *most* of them; the others are dropped.
+-- Return up to *most* waiting openings of a group, and the shortest time (ms) that one of them still waits. Drop late
+-- openings.
 local function waiting_of(environment, group, owner, most)
   local found, least_ms = {}, math.huge
   for _, id in ipairs(redis.call('ZRANGE', members(group), 0, -1)) do
@@ -162,7 +165,7 @@ local function waiting_of(environment, group, owner, most)
   return found, least_ms
 end
 
--- Whether a group that waits at the head has waited long enough for slots that others could have had.
+-- Return true if a group at the head of the queue has kept free slots from other openings long enough.
 local function is_impatient(opening, least_ms)
   if least_ms <= LAST_CALL_MS then
     return true
@@ -173,8 +176,8 @@ local function is_impatient(opening, least_ms)
   return now - kept_ms >= tonumber(opening[TOGETHER_S]) * 1000
 end
 
--- Serve the group of *opening*, which is first in the queue: all of it at once, or as many as there are slots for, once
--- it has waited long enough for more. Returns how many were granted a slot; 0: it goes on waiting.
+-- Serve the group of *opening*, which is first in the queue: all members together, or, once the group has waited long
+-- enough, as many as there are free slots. Return the number of granted slots; 0: the group still waits.
 local function serve_group(opening, owner, round)
   local environment, group = opening[4], opening[GROUP]
   local need = wanted(opening)
@@ -197,7 +200,7 @@ local function serve_group(opening, owner, round)
   if kept > 0 then
     reserve(environment, group, kept, opening[TOGETHER_S], home)
   end
-  -- Each slot is a turn of its owner.
+  -- Each slot uses one turn of the owner.
   local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
   if head[1] then
     redis.call('ZADD', key('queue', environment), round + count, listed(head[2], owner))

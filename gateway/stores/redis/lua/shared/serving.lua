@@ -1,7 +1,7 @@
--- Serving those that wait ------------------------------------------------------------------------------------------
+-- Serving waiting openings -----------------------------------------------------------------------------------------
 
--- Give free slots to those that wait, owner by owner; a ticket whose time has passed, or whose replica is gone, is
--- skipped. While a group that is first waits for more slots, those behind it wait as well.
+-- Grant free slots to waiting openings, owner by owner. Skip a ticket whose time has passed, or whose replica is gone.
+-- A group at the head that waits for more slots blocks the queue.
 local function serve(environment)
   local served, since_ms = 0, redis.call('HGET', key('round', environment), 'at_ms')
   while true do
@@ -35,7 +35,7 @@ local function serve(environment)
     elseif id then
       drop(environment, id, owner)
     else
-      -- Somebody else deleted the line.
+      -- Another client of Redis deleted the line.
       redis.call('ZREM', key('queue', environment), turn[1])
       end_queue(environment)
     end
@@ -45,7 +45,7 @@ local function serve(environment)
   end
 end
 
--- Take a slot back from session *id* and hand it to the next that waits.
+-- Release the slot of session *id*, and grant it to the next waiting opening.
 local function free(worker, environment, id)
   redis.call('SREM', key('held', worker), id)
   local has = redis.call('HMGET', key('worker', worker), 'state', 'rank', 'slots')

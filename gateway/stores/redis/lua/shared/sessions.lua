@@ -1,6 +1,6 @@
 -- Sessions ----------------------------------------------------------------------------------------------------------
 
--- Begin to close a session, which should be released in *closing_s*; returns it.
+-- Start to close a session, which should be released within *closing_s*. Return the session.
 local function begin_close(id, reason, closing_s)
   settled(id)
   redis.call('HSET', key('session', id), 'state', 'closing', 'reason', reason)
@@ -9,8 +9,8 @@ local function begin_close(id, reason, closing_s)
   return redis.call('HGETALL', key('session', id))
 end
 
--- List up to *limit* sessions whose deadline has passed, earliest first: those that are open, or the others. None has
--- passed for sure while the store is rebuilt.
+-- Return up to *limit* sessions whose deadline has passed, earliest first: open sessions, or all other ones. Return an
+-- empty list while the store is rebuilt, because its deadlines are uncertain.
 local function passed(limit, is_open)
   local found, seen = {}, 0
   while is_whole() and #found < limit do
@@ -18,7 +18,7 @@ local function passed(limit, is_open)
     for _, id in ipairs(ids) do
       local state = redis.call('HGET', key('session', id), 'state')
       if not state then
-        -- Another client deleted the session's key; its deadline must not come up for ever.
+        -- Another client of Redis deleted the session's key. Its deadline must not come up forever.
         redis.call('ZREM', key('deadlines'), id)
       else
         seen = seen + 1
@@ -43,12 +43,12 @@ local function read_all(ids)
   return sessions
 end
 
--- Whether *reason* says that a session's trainer ended it: from then on it is unknown.
+-- Return true if *reason* means that the trainer ended the session. Such a session is unknown from then on.
 local function is_trainers(reason)
   return reason == 'deleted' or reason == 'cancelled'
 end
 
--- Drop a live session. Why it ended is remembered for *kept_s*, unless its trainer did it or never knew of it (false).
+-- Remove a live session. Keep *reason* for *kept_s*, unless the trainer ended the session or never received it (false).
 local function forget(id, lease, reason, kept_s)
   settled(id)
   redis.call('ZREM', key('deadlines'), id)
@@ -61,10 +61,10 @@ end
 
 -- Workers, and rebuilding -------------------------------------------------------------------------------------------
 
--- The fields of a worker, in the order in which scripts get them and load.lua tells them.
+-- The fields of a worker, in the order of scripts' arguments and of load.lua's answer.
 local WORKER = {'id', 'environment', 'digest', 'slots', 'max_uses', 'address', 'state'}
 
--- Register a worker; *values* are its fields. Returns its rank.
+-- Register a worker with the fields *values*. Return its rank.
 local function enlist(values)
   local id = values[1]
   local number = redis.call('INCR', key('number'))
@@ -76,8 +76,8 @@ local function enlist(values)
   return rank
 end
 
--- Make *worker* (its state, environment and rank) ready with *slots*, and give them to those that wait; the breaker of its
--- environment is closed.
+-- Make *worker* (its state, environment and rank) ready with *slots*, grant them to waiting openings, and close the
+-- circuit breaker of its environment.
 local function make_ready(id, worker, slots)
   redis.call('HSET', key('worker', id), 'state', 'ready', 'slots', slots, 'idle_ms', whole(now))
   list_free(id, worker[2], worker[3], redis.call('SCARD', key('held', id)), tonumber(slots))
@@ -86,11 +86,11 @@ local function make_ready(id, worker, slots)
   return 1
 end
 
--- The fields of a session as adopt.lua and restore.lua get them.
+-- The fields of a session, in the order of the arguments of adopt.lua and restore.lua.
 local SESSION = {'id', 'name', 'owner', 'lease', 'fingerprint', 'idle_s', 'task', 'episode', 'policy', 'handle',
   'worker', 'address'}
 
--- Read the sessions in ARGV from *at* on, *count* of them.
+-- Read *count* sessions from ARGV, from index *at* on.
 local function read_sessions(at, count)
   local sessions = {}
   for n = 1, count do
@@ -103,7 +103,7 @@ local function read_sessions(at, count)
   return sessions
 end
 
--- Make *session*, which somebody serves and this store does not hold, an open one of its worker, and a use of it.
+-- Register *session*, which a replica or worker serves and this store lacks, as open, and count it as a use.
 local function take_in(session)
   local id, worker = session.id, session.worker
   local has = redis.call('HMGET', key('worker', worker), 'environment', 'address')
@@ -122,7 +122,7 @@ local function take_in(session)
   end
 end
 
--- List a worker as its sessions have it, once some were taken in.
+-- Update the state and the free slots of a worker after take_in added sessions.
 local function relist(worker)
   local has = redis.call('HMGET', key('worker', worker), 'state', 'environment', 'rank', 'slots', 'max_uses', 'uses')
   local used = redis.call('SCARD', key('held', worker))

@@ -6,7 +6,7 @@ local function drain(worker, environment, rank)
   publish_wanted(environment)
 end
 
--- List the worker among the free ones under the number of slots that it holds, or not at all if it is full.
+-- List the worker among the free workers, with its number of used slots as score. A full worker is not listed.
 local function list_free(worker, environment, rank, used, slots)
   if used < slots then
     redis.call('ZADD', key('free', environment), used, rank)
@@ -15,7 +15,7 @@ local function list_free(worker, environment, rank, used, slots)
   end
 end
 
--- Make *opening* (values in the order of OPENING) a session in the worker of *rank*, which is ready and has room.
+-- Turn *opening* (values in the order of OPENING) into a session of the worker of *rank*, which is ready and has room.
 local function grant(opening, rank)
   local worker = string.sub(rank, RANK_DIGITS + 1)
   local id, environment = opening[1], opening[4]
@@ -29,7 +29,7 @@ local function grant(opening, rank)
   redis.call('ZADD', key('deadlines'), after(opening[8]), id)
   redis.call('SADD', key('held', worker), id)
   if not is_whole() then
-    -- A hand-over while the store is rebuilt: adopt.lua must not take it for one of an older state.
+    -- A transfer (hand_over.lua) during a rebuild: adopt.lua must not treat the session as one of an older state.
     redis.call('HSET', key('session', id), 'run', run())
   end
   local uses = redis.call('HINCRBY', key('worker', worker), 'uses', opening[IS_USE] == '0' and 0 or 1)

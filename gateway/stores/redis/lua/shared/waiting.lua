@@ -2,17 +2,17 @@
 
 -- Replicas ----------------------------------------------------------------------------------------------------------
 
--- How long a replica may be silent (ms) before what it waits for, and what it is opening, is given up: each calls lead.lua
--- every half second.
+-- Milliseconds without a call of lead.lua after which a replica's waiting openings and opening sessions are given up.
+-- Each replica calls it every half second.
 local SILENT_MS = 5000
 
--- Whether *replica* (nil: not known) is gone; one that was never heard of may just begin.
+-- Return true if *replica* (nil: unknown) is gone. A replica that never called may just have started.
 local function is_gone(replica)
   local heard_ms = replica and redis.call('HGET', key('replicas'), replica)
   return heard_ms and tonumber(heard_ms) < now - SILENT_MS
 end
 
--- Note that an opening is over, whatever became of it.
+-- Note that an opening is over, with any result.
 local function settled(id)
   local replica = redis.call('HGET', key('session', id), 'replica')
   if replica then
@@ -22,7 +22,7 @@ end
 
 -- Waiting -----------------------------------------------------------------------------------------------------------
 
--- The fields of an opening, in the order in which claim.lua gets them and a ticket keeps them.
+-- The fields of an opening, in the order of claim.lua's arguments. A ticket is a hash of these fields.
 local OPENING = {'id', 'name', 'owner', 'environment', 'lease', 'fingerprint', 'idle_s', 'setup_s', 'task', 'replica',
   'episode', 'policy', 'group', 'group_size', 'together_s', 'is_use'}
 
@@ -32,14 +32,14 @@ local function first(zset)
   return redis.call('ZRANGE', zset, 0, 0)[1]
 end
 
--- Numbers that lead a member of a sorted set have as many digits as this: members of equal score are sorted by them. So
--- a worker's rank is its number and its id, older first.
+-- Number of digits of the numbers at the start of sorted set members. Members of equal score are sorted by them. So a
+-- worker's rank is its number and its id, older workers first.
 local RANK_DIGITS = 16
 
--- Owners take turns: a queue lists those that have openings in it, each by the round in which its next one is served, and
--- within a round by the arrival number of that one. The openings of one owner stand in its line, in order of arrival.
+-- Owners take turns. A queue lists the owners with openings, sorted by the round that serves the owner's next opening,
+-- and within a round by this opening's arrival number. A line has the openings of one owner, in order of arrival.
 
--- The line of *owner*; no environment's name has a colon.
+-- Return the key of the line of *owner*. Environment names contain no colon.
 local function line(environment, owner)
   return key('line', environment .. ':' .. owner)
 end
@@ -55,7 +55,7 @@ local function list_owner(environment, owner, round)
   end
 end
 
--- Forget the round when nobody waits any more.
+-- Delete the round when the queue is empty.
 local function end_queue(environment)
   if redis.call('EXISTS', key('queue', environment)) == 0 then
     redis.call('SREM', key('queues'), environment)
@@ -63,7 +63,7 @@ local function end_queue(environment)
   end
 end
 
--- Those of a group that wait, in order of arrival.
+-- Return the key of the waiting members of a group, sorted by arrival.
 local function members(group)
   return key('members', group)
 end
@@ -75,8 +75,8 @@ local function leave_group(environment, group, id)
   end
 end
 
--- Let *opening* (values in the order of OPENING) wait. An owner that has nothing in the queue joins the round after the
--- one that is being served.
+-- Add *opening* (values in the order of OPENING) to the queue. An owner without a queued opening joins the round after
+-- the current round.
 local function enter(opening, until_ms)
   local id, owner, environment = opening[1], opening[3], opening[4]
   for i, name in ipairs(OPENING) do
@@ -97,7 +97,7 @@ local function enter(opening, until_ms)
   end
 end
 
--- Take the ticket of *owner* out. Those behind it keep the owner's round, or get *round*.
+-- Remove the ticket of *owner*. The owner's later openings keep its round, or get *round*.
 local function leave(environment, id, owner, round)
   local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
   local group = redis.call('HGET', key('ticket', id), 'group')
@@ -116,11 +116,10 @@ local function leave(environment, id, owner, round)
   end_queue(environment)
 end
 
--- How long a replica has to fetch why its opening failed (s).
+-- Seconds for which a replica can fetch the reason why its opening failed.
 local FAILED_KEPT_S = 60
 
--- Take a ticket whose time has passed out of the queue and tell its replica, if that lives, to look; that it was not lost
--- is kept.
+-- Remove a ticket whose time has passed, and wake its replica's claim. Record that the ticket was late and not lost.
 local function drop(environment, id, owner)
   local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease', 'owner')
   redis.call('ZREM', key('waits', environment), id)
@@ -133,15 +132,15 @@ local function drop(environment, id, owner)
   end
 end
 
--- Whether the time can be believed: some replica calls lead.lua every half second, which also notices a jump of the
--- clock. Until it has, whoever waits would seem to have waited for too long.
+-- Return true if the time is reliable. Each replica calls lead.lua every half second, which also detects a jump of the
+-- clock. Before the detection, every waiting opening would seem late.
 local BELIEVED_MS = 5000
 local function is_believed()
   local heard_ms = redis.call('GET', key('heard'))
   return not heard_ms or math.abs(now - tonumber(heard_ms)) < BELIEVED_MS
 end
 
--- Drop tickets whose time has passed, at most 1000 so that no script takes long; the grant skips the rest.
+-- Drop at most 1000 tickets whose time has passed, so that no script takes long. The grant skips the rest.
 local function sweep(environment)
   if not is_believed() then
     return

@@ -1,6 +1,6 @@
--- What the operations on tasks share, after shared/base.lua.
--- A change has a number; task_version is "<epoch>:<number>" of the last one. An epoch begins when there is no version:
--- after a loss of all data its numbers must not be taken for those of before.
+-- Shared by the operations on tasks, loaded after shared/base.lua.
+-- Each change has a number; task_version is "<epoch>:<number>" of the last change. An epoch starts when there is no
+-- version, so that replicas do not confuse numbers after a loss of all data with earlier ones.
 
 local function changes_begin()
   local version = redis.call('GET', key('task_version'))

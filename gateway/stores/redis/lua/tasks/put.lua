@@ -1,6 +1,6 @@
--- Keep tasks, all or none of them.
--- ARGV: whether others may be replaced ('1' or ''), the most tasks and splits of an environment, the most bytes of all,
---   then environment, id, split, signer and body of each; no id stands twice
+-- Store tasks, all or none of them.
+-- ARGV: whether known tasks may be replaced ('1' or ''), maximum number of tasks and of splits of an environment,
+--   maximum bytes of all tasks, then environment, id, split, signer and body of each task. Each id occurs once.
 -- Returns {'kept', {place, ...}}, {'exists', environment, id}, {'tasks', environment}, {'splits', environment}
 --   or {'bytes'}.
 
@@ -15,7 +15,7 @@ local function sum(field, by)
   return counted[field]
 end
 
--- What is there of each, and what the sums would be.
+-- Read the current version of each task, and compute the new sums.
 local before, given = {}, {}
 for i = 5, #ARGV, 5 do
   local environment, split = ARGV[i], ARGV[i + 2]

@@ -1,14 +1,14 @@
--- List what changed since a version.
--- ARGV: the version that is known ('' for none), the most changes, the bytes after which no further change is listed
--- Returns {version that these lead to, 1 if these are from the beginning else 0, 1 if nothing follows else 0,
---   {environment and id, what is kept or '' if it went, ...}}.
+-- List the tasks that changed since a version.
+-- ARGV: the known version ('' for none), maximum number of changes, bytes after which no further change is listed
+-- Returns {version after these changes, 1 if they start from the beginning else 0, 1 if they are the last else 0,
+--   {environment and id, the stored task or '' if it was removed, ...}}.
 
 local version = redis.call('GET', key('task_version'))
 if not version then
   return {'', 1, 1, {}}
 end
 local epoch, number = string.match(version, '^(.*):(%d+)$')
--- Who reads from the beginning is told in pages; it need not know of what went before it began, which is *base*.
+-- A replica that reads from the beginning reads pages. It does not need removals before its start, which is *base*.
 local known_epoch, known, base = string.match(ARGV[1], '^(.-):(%d+):(%d+)$')
 if not base then
   known_epoch, known = string.match(ARGV[1], '^(.*):(%d+)$')
@@ -19,7 +19,7 @@ if from_beginning then
   known, base = '0', number
 end
 
--- What a page leads to that is not the last one.
+-- Return the version after a page that is not the last one.
 local function version_at(reached)
   return epoch .. ':' .. reached .. (base and ':' .. base or '')
 end

@@ -1,6 +1,6 @@
--- Take one of so many starts in any window of time.
--- ARGV: whose they are, how many, the window (s)
--- Returns 0 if it was taken, else the milliseconds until the next one can be.
+-- Take one start, if the number of starts within a sliding window allows it.
+-- ARGV: hash of the key whose starts are counted, maximum number of starts in the window, the window (s)
+-- Returns 0 if the start was taken, else the milliseconds until the next start is possible.
 
 local list, starts, window = key('task_starts', ARGV[1]), tonumber(ARGV[2]), math.ceil(tonumber(ARGV[3]) * 1000)
 local oldest = redis.call('LINDEX', list, starts - 1)

@@ -1,8 +1,8 @@
-"""Computes what a cluster needs for so many sessions, and which part of it is full first: a model on paper.
+"""Computes the resources of a cluster for a number of sessions, and the part that is full first: a calculation.
 
-Steady state: sessions end and begin at the pace at which their steps use them up. ``capacity.toml`` has what was
-measured on one small machine; the rest is multiplication. The model knows no queues: it says that a part is 70 % busy,
-not the latency of that part. ``bench/tests/test_capacity.py`` compares it with runs that it was not made from.
+Steady state: sessions end and begin at the pace of their steps. ``capacity.toml`` has the costs that were measured on
+one small machine. The model multiplies these costs. It has no queues: it reports that a part is 70 % busy, not the
+latency of that part. ``bench/tests/test_capacity.py`` compares it with runs that were not used to make it.
 
 ``python -m bench.capacity --help`` prints tables and writes ``docs/scaling.md``.
 """
@@ -29,13 +29,13 @@ COSTS: Final[Mapping[str, Mapping[str, Any]]] = tomllib.loads(Path(__file__).wit
 BEGIN: Final = "<!-- results: made by `python -m bench.capacity --write-docs` -->"
 PROTOCOLS: Final = ("ors", "openenv", "areal")
 MIB: Final = 2**20
-FULL: Final = 0.7  # share of a CPU that is planned for: a request for a busier CPU waits for several others
+FULL: Final = 0.7  # planned share of a CPU: above it, a request waits for several other requests
 TURNS_S: Final = 2.0  # turns of the control loop a second, if no event wakes it (`pool.loop.TICK_S`)
 AUDIT_LOADS_S: Final = 3 / 15  # `audit` loads all workers three times every 15 s
-WAKES: Final = 3  # turns that the end of a worker requests: it is full, it is empty, it is stopped
-STALL_S: Final = 0.1  # the longest that an event loop, or Redis, should do one thing
+WAKES: Final = 3  # turns that the end of a worker requests: full, empty, stopped
+STALL_S: Final = 0.1  # limit for one action of an event loop, or of Redis
 RELAY_CONNECTIONS: Final = 8192  # of one node
-NODE_CONTAINERS: Final = 500  # of one node, unless `GATEWAY_NODE_MAX_CONTAINERS` says otherwise
+NODE_CONTAINERS: Final = 500  # of one node, unless `GATEWAY_NODE_MAX_CONTAINERS` sets another number
 REPLICAS_MAX: Final = 512
 SESSIONS_MAX: Final = 100_000_000
 
@@ -57,7 +57,7 @@ def _cost(parts: Mapping[str, Any], source: Mapping[str, Any]) -> float:
 
 
 def _number(found: Any, path: str | None) -> float:
-    """Return the number at *path*, of which a part ``name=value`` selects a row; 1 if there is no path."""
+    """Return the number at *path*, or 1 if there is no path. A part ``name=value`` of a path selects a row."""
     if path is None:
         return 1.0
     for part in path.split("/"):
@@ -73,7 +73,7 @@ def _number(found: Any, path: str | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What trainers do, and what there is to do it on; raises `ValueError` with the name of a wrong field."""
+    """The trainers' behaviour and the cluster's resources; raises `ValueError` with the name of a wrong field."""
 
     protocol: str = "ors"
     sessions: float = _given(100_000, "sessions at once", least=1)
@@ -103,7 +103,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol: {self.protocol!r} is none of {', '.join(PROTOCOLS)}")
+            raise ValueError(f"protocol: {self.protocol!r} is not one of {', '.join(PROTOCOLS)}")
         for part in quantities():
             value, least, most = getattr(self, part.name), part.metadata["least"], part.metadata["most"]
             if not least <= value <= most:
@@ -118,7 +118,7 @@ def quantities() -> list[Field[Any]]:
 
 
 class Model:
-    """What a plan needs of each part of its cluster, from paces (``_s``: by the second) to CPUs and bytes."""
+    """The needs of a plan for each part of its cluster: rates (``_s``: by the second), CPUs and bytes."""
 
     def __init__(self, costs: SimpleNamespace, plan: Plan) -> None:
         self.costs, self.plan = costs, plan
@@ -132,19 +132,19 @@ class Model:
 
     def _set_paces(self, costs: SimpleNamespace, plan: Plan) -> None:
         self.steps_s = plan.sessions / plan.period_s
-        self.ends_s = self.steps_s / plan.steps  # as many sessions begin
-        # Containers of one session each end with it. The warm ones count.
+        self.ends_s = self.steps_s / plan.steps  # the same number of sessions begins
+        # The container of an exclusive session ends with it. Warm containers count.
         self.ends_alone_s = self.ends_s * plan.exclusive
         self.alone = plan.sessions * (1 + plan.warm) * plan.exclusive
         self.in_shared = plan.sessions * max(0.0, 1 - plan.sandbox - plan.exclusive)
         sharing = self.in_shared / plan.shared_slots + plan.sessions * plan.sandbox / plan.sandbox_slots
         self.containers = (1 + plan.warm) * sharing + self.alone
-        # Replicas that a session has come to at its end. Each but the first has to look it up.
+        # Number of replicas that a session has used at its end. Each replica but the first has to look it up.
         self.seen_by = plan.replicas - (plan.replicas - 1) * (1 - 1 / plan.replicas) ** (plan.steps * plan.wandering)
         self.finds_s = self.ends_s * (self.seen_by - 1)
-        # Each replica dials a worker that lives for one session anew.
+        # Each replica opens new connections to a worker that lives for one session.
         self.dials_s = plan.exclusive * (self.ends_s + self.finds_s)
-        # A replica notes each session that was busy there, once a second.
+        # A replica writes a note for each session that was busy there, once a second.
         busy = (1 + plan.step_s) / plan.period_s
         self.notes_s = plan.sessions * min(1 + (plan.replicas - 1) * plan.wandering, busy)
         # The end of a worker wakes the control loop, which rests after each turn.
@@ -156,14 +156,14 @@ class Model:
         self.starts_s = plan.machines * min(plan.starts_at_once / costs.engine_start_s, costs.engine_starts_s)
 
     def _set_cpus(self, costs: SimpleNamespace, plan: Plan) -> None:
-        # One replica that does not lead: its share of the requests, and what each replica does completely.
+        # A replica that is not the leader: its share of the requests, and the full work of each replica.
         self.step_s: float = getattr(costs, f"{plan.protocol}_step_cpu_s") + plan.remote * costs.tls_step_gateway_s
         session_s = costs.episode_cpu_s + costs.open_client_s + costs.close_client_s + costs.outcome_client_s
         split = self.steps_s * self.step_s + self.ends_s * session_s + self.finds_s * costs.find_client_s
         split += self.notes_s * costs.note_client_s + plan.remote * self.dials_s * costs.tls_dial_gateway_s
         each = costs.rest_cpu_s + self.ends_s * costs.notice_client_s + plan.remote * plan.machines * costs.report_cpu_s
         self.replica_cpu = split / plan.replicas + each
-        # Leading, besides. A worker's life is four operations of the store, none measured alone: two ends of sessions.
+        # The leader's additional work. A worker's life is four store operations, estimated as two ends of sessions.
         placing_s = plan.remote * self.containers * costs.place_cpu_s
         worker_s = costs.container_client_cpu_s + 2 * costs.close_client_s + placing_s
         self.control_cpu = self.loads_s * costs.load_client_s + self.ends_alone_s * worker_s
@@ -172,7 +172,7 @@ class Model:
         loop_s = self.loads_s * costs.load_redis_s + plan.replicas * TURNS_S * costs.turn_redis_s
         self.redis_cpu = self.ends_s * session_s + notices_s + self.finds_s * costs.find_redis_s + loop_s
         self.redis_cpu += self.notes_s * costs.note_redis_s + self.ends_alone_s * 2 * costs.close_redis_s
-        # One machine's `gateway node`. To make a report is taken to cost it as much as to read it costs a replica.
+        # One machine's `gateway node`. A report is assumed to cost it as much as it costs a replica to read.
         relayed = self.steps_s * costs.tls_step_node_s + self.dials_s * costs.tls_dial_node_s
         self.node_cpu = relayed / plan.machines + plan.replicas * costs.report_cpu_s
         # All machines together, with gateways and nodes.
@@ -184,9 +184,9 @@ class Model:
         self.machine_cpu = steps + ends + plan.replicas * self.replica_cpu + self.control_cpu + nodes
 
     def _set_bytes(self, costs: SimpleNamespace, plan: Plan) -> None:
-        # A replica remembers at most so many, as at the end of the episode most replicas have seen a session.
+        # Upper bound of a replica's cache: at the end of an episode most replicas have seen the session.
         self.cached = plan.sessions * self.seen_by / plan.replicas
-        # Of one node: one connection of each replica to each worker that it called, and one for each call under way.
+        # Of one node: a connection of each replica to each worker that it called, and a connection per active call.
         under_way = self.steps_s * plan.step_s * (1 - plan.exclusive)
         shared = max((self.containers - self.alone) * plan.replicas, under_way)
         self.relay_connections = (shared + plan.sessions * plan.exclusive * self.seen_by) / plan.machines
@@ -198,7 +198,7 @@ class Model:
         self.memory_bytes = workers + sessions + gateways + tls + self.redis_bytes
 
     def uses(self) -> dict[str, float]:
-        """Return how full each part of the cluster is; above 1 it cannot be."""
+        """Return the load of each part of the cluster as a share; a plan with a share above 1 is impossible."""
         costs, plan = self.costs, self.plan
         memory = plan.machines * plan.memory_gib * 2**30
         promised = self.containers * plan.limit_mib * MIB
@@ -220,7 +220,7 @@ class Model:
         }
 
     def walls(self) -> list[tuple[float, str]]:
-        """Return the sessions at which each part is full if everything else stays, the first part first."""
+        """Return the number of sessions at which each part is full, with all else equal, the first full part first."""
         most = self.but(sessions=SESSIONS_MAX).uses()
         return sorted((self._filled(name), name) for name, share in most.items() if share >= 1)
 
@@ -232,13 +232,13 @@ class Model:
         return high
 
     def replicas_needed(self) -> int | None:
-        """Return the fewest replicas of which none is busier than `FULL`; None if no number of them is enough."""
-        # What leading takes is left out: it does not become less where there are more.
+        """Return the smallest number of replicas that keeps each below `FULL`; None if no number is enough."""
+        # The leader's work is left out, because more replicas do not reduce it.
         numbers = range(1, REPLICAS_MAX + 1)
         return next((count for count in numbers if self.but(replicas=count).replica_cpu <= FULL), None)
 
     def machines_needed(self) -> float:
-        """Return the machines that the busiest of their own resources wants, CPUs being `FULL`."""
+        """Return the number of machines that their scarcest resource requires, with CPUs at most `FULL`."""
         full = self.uses()
         starts: float = self.ends_alone_s / self.costs.engine_starts_s
         bounds = ("memory of the machines", "memory promised to workers", "containers of a machine")
@@ -246,7 +246,7 @@ class Model:
         return max(starts, most * self.plan.machines)
 
     def opening_s(self) -> float:
-        """Return the seconds until all sessions are open, if their workers run: of all parts the slowest."""
+        """Return the seconds until all sessions are open, with running workers: the time of the slowest part."""
         # Half of an episode's requests open it.
         replica_s: float = (self.costs.episode_cpu_s / 2 + self.costs.open_client_s) / self.plan.replicas
         sandbox_s = self.plan.sandbox * self.sandbox_s / (self.plan.machines * self.plan.cores)
@@ -255,7 +255,7 @@ class Model:
 
 
 MIXES: Final = {"all shared": (0.0, 0.0), "half sandbox": (0.5, 0.0), "a tenth exclusive": (0.0, 0.1)}
-"""Shares of the sessions that are sandboxes, and that are exclusive."""
+"""Shares of sandboxes and of exclusive sessions."""
 LEVERS: Final[Mapping[str, Callable[[Model], Model]]] = {
     "as it is": lambda model: model,
     "a session's calls come to one replica": lambda model: model.but(wandering=0),
@@ -275,7 +275,7 @@ ANSWERS: Final[Mapping[str, Callable[[Model], float | None]]] = {
     "s until all workers are started": lambda model: model.containers / model.starts_s,
     "s until all sessions are open, once they are": Model.opening_s,
 }
-MIXED: Final = ("sandbox", "exclusive", "replicas")  # each case has its own
+MIXED: Final = ("sandbox", "exclusive", "replicas")  # each case sets its own
 SHOWN_WALLS: Final = 4
 
 
@@ -286,7 +286,7 @@ def cases(costs: SimpleNamespace, plan: Plan) -> list[Model]:
 
 
 def tables(some: Sequence[Model]) -> list[Table]:
-    """Return what the models of `cases` say."""
+    """Return the tables for the models of `cases`."""
     costs, plan, heads = some[0].costs, some[0].plan, ["", *MIXES]
     assumed = [part for part in quantities() if part.name not in MIXED]
     said = [[part.metadata["meaning"], f"{getattr(plan, part.name):,.10g}"] for part in assumed]
@@ -323,7 +323,7 @@ def _wall(model: Model, place: int = 0) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; write the page if that is wanted."""
+    """Print the tables. With ``--write-docs``, write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.capacity", description="What a cluster must have.")
     options = [part for part in quantities() if part.name not in MIXED]
     for part in options:

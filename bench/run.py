@@ -42,7 +42,7 @@ from bench.subjects.processes import StartError
 from bench.subjects.targets import servers
 
 BUSY_SHARE = 0.5
-"""A load average above this share of the CPUs, before anything was started, is said with the results."""
+"""Share of the CPUs. A load average above it, before the run, adds a warning to the results."""
 
 
 class Part(StrEnum):
@@ -64,9 +64,9 @@ class Part(StrEnum):
 
 
 ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER, Part.MANY_CONTAINERS)
-"""Parts that are nothing without an engine."""
+"""Parts that always need an engine."""
 ON_LAB = (Part.NODES,)
-"""Parts that bring up machines of their own: run only where they are asked for by name."""
+"""Parts that start their own machines. They run only if they are named."""
 
 
 MEASURES: Mapping[Part, Any] = {
@@ -84,11 +84,11 @@ MEASURES: Mapping[Part, Any] = {
     Part.MANY_CONTAINERS: many_containers,
     Part.NODES: nodes,
 }
-"""The module of each part, with ``Plan``, a short one as ``QUICK``, and ``run(servers, plan)``."""
+"""The module of each part, with ``Plan``, a short plan as ``QUICK``, and ``run(servers, plan)``."""
 
 
 def plan_of(part: Part, *, quick: bool, **options: object) -> Any:
-    """Return the short plan of *part* or the full one, with those of *options* that it knows."""
+    """Return the short plan of *part* or the full plan, with the *options* that it has."""
     measure = MEASURES[part]
     plan = measure.QUICK if quick else measure.Plan()
     known = {each.name for each in fields(plan)}
@@ -142,16 +142,16 @@ def main(
 
 
 def by_default(*, docker: bool) -> tuple[Part, ...]:
-    """The parts that are run where none is named."""
+    """Return the parts that run if no part is named."""
     left_out = ON_LAB if docker else (*ON_LAB, *ON_DOCKER)
     return tuple(part for part in Part if part not in left_out)
 
 
 async def run(plans: Mapping[Part, Any], *, size: str, folder: Path | None, console: Console) -> dict[str, object]:
-    """Run the parts of *plans* one after the other, and say what was found and on what.
+    """Run the parts of *plans* one after the other. Return the findings and the facts of the run.
 
     Raises:
-        StartError: a server does not start.
+        StartError: A server does not start.
     """
     facts: dict[str, object] = {
         "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -177,15 +177,15 @@ async def run(plans: Mapping[Part, Any], *, size: str, folder: Path | None, cons
 
 
 def _end_on_sigterm() -> None:
-    """Let SIGTERM end the servers, too: a process that it ends at once would leave them running."""
+    """Make SIGTERM cancel the run, so that the servers end, too. An immediate end would leave them running."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _folder(part: Part) -> Path | None:
-    """Where *part* keeps its sockets: a container's must have one path here and for the engine, which shared memory
-    has even where the engine lives on another root."""
+    """Return the folder for the sockets of *part*. A container's folder must have one path here and for the engine.
+    Shared memory has this property even if the engine has another root."""
     shared = Path("/dev/shm")
     return shared if part in (Part.SANDBOXES, *ON_DOCKER, *ON_LAB) and shared.is_dir() else None
 

@@ -1,1 +1,1 @@
-"""TODO env_images."""
+"""The sources of the environment images."""

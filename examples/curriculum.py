@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, as `demo.py` does
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, like `demo.py`
 
 from examples.learner.client import Gateway
 from examples.learner.lessons import LESSONS
@@ -25,7 +25,7 @@ from examples.learner.training import Plan, Run, train
 
 
 def main() -> None:
-    """Parse the command line, train, report."""
+    """Parse the command line, train, and report."""
     options = parsed()
     lesson = LESSONS[options.environment]
     title = f"{options.environment}: score on the held-out split"
@@ -42,7 +42,7 @@ def main() -> None:
         line = " ".join(f"{score:.2f}" for _, score in runs[-1].curve)
         told = f"{plan.sampler} seed {plan.seed}: {line} ({time.monotonic() - began_at:.0f} s)"
         print(told, file=sys.stderr, flush=True)
-        if options.json is not None:  # after each run: what was played is not lost if a later one fails
+        if options.json is not None:  # after each run, so that a failure of a later run loses nothing
             options.json.write_text(as_json(runs, about=about))
     show(runs, title=title)
     if options.out is not None and not plot(runs, options.out, title=title):
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line, checked."""
+    """Return the checked command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", choices=sorted(LESSONS), default="math")
     parser.add_argument("--samplers", default="uniform,target_success,learning_progress,staged", help="comma-separated")
@@ -67,7 +67,7 @@ def parsed() -> argparse.Namespace:
     lesson = LESSONS[options.environment]
     options.samplers = options.samplers.split(",")
     if unknown := [name for name in options.samplers if name not in lesson.samplers]:
-        parser.error(f"--samplers: {unknown[0]!r} is none of {', '.join(lesson.samplers)}")
+        parser.error(f"--samplers: {unknown[0]!r} is not one of {', '.join(lesson.samplers)}")
     if options.url and len(options.samplers) * options.seeds > 1:
         parser.error("--url: one sampler and one seed, since runs on one gateway would draw by each other's records")
     options.episodes = options.episodes or lesson.episodes
@@ -77,7 +77,7 @@ def parsed() -> argparse.Namespace:
 
 
 def plans(options: argparse.Namespace) -> Iterator[Plan]:
-    """What is to be run: seed by seed, so that a run that is cut off has compared something."""
+    """Yield the plans, seed by seed, so that an aborted run still allows a comparison."""
     lesson = LESSONS[options.environment]
     for seed in range(options.seeds):
         for sampler in options.samplers:
@@ -92,7 +92,7 @@ def plans(options: argparse.Namespace) -> Iterator[Plan]:
 
 
 def trained(plan: Plan, options: argparse.Namespace) -> Run:
-    """One run, on the gateway that is there or on one of its own."""
+    """Run one plan, on an existing gateway or on a new one."""
     if options.url:
         return train(Gateway(options.url, key=options.key, admin_key=options.admin_key), plan)
     with a_gateway(plan.lesson.environment) as url:

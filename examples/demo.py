@@ -37,7 +37,7 @@ READY = "gateway_ready url="
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """How one episode went."""
+    """The outcome of one episode."""
 
     family: str
     difficulty: int
@@ -47,7 +47,7 @@ class Episode:
 
 @contextlib.contextmanager
 def a_gateway(url: str | None, key: str) -> Iterator[str]:
-    """The address of a gateway: *url*, the usual one if it answers, or one that is started for the demo."""
+    """Yield the address of a gateway: *url*, the default address if it answers, or a gateway started for the demo."""
     if url is not None:
         yield url
         return
@@ -79,7 +79,7 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 async def play(environment: Any, task: Any, agent: random.Random) -> Episode:
-    """One episode: open, read the prompt, answer, close."""
+    """Play one episode: open, read the prompt, answer, close."""
     began_at = time.monotonic()
     async with environment.session(task=task) as session:
         await session.get_prompt()
@@ -95,7 +95,7 @@ async def play_all(url: str, key: str, *, episodes: int, at_once: int, seed: int
     room = asyncio.Semaphore(at_once)
     played: list[Episode] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    client = AsyncORS(base_url=url, api_key=key or None)  # kept: its connections close when it is collected
+    client = AsyncORS(base_url=url, api_key=key or None)  # kept, because its connections close when it is collected
     environment = client.environment("math")
     total = await environment.num_tasks("train")
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -114,7 +114,7 @@ async def play_all(url: str, key: str, *, episodes: int, at_once: int, seed: int
 
 
 def show(played: list[Episode], seconds: float) -> None:
-    """Print rewards by family."""
+    """Print the rewards by family."""
     families: defaultdict[str, list[Episode]] = defaultdict(list)
     for episode in played:
         families[episode.family].append(episode)

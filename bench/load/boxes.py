@@ -1,4 +1,4 @@
-"""Sessions of the os environment over the wire: opened on a task, a first command, closed, each answer checked."""
+"""Sessions of the os environment over the wire: open on a task, first command, close, with a check of each answer."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from bench.load.http1 import Address, Connection, StreamError, connect, request_
 
 OS = "os"
 AT_ONCE_S = 120.0
-"""For sessions that are opened at once, and for their end: beyond it something hangs."""
+"""Seconds for concurrent openings, and for their ends. A longer time means a hang."""
 
 Task: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one session took, in seconds."""
+    """Seconds of the parts of one session."""
 
     open_s: float
-    """To the prompt."""
+    """Seconds to the prompt."""
     command_s: float
-    """From the prompt to the first command's output."""
+    """Seconds from the prompt to the first command's output."""
     close_s: float
 
     @property
     def first_output_s(self) -> float:
-        """From the beginning to the first command's output: what S8 bounds."""
+        """Seconds from the start to the first command's output. S8 bounds this time."""
         return self.open_s + self.command_s
 
     @property
     def whole_s(self) -> float:
-        """From the beginning to the end."""
+        """Seconds from the start to the end."""
         return self.first_output_s + self.close_s
 
 
@@ -49,10 +49,10 @@ class BoxEpisode:
         self._episode = Episode(connection, environment=OS)
 
     async def open(self, task: Task) -> None:
-        """Open it and read its prompt, which has to hold the instruction.
+        """Open the session and read its prompt, which must contain the instruction.
 
         Raises:
-            WrongAnswer, OSError, ProtocolError: as all methods here.
+            WrongAnswer, OSError, ProtocolError: A request failed. All methods here raise these.
         """
         episode = self._episode
         await episode.create(task)
@@ -62,22 +62,22 @@ class BoxEpisode:
             raise WrongAnswer(f"prompt: {response.body[:200]!r}")
 
     async def command(self, token: str) -> None:
-        """Let the shell say *token*."""
+        """Print *token* in the shell, and check the output."""
         body = json.dumps({"name": "bash_action", "input": {"script": f"echo {token}"}}).encode()
         headers = JSON | STREAM | self._episode.named
         response = ok(await self.connection.request(request_bytes("POST", f"/{OS}/call", headers, body)))
         check_output(response.body, token)
 
     async def close(self) -> None:
-        """End it."""
+        """End the session."""
         await self._episode.delete()
 
 
 def check_output(body: bytes, token: str) -> None:
-    """Check that a call's stream holds a result whose last line is *token*.
+    """Check that the last line of a call's result is *token*.
 
     Raises:
-        WrongAnswer: it does not.
+        WrongAnswer: It is not.
     """
     try:
         result = result_of(body)
@@ -91,7 +91,7 @@ def check_output(body: bytes, token: str) -> None:
 
 
 async def session(connection: Connection, task: Task, token: str) -> Taken:
-    """Open a session, let it say *token*, and end it."""
+    """Open a session, print *token* in it, and end it."""
     episode = BoxEpisode(connection)
     times = [time.perf_counter()]
     for act in (episode.open(task), episode.command(token), episode.close()):
@@ -104,7 +104,7 @@ async def session(connection: Connection, task: Task, token: str) -> Taken:
 async def opened_at_once(address: Address, tasks: Sequence[Task]) -> Round:
     """Open a session on each of *tasks* at the same moment, each over a new connection, and end them all afterwards.
 
-    A sample runs from that moment to a prompt. A session that does not end counts as an error where all were opened.
+    A sample runs from that moment to a prompt. If all sessions were opened, a failed end counts as an error.
     """
     opened: list[BoxEpisode] = []
 
@@ -147,16 +147,16 @@ done
 git init -q . && git add -A
 git -c user.name=a -c user.email=a@localhost -c gc.auto=0 -c maintenance.auto=false commit -q -m all
 """
-"""2,000 files and a repository of them: some tenths of a second."""
+"""A preparation of some tenths of a second: 2,000 files and a repository of them."""
 
 
 def light_task() -> Task:
-    """A task whose preparation is a folder and a file: what is measured is everything around it."""
+    """Return a task that prepares one folder and one file, so that the measurement shows all other costs."""
     return _task("light", _LIGHT)
 
 
 def heavy_tasks(prefix: str) -> Callable[[], Task]:
-    """Give a maker of tasks whose preparation takes its time and differs from that of every other."""
+    """Return a maker of tasks with a slow preparation that differs for each task."""
     numbers = itertools.count()
 
     def make() -> Task:

@@ -1,6 +1,6 @@
-"""Closed-loop load: each caller has a connection of its own, and sends its next request when the last was answered.
+"""Closed-loop load: each caller has its own connection, and sends its next request after the last answer.
 
-A caller whose connection is lost makes no new one: what it goes on to count then is errors.
+A caller does not replace a lost connection. From then on it counts errors.
 """
 
 from __future__ import annotations
@@ -21,58 +21,58 @@ from bench.load.http1 import Address, Connection, ProtocolError, connect
 from bench.reporting.stats import Latencies, latencies
 
 GRACE_S = 60.0
-"""How long the last requests of a round may take beyond its end."""
+"""Seconds that the last requests of a round may take beyond its end."""
 ERRORS_MAX = 20
-"""A caller with more errors than this in one round stops: what it measures is no load any more."""
+"""Number of errors in one round after which a caller stops, because it no longer measures load."""
 ERROR_PAUSE_S = 0.05
 KINDS_MAX = 20
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 FAILURES = (WrongAnswer, ProtocolError, OSError)
 
 Step: TypeAlias = Callable[[int], Awaitable[None]]
-"""One timed request, or several; it gets a number that no other step of the round has."""
+"""One timed request, or several. Its argument is a number that is unique in the round."""
 
 
 @dataclass(slots=True)
 class Round:
-    """What one round of load gave."""
+    """The result of one round of load."""
 
     duration_s: float
     samples_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     generator_cpu_s: float = 0.0
-    """What this process, the load generator, used itself."""
+    """CPU seconds of this process, the load generator."""
 
     @property
     def rate(self) -> float:
-        """Steps that were right, in a second."""
+        """Successful steps a second."""
         return len(self.samples_s) / self.duration_s
 
     def add_error(self, error: Exception) -> None:
-        """Count *error* among those that differ from it by an id only; beyond ``KINDS_MAX`` kinds as one of others."""
+        """Count *error* with errors that differ only by an id. Beyond ``KINDS_MAX`` kinds, count it as "others"."""
         kind = _ID.sub("<id>", f"{type(error).__name__}: {error}")[:200]
         self.errors[kind if kind in self.errors or len(self.errors) < KINDS_MAX else "others"] += 1
 
     def raise_errors(self) -> None:
-        """Raise ``WrongAnswer`` with all errors if there was one."""
+        """Raise ``WrongAnswer`` with all errors, if there are any."""
         if self.errors:
             raise WrongAnswer("; ".join(f"{count} times {error}" for error, count in self.errors.items()))
 
     @property
     def latencies(self) -> Latencies:
-        """Of the steps that were right.
+        """The latencies of the successful steps.
 
         Raises:
-            ValueError: none was.
+            ValueError: No step succeeded.
         """
         return latencies(self.samples_s)
 
 
 async def load(steps: Sequence[Step], *, duration_s: float) -> Round:
-    """Let a caller for each of *steps* take it once, and again until *duration_s* is over; what was begun counts.
+    """Run a caller for each of *steps*, at least once and until *duration_s* is over. Started steps count.
 
     Raises:
-        TimeoutError: an answer did not come within ``GRACE_S`` after the end.
+        TimeoutError: An answer did not come within ``GRACE_S`` after the end.
     """
     became = Round(duration_s)
     numbers = itertools.count()
@@ -106,10 +106,10 @@ async def _caller(step: Step, next_number: Callable[[], int], until: float, beca
 
 
 async def at_once(steps: Sequence[Step], *, within_s: float) -> Round:
-    """Run each of *steps* once, all at the same moment; a sample is the time from that moment to the step's end.
+    """Run each of *steps* once, all at the same moment. A sample is the time from that moment to the step's end.
 
     Raises:
-        TimeoutError: one was not done *within_s*.
+        TimeoutError: A step was not done *within_s*.
     """
     became = Round(0.0)
 
@@ -133,7 +133,7 @@ async def at_once(steps: Sequence[Step], *, within_s: float) -> Round:
 
 @asynccontextmanager
 async def connections(address: Address, count: int) -> AsyncIterator[list[Connection]]:
-    """Open *count* connections; they are closed on leaving."""
+    """Open *count* connections, and close them on leaving."""
     opened: list[Connection] = []
     try:
         for _ in range(count):
@@ -146,7 +146,7 @@ async def connections(address: Address, count: int) -> AsyncIterator[list[Connec
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Keep this process's garbage collector out of the servers' latencies; a round makes few cycles."""
+    """Disable this process's garbage collector during a round, so that it does not affect latencies. Cycles are few."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""One episode over the wire, by hand: the requests that an SDK sends, and a check that each answer is right."""
+"""One episode over the wire, without an SDK: the same requests, and a check of each answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PROMPT = "Say something."
 JSON = {"Content-Type": "application/json"}
 STREAM = {"Accept": "text/event-stream"}
 TOKEN_LENGTH = 12
-"""All requests of one session are equally long, so that their heads can be made ahead."""
+"""Length of each token. All requests of a session have the same length, so their heads can be prepared."""
 
 
 class WrongAnswer(Exception):
-    """The server answered something else than what was right."""
+    """The server's answer is not the expected answer."""
 
 
 class Episode:
@@ -31,14 +31,14 @@ class Episode:
         self._call_head = b""
 
     def attach(self, connection: Connection) -> None:
-        """Go on over another connection."""
+        """Continue over another connection."""
         self.connection = connection
 
     async def create_session(self) -> None:
-        """Ask for a session id.
+        """Request a session id.
 
         Raises:
-            WrongAnswer, OSError, ProtocolError: as all methods here.
+            WrongAnswer, OSError, ProtocolError: The request failed. All methods here raise these.
         """
         request = request_bytes("POST", "/create_session", JSON | STREAM, b"{}")
         response = ok(await self.connection.request(request))
@@ -51,14 +51,14 @@ class Episode:
         self.use(named[0])
 
     async def create(self, task: Mapping[str, Any] | None = None) -> None:
-        """Open the session on *task*; under an id of our own where none was asked for."""
+        """Open the session on *task*, under a generated id if none was requested."""
         if not self.sid:
             self.use(str(uuid.uuid4()))
         body = json.dumps({"task_spec": dict(task or {"id": "only"}), "env_name": self.environment}).encode()
         ok(await self.connection.request(request_bytes("POST", "/create", JSON | self.named, body)))
 
     async def prompt(self) -> None:
-        """Read the prompt."""
+        """Read the prompt, and check it."""
         path = f"/{self.environment}/prompt"
         response = ok(await self.connection.request(request_bytes("GET", path, self.named)))
         blocks = json.loads(response.body)
@@ -66,7 +66,7 @@ class Episode:
             raise WrongAnswer(f"prompt: {response.body[:200]!r}")
 
     async def call(self, number: int) -> None:
-        """Call the tool with a text of its own, which has to come back."""
+        """Call the tool with a unique text, which must come back."""
         token = f"{number:0{TOKEN_LENGTH}d}"
         response = ok(await self.connection.request(b'%b%b"}}' % (self._call_head, token.encode())))
         check_result(response.body, token)
@@ -76,7 +76,7 @@ class Episode:
         await self._end("/delete")
 
     async def delete_session(self) -> None:
-        """Give the session id back."""
+        """Release the session id."""
         await self._end("/delete_session")
 
     async def _end(self, path: str) -> None:
@@ -86,11 +86,11 @@ class Episode:
 
     @property
     def named(self) -> dict[str, str]:
-        """The header that says which session is meant."""
+        """The header with the session id."""
         return {"X-Session-ID": self.sid}
 
     def use(self, sid: str) -> None:
-        """Be the session *sid*."""
+        """Use the session *sid*."""
         self.sid = sid
         body = b'{"name": "%b", "input": {"text": "' % self._tool.encode()
         whole = body + b"0" * TOKEN_LENGTH + b'"}}'
@@ -99,10 +99,10 @@ class Episode:
 
 
 def check_result(body: bytes, token: str) -> None:
-    """Check that a call's stream holds the result of an echo of *token*, all of it.
+    """Check that a call's stream holds the whole result of an echo of *token*.
 
     Raises:
-        WrongAnswer: it does not.
+        WrongAnswer: It does not.
     """
     try:
         result = result_of(body)
@@ -119,9 +119,10 @@ def check_result(body: bytes, token: str) -> None:
 
 
 def ok(response: Response) -> Response:
-    """
+    """Return *response* if its status is 200.
+
     Raises:
-        WrongAnswer: the status is not 200.
+        WrongAnswer: The status is not 200.
     """
     if response.status != 200:
         raise WrongAnswer(f"status {response.status}: {response.body[:200]!r}")

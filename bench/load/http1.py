@@ -1,6 +1,6 @@
-"""HTTP/1.1 and event streams as far as a load generator needs them: requests made ahead, one response at a time.
+"""The parts of HTTP/1.1 and event streams that a load generator needs: prepared requests, one response at a time.
 
-A general client would cost more than the servers that are measured: one of the SDKs' takes 0.6 to 0.9 ms of CPU a call.
+A general client would cost more than the measured servers: an SDK's client takes 0.6 to 0.9 ms of CPU a call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
 CONNECT_S = 10.0
-"""A server on this machine that does not take a connection for this long is broken, not slow."""
+"""Seconds to connect. A server on this machine that needs longer is broken, not slow."""
 
 
 class ProtocolError(Exception):
-    """The server said what is no answer to one request."""
+    """The server's bytes are not an answer to one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class Response:
 
 
 class ResponseReader:
-    """Takes bytes as they come, and says when one response is whole."""
+    """Takes received bytes, and returns a response once it is complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._status = 0
-        """0 until the head is whole."""
+        """The status, or 0 until the head is complete."""
         self._length: int | None = None
-        """Of the body; None where it is chunked."""
+        """Length of the body, or None if it is chunked."""
         self._position = 0
-        """Where the next chunk's frame begins."""
+        """Start of the next chunk's frame."""
         self._chunks: list[bytes] = []
 
     def feed(self, data: bytes) -> Response | None:
-        """Take *data*; returns the response once it is whole, and is ready for the next one then.
+        """Take *data*. Return the response once it is complete, and be ready for the next response.
 
         Raises:
-            ProtocolError: this is not HTTP/1.1 with a length or chunks, or more than one response.
+            ProtocolError: This is not HTTP/1.1 with a length or chunks, or it is more than one response.
         """
         self._buffer += data
         if not self._status and not self._read_head():
@@ -110,8 +110,8 @@ Answer = TypeVar("Answer")
 class OneAtATime(asyncio.Protocol, Generic[Answer]):
     """One connection with one request at a time.
 
-    Waits here are as long as the caller's own deadline: one scope round a whole round of load costs less than one
-    round each call.
+    Waits have no timeout of their own; the caller sets a deadline. One timeout scope around a round of load costs less
+    than one around each call.
     """
 
     def __init__(self) -> None:
@@ -122,18 +122,18 @@ class OneAtATime(asyncio.Protocol, Generic[Answer]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are no subclasses of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes do not derive from asyncio's
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the request that waits."""
+        """Fail the waiting request."""
         self._fail(exc or ConnectionResetError("the server closed the connection"))
 
     async def request(self, data: bytes) -> Answer:
         """Send *data*, one whole request, and wait for its answer.
 
         Raises:
-            OSError: the connection is lost.
-            ProtocolError: the answer is none.
+            OSError: The connection is lost.
+            ProtocolError: The answer is not valid.
         """
         if self._failure is not None:
             raise self._failure
@@ -142,7 +142,7 @@ class OneAtATime(asyncio.Protocol, Generic[Answer]):
         return await self._waiter
 
     def close(self) -> None:
-        """Close at once; a second time does nothing."""
+        """Close immediately. A second call does nothing."""
         self._transport.abort()
 
     def _answer(self, answer: Answer) -> None:
@@ -161,14 +161,14 @@ class OneAtATime(asyncio.Protocol, Generic[Answer]):
 
 
 class Connection(OneAtATime[Response]):
-    """One keep-alive connection; made by `connect`."""
+    """One keep-alive connection. `connect` makes it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._reader = ResponseReader()
 
     def data_received(self, data: bytes) -> None:
-        """Answer the request that waits, once the response is whole."""
+        """Complete the waiting request once the response is complete."""
         try:
             response = self._reader.feed(data)
         except ProtocolError as error:
@@ -180,7 +180,7 @@ class Connection(OneAtATime[Response]):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens: a loopback port, or a Unix socket. Load goes nowhere else."""
+    """A server's loopback port or Unix socket. Load goes nowhere else."""
 
     port: int = 0
     socket: str = ""
@@ -190,7 +190,7 @@ async def connect(address: Address) -> Connection:
     """Open a connection.
 
     Raises:
-        OSError: nobody listens; a TimeoutError after ``CONNECT_S``.
+        OSError: No server listens, or it times out after ``CONNECT_S`` (a TimeoutError).
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_S):
@@ -202,7 +202,7 @@ async def connect(address: Address) -> Connection:
 
 
 async def ask_once(address: Address, data: bytes) -> Response:
-    """Send one request on a connection of its own. Raises as `connect` and `Connection.request`."""
+    """Send one request on its own connection. Raises the errors of `connect` and `Connection.request`."""
     connection = await connect(address)
     try:
         return await connection.request(data)
@@ -211,14 +211,14 @@ async def ask_once(address: Address, data: bytes) -> Response:
 
 
 def request_bytes(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """One whole request; a POST bears its length even where that is 0, as the SDKs' do."""
+    """Return one whole request. A POST has a length even if it is 0, as in the SDKs."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
     if method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("ascii") + body
 
 
-# -- the event streams of ORS, read strictly: one space after the colon is the format's, every other is the data's -----
+# -- ORS's event streams, read strictly: one space after the colon belongs to the format, other spaces to the data ----
 
 
 class StreamError(Exception):
@@ -227,17 +227,17 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; comments are left out."""
+    """One event, without comments."""
 
     name: str
     data: str
 
 
 def events(body: bytes) -> Iterator[Event]:
-    """Read a whole stream.
+    """Yield the events of a whole stream.
 
     Raises:
-        StreamError: it ends within an event.
+        StreamError: The stream ends within an event.
     """
     name = ""
     data: list[str] = []
@@ -259,10 +259,10 @@ def events(body: bytes) -> Iterator[Event]:
 
 
 def result_of(body: bytes) -> Any:
-    """The JSON value that a call's chunks and its end make together.
+    """Return the JSON value of a call's chunks and its end together.
 
     Raises:
-        StreamError: it ended with an ``error`` event, with none, or not with JSON.
+        StreamError: The stream has an ``error`` event, no end event, or no JSON.
     """
     parts: list[str] = []
     for event in events(body):

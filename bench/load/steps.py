@@ -1,4 +1,4 @@
-"""Sessions of the ``steps`` environment over each protocol, each answer checked."""
+"""Sessions of the ``steps`` environment over each protocol, with a check of each answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.load.websocket import Socket, connect_socket, frame
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What the worker said of one step."""
+    """The worker's answer to one step."""
 
     token: str
     count: int
-    """Different steps that its session took so far."""
+    """Number of different steps of the session so far."""
     doubled: int
-    """Steps of all the worker's sessions that ran more than once."""
+    """Number of steps that ran more than once, in all sessions of the worker."""
 
 
 class Stepper(Protocol):
@@ -41,7 +41,7 @@ class Stepper(Protocol):
 
 
 class OrsStepper:
-    """Over ORS, on one connection."""
+    """A session over ORS, on one connection."""
 
     def __init__(self, connection: Connection, environment: str) -> None:
         self._connection = connection
@@ -49,11 +49,11 @@ class OrsStepper:
         self.sid = str(uuid.uuid4())
 
     def attach(self, connection: Connection) -> None:
-        """Go on over another connection."""
+        """Continue over another connection."""
         self._connection = connection
 
     async def open(self, task: Mapping[str, Any] | None = None) -> None:
-        """Open it."""
+        """Open the session."""
         body = json.dumps({"task_spec": dict(task or {"id": "only"}), "env_name": self._environment}).encode()
         ok(await self._connection.request(request_bytes("POST", "/create", JSON | self._named, body)))
 
@@ -72,17 +72,17 @@ class OrsStepper:
 
 
 def call_bytes(environment: str, sid: str, token: str, seconds: float, *, key: str | None = None) -> bytes:
-    """The request of one step over ORS; *key* makes it one that may be asked again."""
+    """Return the request of one step over ORS. With *key*, the step may be sent again."""
     body = json.dumps({"name": "act", "input": {"token": token, "seconds": seconds}}).encode()
     headers = JSON | STREAM | {"X-Session-ID": sid} | ({"Idempotency-Key": key} if key else {})
     return request_bytes("POST", f"/{environment}/call", headers, body)
 
 
 def read_stream(body: bytes) -> Stepped:
-    """Read a call's stream.
+    """Return the step in a call's stream.
 
     Raises:
-        WrongAnswer: it ends with an error, or is no step's.
+        WrongAnswer: The stream ends with an error, or is not a step's.
     """
     try:
         result = result_of(body)
@@ -95,10 +95,10 @@ def read_stream(body: bytes) -> Stepped:
 
 
 def read_text(text: str) -> Stepped:
-    """Read what the tool says.
+    """Return the step in the tool's text.
 
     Raises:
-        WrongAnswer: it is something else.
+        WrongAnswer: The text has another format.
     """
     match text.split():
         case [token, count, doubled] if count.isdigit() and doubled.isdigit():
@@ -107,7 +107,7 @@ def read_text(text: str) -> Stepped:
 
 
 def read_areal(reply: Mapping[str, Any]) -> Stepped:
-    """Read AReaL's answer to a step; raises `WrongAnswer` as `read_text`."""
+    """Return the step in AReaL's answer; raises `WrongAnswer` like `read_text`."""
     match reply:
         case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
             return read_text(text)
@@ -115,7 +115,7 @@ def read_areal(reply: Mapping[str, Any]) -> Stepped:
 
 
 def read_openenv(data: Mapping[str, Any]) -> Stepped:
-    """Read the data of OpenEnv's answer to a step; raises `WrongAnswer` as `read_text`."""
+    """Return the step in the data of OpenEnv's answer; raises `WrongAnswer` like `read_text`."""
     match data:
         case {"observation": {"token": str(token), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
             return Stepped(token, count, doubled)
@@ -125,7 +125,7 @@ def read_openenv(data: Mapping[str, Any]) -> Stepped:
 async def ask_areal(
     address: Address, environment: str, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Send one request of AReaL's API, as its client does it: on a connection of its own, closed after the answer."""
+    """Send one request of AReaL's API, like its client: on its own connection, closed after the answer."""
     content = b"" if body is None else json.dumps(body).encode()
     headers = {"Connection": "close"} if body is None else JSON | {"Connection": "close"}
     request = request_bytes(method, f"/areal/{environment}/api/{path}", headers, content)
@@ -134,7 +134,7 @@ async def ask_areal(
 
 
 class ArealStepper:
-    """Over AReaL's API, a connection for each request."""
+    """An episode over AReaL's API, with a connection for each request."""
 
     def __init__(self, address: Address, environment: str) -> None:
         self._address = address
@@ -156,12 +156,12 @@ class ArealStepper:
         await self.ask("cancel", {"episode_id": self.episode})
 
     async def ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One request."""
+        """Send one request, and return its answer."""
         return await ask_areal(self._address, self._environment, "POST", f"episode/{what}", body)
 
 
 class OpenEnvStepper:
-    """Over OpenEnv's WebSocket."""
+    """An episode over OpenEnv's WebSocket."""
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -175,7 +175,7 @@ class OpenEnvStepper:
         return read_openenv(await self._ask("step", {"token": token, "seconds": seconds}))
 
     async def end(self) -> None:
-        """End the episode with its socket."""
+        """End the episode by closing its socket."""
         self._socket.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class OpenEnvStepper:
 
 
 async def all_at_once(steppers: Sequence[OrsStepper], act: str, *, within_s: float) -> Round:
-    """Let all sessions ``open``, ``step`` or ``end`` in the same moment."""
+    """Run ``open``, ``step`` or ``end`` on all sessions at the same moment."""
 
     async def one(place: int) -> None:
         stepper = steppers[place]

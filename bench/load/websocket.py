@@ -1,6 +1,6 @@
-"""A WebSocket as far as a load generator needs it: one text frame out, one in.
+"""The parts of WebSocket that a load generator needs: one text frame out, one in.
 
-Frames are masked with zeros, which is allowed and leaves them as they are; no compression is offered.
+Frames are masked with zeros. This is allowed and leaves the bytes unchanged. The client offers no compression.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEP = b'{"type":"step","data":{"op":"inc"}}'
 
 
 def frame(payload: bytes) -> bytes:
-    """One text frame, as a client sends it."""
+    """Return one text frame of a client."""
     size = len(payload)
     if size < 126:
         head = bytes((_TEXT, _MASKED | size))
@@ -33,7 +33,7 @@ def frame(payload: bytes) -> bytes:
 
 
 class Socket(OneAtATime[bytes]):
-    """One open socket; made by `connect_socket`. A request is a frame or the upgrade, and its answer a payload."""
+    """One open socket. `connect_socket` makes it. A request is a frame or the upgrade, and its answer a payload."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Socket(OneAtATime[bytes]):
         self._is_open = False
 
     def data_received(self, data: bytes) -> None:
-        """Answer the request that waits, with a whole frame or the head of the upgrade."""
+        """Complete the waiting request with a whole frame or the head of the upgrade."""
         self._buffer += data
         if not self._is_open:
             self._read_head()
@@ -61,7 +61,7 @@ class Socket(OneAtATime[bytes]):
         self._answer(head)
 
     def _read_frame(self) -> bool:
-        """Take one frame off the buffer; whether there was a whole one."""
+        """Take one frame from the buffer. Return False if the frame is incomplete."""
         buffer = self._buffer
         if len(buffer) < 2:
             return False
@@ -96,10 +96,10 @@ class Player:
         self._step = frame(STEP)
 
     async def reset(self, **data: Any) -> dict[str, Any]:
-        """Begin an episode; its first observation.
+        """Begin an episode, and return its first observation.
 
         Raises:
-            WrongAnswer, OSError, ProtocolError: as `step`.
+            WrongAnswer, OSError, ProtocolError: The reset failed, as in `step`.
         """
         request = json.dumps({"type": "reset", "data": data}).encode()
         reply = json.loads(await self.socket.request(frame(request)))
@@ -110,7 +110,7 @@ class Player:
         return observation
 
     async def step(self, _: int = 0) -> None:
-        """Count one up, and see that it was counted."""
+        """Increment the counter, and check the new value."""
         answer = await self.socket.request(self._step)
         self._value += 1
         match json.loads(answer):
@@ -125,8 +125,8 @@ async def connect_socket(address: Address, path: str) -> Socket:
     """Open a socket at *path*.
 
     Raises:
-        OSError: nobody listens; a TimeoutError after ``CONNECT_S``.
-        ProtocolError: the upgrade is refused.
+        OSError: No server listens, or it times out after ``CONNECT_S`` (a TimeoutError).
+        ProtocolError: The server refuses the upgrade.
     """
     lines = (
         f"GET {path} HTTP/1.1",

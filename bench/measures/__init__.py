@@ -1,1 +1,1 @@
-"""The measures, each with its report."""
+"""The measurements, each with its report."""

@@ -1,6 +1,6 @@
-"""Episodes over AReaL's API on the math environment: many that are held, and bursts of starts (S9, S11, S13).
+"""Episodes over AReaL's API on the math environment: many held episodes, and bursts of starts (S9, S11, S13).
 
-As AReaL's client does it, each request has a connection of its own, which is closed after the answer.
+As in AReaL's client, each request has its own connection, which is closed after the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MATH = "math"
 SAMPLE = "sum"
 CALLERS = 16
 WRONG, NOT_RIGHT = "<answer>-1</answer>", "Not right. Attempts left: 9."
-"""What is answered in each step, and what is seen then: the episode goes on."""
+"""The action of each step, and the observation after it. The episode continues."""
 ALL_S = 600.0
 WARMUP = 64
 SHARES = (0.5, 0.95, 0.99)
@@ -37,12 +37,12 @@ Act = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many episodes, and how long they are idle."""
+    """Numbers of episodes, and their idle time."""
 
     episodes: int = 2_048
     idle_s: float = 20.0
     alone: int = 500
-    """Episodes in turn, beside the idle ones."""
+    """Number of sequential episodes while the idle episodes are open."""
     burst: int = 256
     bursts: int = 5
 
@@ -52,12 +52,12 @@ QUICK = Plan(idle_s=1.0, alone=200, bursts=3)
 
 @dataclass(slots=True)
 class Samples:
-    """All of it."""
+    """All samples of a run."""
 
     acts: dict[str, Round] = field(default_factory=dict)
-    """``start``, ``step`` and ``cancel``: of the episodes that are held, and of some in turn beside these."""
+    """``start``, ``step`` and ``cancel`` of the held episodes, and of sequential episodes meanwhile."""
     active: int = 0
-    """Episodes that the gateway says are active, after the idle time."""
+    """Number of active episodes that the gateway reports after the idle time."""
     held: list[Held] = field(default_factory=list)
     bursts: Bursts = field(default_factory=Bursts)
 
@@ -69,10 +69,10 @@ class Client:
         self._address = address
 
     async def start(self) -> str:
-        """Start an episode; returns its id.
+        """Start an episode, and return its id.
 
         Raises:
-            WrongAnswer, OSError, ProtocolError: as all methods here.
+            WrongAnswer, OSError, ProtocolError: The request failed. All methods here raise these.
         """
         reply = await self._ask("POST", "episode/start", {"sample_id": SAMPLE, "config": {}})
         match reply:
@@ -81,7 +81,7 @@ class Client:
         raise WrongAnswer(f"start: {reply!r}"[:200])
 
     async def step(self, episode: str) -> None:
-        """Give a wrong answer, of which an episode allows several."""
+        """Send a wrong answer. An episode allows several."""
         reply = await self._ask(
             "POST", "episode/step", {"episode_id": episode, "action": {"type": "text", "content": WRONG}}
         )
@@ -91,13 +91,13 @@ class Client:
         raise WrongAnswer(f"step: {reply!r}"[:200])
 
     async def cancel(self, episode: str) -> None:
-        """End an episode."""
+        """Cancel an episode."""
         reply = await self._ask("POST", "episode/cancel", {"episode_id": episode})
         if reply != {"status": "cancelled", "episode_id": episode}:
             raise WrongAnswer(f"cancel: {reply!r}"[:200])
 
     async def active(self) -> int:
-        """How many episodes there are."""
+        """Return the number of active episodes."""
         return int((await self._ask("GET", "health", None))["active_episodes"])
 
     async def _ask(self, method: str, path: str, body: Any) -> Any:
@@ -108,7 +108,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: the gateway does not start.
+        StartError: The gateway does not start.
     """
     samples = Samples()
     async with servers.running(GATEWAY, {"GATEWAY_ENVIRONMENTS": MATH}) as process:
@@ -138,7 +138,7 @@ async def _hold(process: ServerProcess, client: Client, plan: Plan, samples: Sam
 
 
 class _Episodes:
-    """Episodes that are acted on by their place."""
+    """Episodes, addressed by their index."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -155,7 +155,7 @@ class _Episodes:
 
 
 async def _each(count: int, act: Act, callers: int) -> Round:
-    """Do *act* for each of *count* places, *callers* at a time; a sample is the time of one."""
+    """Run *act* for each of *count* indexes, *callers* at a time. A sample is the time of one call."""
     places = iter(range(count))
     became = Round(0.0)
 

@@ -1,7 +1,7 @@
 """Calls and whole episodes a second: the gateway with its worker against official servers called directly (S4, S1).
 
-All servers run throughout and take turns, round after round, so that a machine that is slower for a while is so for
-all of them. The load generator shares the machine's CPUs with the server that it loads.
+All servers run throughout and take turns, round after round. So a temporarily slow machine affects all of them. The
+load generator shares the machine's CPUs with the loaded server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.subjects.targets import ENVSERVER, FAST, GATEWAY, OFFICIAL, Servers, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to measure what."""
+    """Numbers and durations of the measurement."""
 
     callers: tuple[int, ...] = (1, 16, 64)
     rounds: int = 5
@@ -37,7 +37,7 @@ QUICK = Plan(callers=(1, 64), rounds=2, call_round_s=0.4, episode_round_s=0.2, w
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row of the tables: a server, and the tool that is called on it."""
+    """One row of the tables: a server, and the called tool."""
 
     name: str
     target: Target
@@ -45,15 +45,15 @@ class Subject:
 
 
 Steps: TypeAlias = Callable[[Subject, Sequence[Connection]], Awaitable[list[Step]]]
-"""Makes what the callers of one round repeat, one on each connection."""
+"""Makes the repeated step of each caller of one round, for each connection."""
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: a server can't even open the sessions that are to be loaded.
+        StartError: A server does not start.
+        WrongAnswer: A server cannot open the sessions for the load.
     """
     async with AsyncExitStack() as stack:
         targets = []
@@ -82,7 +82,7 @@ async def _target(servers: Servers, name: str) -> AsyncIterator[Target]:
 
 
 async def _measure(subjects: Sequence[Subject], plan: Plan, round_s: float, steps: Steps) -> Grid:
-    """Let the subjects take turns; each round begins with another one."""
+    """Let the subjects take turns. Each round begins with another subject."""
     grid: Grid = {subject.name: {callers: Cell() for callers in plan.callers} for subject in subjects}
     for subject in subjects:
         await _round(subject, max(plan.callers), plan.warmup_s, steps, Cell())
@@ -92,7 +92,7 @@ async def _measure(subjects: Sequence[Subject], plan: Plan, round_s: float, step
 
 
 async def _round(subject: Subject, callers: int, round_s: float, steps: Steps, cell: Cell) -> None:
-    # New connections each time: the official servers close one after 60 s, and a turn may come later than that.
+    # New connections each time: official servers close idle connections after 60 s, before the next turn.
     async with connections(subject.target.address, callers) as opened:
         ready = await steps(subject, opened)
         before = subject.target.usage()
@@ -101,13 +101,13 @@ async def _round(subject: Subject, callers: int, round_s: float, steps: Steps, c
 
 
 class _Sessions:
-    """Sessions that stay open from round to round, so that rounds of calls hold calls only."""
+    """Sessions that stay open between rounds, so that rounds of calls contain only calls."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[Episode]] = {}
 
     async def calls(self, subject: Subject, opened: Sequence[Connection]) -> list[Step]:
-        """A session's calls, on each connection."""
+        """Return a session's call for each connection."""
         episodes = self._open.setdefault(subject.name, [])
         for episode, connection in zip(episodes, opened, strict=False):
             episode.attach(connection)
@@ -121,7 +121,7 @@ class _Sessions:
 
 
 async def _episodes(subject: Subject, opened: Sequence[Connection]) -> list[Step]:
-    """Whole episodes one after the other, on each connection."""
+    """Return a step of one whole episode for each connection."""
 
     def on(connection: Connection) -> Step:
         def episode(number: int) -> Awaitable[None]:
@@ -165,7 +165,7 @@ NOT_COMPARABLE = (
 def make_report(
     calls: Grid, episodes: Grid, *, plan: Mapping[str, Any], idle_bytes: Sizes, loaded_bytes: Sizes
 ) -> Report:
-    """Turn cells into a report; *idle_bytes* before and *loaded_bytes* after all rounds."""
+    """Turn cells into a report, with *idle_bytes* before and *loaded_bytes* after all rounds."""
     return Report(
         name="calls",
         figures={

@@ -1,7 +1,7 @@
 """Opening an episode on a Docker engine: with a start, and on a warm pool (S7, S6).
 
-The yardstick of a cold create is the Docker SDK itself: create, start, and the first 200 of ``/health``, with the very
-body that the gateway sends to the engine. The two take turns, and each waits until the other's container is gone.
+The reference of a cold create is the Docker SDK: create, start, and the first 200 of ``/health``, with the same body
+that the gateway sends to the engine. The two take turns. Each waits until the other's container is gone.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from gateway.core.worker import Worker
 
 ENGINE = "unix:///var/run/docker.sock"
 BASE_IMAGE = "env-gateway/base:latest"
-"""Has Python and the environment server; ``scripts/build-images base`` makes it."""
+"""Image with Python and the environment server; ``scripts/build-images base`` makes it."""
 IMAGE, NOOP_FOLDER = "env-gateway/bench-noop", ENVIRONMENTS / "noop"
 S7_TIMES, S6_TIMES = 1.1, 75.0
 READY_S = 30.0
 GONE_S = 60.0
 LOOK_S = 0.002
-"""Between two tries to reach a worker that starts."""
+"""Seconds between two attempts to reach a starting worker."""
 GONE_LOOK_S = 0.05
 _HEALTH = request_bytes("GET", "/health", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often to open."""
+    """Numbers of openings."""
 
     engine: str = ENGINE
     base_image: str = BASE_IMAGE
@@ -60,17 +60,17 @@ QUICK = Plan(cold=5, warm=100)
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """All of it, in seconds."""
+    """All samples, in seconds."""
 
     gateway_s: list[float]
-    """From ``/create`` to the prompt, with a worker of its own for each session."""
+    """Seconds from ``/create`` to the prompt, with a new worker for each session."""
     sdk_s: list[float]
-    """From the SDK's create to the first answer."""
+    """Seconds from the SDK's create to the first answer."""
     warm: Opens
 
 
 class Engine:
-    """The Docker engine, past the gateway."""
+    """The Docker engine, without the gateway."""
 
     def __init__(self, client: APIClient, instance: str, folder: Path) -> None:
         self.client = client
@@ -79,11 +79,11 @@ class Engine:
         self._environment = read_environment(ENVIRONMENTS / "cold" / "environment.toml")
 
     async def start(self) -> float:
-        """Create, start and reach one container, then remove it; returns the seconds up to its answer."""
+        """Create, start and reach one container, then remove it. Return the seconds up to its answer."""
         id = WorkerId(secrets.token_hex(8))
         folder = self._folder / id
         folder.mkdir()
-        folder.chmod(0o777)  # the worker is another user
+        folder.chmod(0o777)  # the worker runs as another user
         environment = self._environment
         worker = Worker(id=id, environment=environment.name, digest="", slots=1)
         body = container_body(worker, environment, instance=self._instance, source=str(folder))
@@ -100,15 +100,15 @@ class Engine:
         """Wait until no container of the cold environment is left.
 
         Raises:
-            TimeoutError: one still is after ``GONE_S``.
+            TimeoutError: A container is left after ``GONE_S``.
         """
         labels = [f"{LABEL_INSTANCE}={self._instance}", f"env-gateway.environment={self._environment.name}"]
         async with asyncio.timeout(GONE_S):
-            while await self._left(labels):  # noqa: ASYNC110  # nothing but another look tells it
+            while await self._left(labels):  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(GONE_LOOK_S)
 
     def remove_all(self) -> None:
-        """Remove what is left of this run's containers."""
+        """Remove the remaining containers of this run."""
         label = f"{LABEL_INSTANCE}={self._instance}"
         for container in self.client.containers(all=True, quiet=True, filters={"label": label}):
             self.client.remove_container(container["Id"], force=True)
@@ -124,7 +124,7 @@ class Engine:
 
 async def _until_ready(socket: Path) -> None:
     async with asyncio.timeout(READY_S):
-        while (connection := await _try(socket)) is None:  # noqa: ASYNC110  # nothing but another try tells it
+        while (connection := await _try(socket)) is None:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(LOOK_S)
         try:
             response = await connection.request(_HEALTH)
@@ -143,7 +143,7 @@ async def _try(socket: Path) -> Connection | None:
 
 @contextmanager
 def bare_engine(url: str, instance: str, folder: Path) -> Iterator[Engine]:
-    """Talk to the engine at *url*; the containers of *instance* are removed on leaving."""
+    """Connect to the engine at *url*. Remove the containers of *instance* on leaving."""
     client = APIClient(base_url=url, version="auto")
     try:
         engine = Engine(client, instance, folder)
@@ -156,11 +156,11 @@ def bare_engine(url: str, instance: str, folder: Path) -> Iterator[Engine]:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure on the engine of *plan*; the servers' folder must have one path here and for the engine.
+    """Measure on the engine of *plan*. The servers' folder must have the same path here and for the engine.
 
     Raises:
-        StartError: the gateway or a container does not start.
-        DockerException: the engine does not do its part.
+        StartError: The gateway or a container does not start.
+        DockerException: An engine operation failed.
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
@@ -169,7 +169,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
         async with servers.running(GATEWAY, variables) as process:
             address = process.address
             samples = Samples([], [], warm=await in_turn(address, plan.warm))
-            await engine.start()  # neither the first of the one nor of the other counts
+            await engine.start()  # the first start of each side does not count
             for turn in range(plan.cold + 1):
                 await engine.until_gone()
                 opened = await in_turn(address, 1, environment="cold", warmup=False)

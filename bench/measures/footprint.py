@@ -1,7 +1,7 @@
-"""Resident memory, and how long a server takes from its start to its first answer (S11, S12).
+"""Resident memory, and the time from a server's start to its first answer (S11, S12).
 
-"Ready" is the first 200 of ``/health``; "resident" is what the kernel counts of the process itself, shared pages
-included. Memory per idle session is what opening many of them adds, divided by their number.
+"Ready" is the first 200 of ``/health``. "Resident" is the kernel's count for the process itself, with shared pages.
+Memory per idle session is the memory that many openings add, divided by their number.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ S12_BARE_MS, S12_MATH_MS = 250.0, 1500.0
 STARTED = (*OFFICIAL, ENVSERVER, MATH_SERVER, GATEWAY)
 HOLDING = (*OFFICIAL, ENVSERVER, GATEWAY)
 OPENERS = 16
-"""Connections that open the idle sessions, one session after the other."""
+"""Number of connections that open the idle sessions, one session after the other."""
 OPEN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often to start, how many sessions to open."""
+    """Numbers of starts and of sessions."""
 
     starts: int = 7
     idle_sessions: int = 10_000
@@ -44,12 +44,12 @@ class Starts:
 
     start_ms: list[float] = field(default_factory=list)
     rss_mib: list[float] = field(default_factory=list)
-    """Right after the first answer."""
+    """Resident MiB right after the first answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What idle sessions add to one process."""
+    """Memory that idle sessions add to one process."""
 
     process: str
     sessions: int
@@ -60,8 +60,8 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: a server does not open as many sessions.
+        StartError: A server does not start.
+        WrongAnswer: A server does not open the required number of sessions.
     """
     starts = {name: Starts() for name in STARTED}
     for _ in range(plan.starts + 1):
@@ -70,7 +70,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
                 starts[name].start_ms.append(process.start_s * 1e3)
                 starts[name].rss_mib.append(process.usage().rss_bytes / MIB)
     for each in starts.values():
-        # The first start compiles what was never imported before, and reads it from the disk.
+        # The first start compiles new modules, and reads them from the disk.
         del each.start_ms[0], each.rss_mib[0]
     held = [each for name in HOLDING for each in await _hold(servers, name, plan.idle_sessions)]
     return make_report(starts, held, plan=plan)
@@ -78,7 +78,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
 
 async def _hold(servers: Servers, name: str, count: int) -> list[Held]:
     async with servers.running(name) as process:
-        # What the first sessions bring in once (modules, a worker's process) is not theirs.
+        # The first sessions load modules and start a worker. These one-time costs do not count.
         await _open(process, OPENERS)
         parts = {name: process.pid}
         if name == GATEWAY:
@@ -90,7 +90,7 @@ async def _hold(servers: Servers, name: str, count: int) -> list[Held]:
 
 
 async def _open(process: ServerProcess, count: int) -> None:
-    """Open *count* sessions, which stay open."""
+    """Open *count* sessions, and leave them open."""
     async with connections(process.address, OPENERS) as opened:
 
         async def some(number_of_opener: int) -> None:

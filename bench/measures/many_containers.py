@@ -1,8 +1,7 @@
-"""Hundreds of containers alive at once, each with the one session of an exclusive environment (S13).
+"""Hundreds of live containers, each with the only session of an exclusive environment (S13).
 
-They are all opened through the gateway at the same moment, take a step each at the same moment, and are ended; the
-engine is the bottleneck of the first, and an SDK that starts containers itself, as many at once, is what it is
-measured against, on a smaller number.
+The sessions open through the gateway at the same moment, take a step at the same moment, and end. The engine limits
+the openings. The reference is an SDK that starts containers with the same concurrency, on a smaller number.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gateway.backends.docker.container import LABEL_INSTANCE
 
 ALONE = "alone"
 THREADS = 8
-"""Starts at the engine at a time, the gateway's own bound."""
+"""Number of concurrent starts at the engine, equal to the gateway's limit."""
 ALL_S = 900
 GONE_LOOK_S = 0.5
 LABELS = (LABEL_INSTANCE, LABEL)
@@ -43,13 +42,13 @@ LABELS = (LABEL_INSTANCE, LABEL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many."""
+    """Numbers of sessions and containers."""
 
     engine: str = ENGINE
     base_image: str = BASE_IMAGE
     sessions: int = 500
     by_sdk: int = 40
-    """Containers that the SDK starts for comparison."""
+    """Number of containers that the SDK starts for comparison."""
 
 
 QUICK = Plan(sessions=24, by_sdk=12)
@@ -57,37 +56,37 @@ QUICK = Plan(sessions=24, by_sdk=12)
 
 @dataclass(slots=True)
 class Samples:
-    """All of it."""
+    """All samples of a run."""
 
     opened: Round
     stepped: Round
     alive: int = 0
-    """Containers that the engine runs while all sessions are open."""
+    """Number of running containers while all sessions are open."""
     gone_s: float = 0.0
-    """From the last end to no container."""
+    """Seconds from the last end until no container is left."""
     left: int = 0
     memory_mib: float = 0.0
-    """That the machine has less of while all are alive."""
+    """Decrease of the machine's available memory while all containers run."""
     gateway_mib: float = 0.0
-    """What the gateway's process took more."""
+    """Increase of the gateway's resident memory."""
     sdk_s: float = 0.0
-    """For the SDK's containers, all together."""
+    """Seconds for all of the SDK's containers together."""
     errors: Counter[str] = field(default_factory=Counter)
 
 
 class Engine:
-    """The engine, past the gateway."""
+    """The engine, without the gateway."""
 
     def __init__(self, client: APIClient, instance: str) -> None:
         self.client = client
         self._instance = instance
 
     def alive(self) -> int:
-        """Containers of this run that run."""
+        """Return the number of running containers of this run."""
         return len(self._list(LABEL_INSTANCE, all=False))
 
     def start_all(self, count: int) -> float:
-        """Create and start *count* containers, ``THREADS`` at a time; the seconds that took. They are removed then."""
+        """Create and start *count* containers, ``THREADS`` at a time. Return the seconds taken, and remove them."""
         with ThreadPoolExecutor(THREADS) as threads:
             began_at = time.perf_counter()
             made = list(threads.map(lambda _: self._start(), range(count)))
@@ -96,7 +95,7 @@ class Engine:
         return took_s
 
     def remove_all(self) -> None:
-        """Remove what is left of this run's containers."""
+        """Remove the remaining containers of this run."""
         for label in LABELS:
             for id in self._list(label, all=True):
                 self.client.remove_container(id, force=True)
@@ -126,11 +125,11 @@ def _engine(plan: Plan, instance: str) -> Iterator[Engine]:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure on the engine of *plan*; the servers' folder must have one path here and for the engine.
+    """Measure on the engine of *plan*. The servers' folder must have the same path here and for the engine.
 
     Raises:
-        StartError: the gateway does not start, or the image can't be built.
-        DockerException: the engine does not do its part.
+        StartError: The gateway does not start, or the image cannot be built.
+        DockerException: An engine operation failed.
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     pool = {"slots": 1, "min_workers": 0, "max_workers": plan.sessions, "idle_worker_s": 0, "max_uses": 1}
@@ -160,7 +159,7 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
         samples.alive = await asyncio.to_thread(engine.alive)
         samples.memory_mib = memory - _available_mib()
         samples.gateway_mib = (process.usage().rss_bytes - gateway) / 2**20
-    # New ones: those of the first sessions were idle for longer than a server keeps a connection.
+    # New connections, because the first were idle for longer than a server keeps a connection.
     async with connections(process.address, plan.sessions) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)
@@ -169,7 +168,7 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
     samples.errors = samples.opened.errors + samples.stepped.errors + ended.errors
     began_at = time.perf_counter()
     until = time.perf_counter() + ALL_S
-    while (left := await asyncio.to_thread(engine.alive)) and time.perf_counter() < until:  # noqa: ASYNC110  # nobody tells it
+    while (left := await asyncio.to_thread(engine.alive)) and time.perf_counter() < until:  # noqa: ASYNC110  # no event
         await asyncio.sleep(GONE_LOOK_S)
     samples.gone_s, samples.left = time.perf_counter() - began_at, left
     return samples

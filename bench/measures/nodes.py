@@ -1,7 +1,7 @@
-"""One, two and three machines: what the way through a ``gateway node`` costs, and how load spreads over machines (S13).
+"""One, two and three machines: the cost of the way through a ``gateway node``, and the spread of load (S13).
 
-The machines are those of `scripts/swarm-lab`. For each number of them there is a gateway with a store, an instance and
-nodes of its own, and beside them one whose workers are this machine's containers (``local``); they take turns.
+The machines are those of `scripts/swarm-lab`. For each number of machines there is a gateway with its own store,
+instance and nodes. A further gateway (``local``) has its workers in this machine's containers. They take turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GONE_LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many, how long."""
+    """Numbers and durations of the measurement."""
 
     engine: str = ENGINE
     base_image: str = BASE_IMAGE
@@ -46,12 +46,12 @@ class Plan:
     machines: int = 3
     callers: int = 64
     workers: int = 6
-    """Warm ones, of each gateway, however many machines it has."""
+    """Number of warm workers of each gateway, for any number of machines."""
     rest_s: float = 6.0
-    """For which all are left alone, to see what they use then."""
+    """Seconds of rest in which the idle usage is measured."""
     rounds: int = 5
     bursts: int = 8
-    """Of openings, in a round."""
+    """Number of bursts of openings in a round."""
     steps_s: float = 3.0
     exclusive: int = 24
     exclusive_rounds: int = 3
@@ -61,17 +61,17 @@ QUICK = Plan(rest_s=3.0, rounds=2, bursts=4, steps_s=1.5, exclusive=12, exclusiv
 
 
 async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | None = None) -> Report:
-    """Bring a lab up, measure, and remove it; the servers' folder must have one path here and for the engine.
+    """Start a lab, measure, and remove it. The servers' folder must have the same path here and for the engine.
 
     Args:
         servers: Makes the gateways.
-        plan: What is measured.
-        instance: Heads the labels of all containers; empty: one that nobody else has.
-        lock: Descriptor of the lab's lock, where the caller has it.
+        plan: The plan of the measurement.
+        instance: Prefix of the labels of all containers. If empty, a unique prefix.
+        lock: Descriptor of the lab's lock, if the caller has it.
 
     Raises:
-        StartError: the lab, a node or a gateway does not start, or an image can't be had.
-        DockerException: an engine does not do its part.
+        StartError: The lab, a node or a gateway does not start, or an image is not available.
+        DockerException: An engine operation failed.
     """
     instance = instance or f"bench-{uuid.uuid4().hex[:8]}"
     lab = Lab(plan.lab_name, plan.lab_net, plan.machines, lock)
@@ -97,19 +97,19 @@ async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | N
             warm=plan.workers,
         )
         await made.prepare()
-        # Before any worker is there: one would go to the machine that has its image.
+        # Before any worker exists, because a worker would start on the machine that has its image.
         spread_s = await made.spread()
         clusters = [await stack.enter_async_context(made.running(count)) for count in range(plan.machines + 1)]
         await _play(clusters, plan)
     return make_report([cluster.way for cluster in clusters], spread_s, plan=asdict(plan))
 
 
-# -- what there is ------------------------------------------------------------------------------------------------
+# -- subjects -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _here(plan: Plan, instance: str) -> Iterator[Machine]:
-    """This machine; what *instance* made is removed on leaving."""
+    """Yield this machine. Remove the containers of *instance* on leaving."""
     with machine(HERE, plan.engine) as here:
         try:
             yield here
@@ -118,8 +118,8 @@ def _here(plan: Plan, instance: str) -> Iterator[Machine]:
 
 
 def environments(plan: Plan) -> dict[str, str]:
-    """The shared one with its warm workers, and an exclusive one for each round."""
-    # A burst comes while the sessions of the one before it may still be closing.
+    """Return the shared environment with its warm workers, and an exclusive environment for each round."""
+    # The sessions of the last burst may still be closing when a burst starts.
     slots = 2 * plan.callers // plan.workers + 4
     shared = {"slots": slots, "min_workers": plan.workers, "max_workers": plan.workers}
     alone = {"slots": 1, "min_workers": 0, "max_workers": plan.exclusive, "idle_worker_s": 0, "max_uses": 1}
@@ -132,7 +132,7 @@ def environments(plan: Plan) -> dict[str, str]:
 
 
 def alone_in(turn: int) -> str:
-    """The exclusive environment of a round; after a burst the gateway has new workers ready in it for a while."""
+    """Return a round's exclusive environment. After a burst, the gateway keeps new workers ready in it for a while."""
     return f"{ALONE}-{turn}"
 
 
@@ -141,7 +141,7 @@ def alone_in(turn: int) -> str:
 
 async def _play(clusters: Sequence[Cluster], plan: Plan) -> None:
     for cluster in clusters:
-        # What happens in the first round happens once: connections to machines, code that runs for the first time.
+        # The first round has one-time costs: connections to machines, code that runs for the first time.
         await _round(cluster, plan, counts=False)
     await _rest(clusters, plan.rest_s)
     for turn in range(plan.rounds):
@@ -155,7 +155,7 @@ async def _play(clusters: Sequence[Cluster], plan: Plan) -> None:
 
 
 async def _rest(clusters: Sequence[Cluster], seconds: float) -> None:
-    """See what each uses while nothing is asked of any."""
+    """Record the usage of each gateway without requests."""
     before = [cluster.usage() for cluster in clusters]
     began_at = time.perf_counter()
     await asyncio.sleep(seconds)
@@ -166,7 +166,7 @@ async def _rest(clusters: Sequence[Cluster], seconds: float) -> None:
 
 
 async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
-    """Bursts of openings, and then steps of the sessions of the last one."""
+    """Run bursts of openings, and then steps of the last burst's sessions."""
     way = cluster.way if counts else Way(cluster.way.machines)
     async with connections(cluster.process.address, plan.callers) as opened:
         steppers: list[OrsStepper] = []
@@ -185,13 +185,13 @@ async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
 
 
 async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusive:
-    """Sessions with a container each, opened at once and ended at once."""
+    """Open and end concurrent sessions with a container each."""
     async with connections(cluster.process.address, count) as opened:
         steppers = [OrsStepper(connection, environment) for connection in opened]
         found = Exclusive(await all_at_once(steppers, "open", within_s=ALL_S))
         containers = await cluster.containers(environment)
     found.containers = {name: len(ids) for name, ids in containers.items()}
-    # New ones: those of the first sessions may have been idle for longer than a server keeps a connection.
+    # New connections, because the first may have been idle for longer than a server keeps a connection.
     async with connections(cluster.process.address, count) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)

@@ -1,4 +1,4 @@
-"""What the rounds of `bench.measures.nodes` say: samples of each way to the workers, goals, tables."""
+"""The samples of `bench.measures.nodes` for each way to the workers, with their goals and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.reporting.report import NOTHING, Goal, Report, Table, beside, number
 from bench.reporting.stats import Latencies, median_latencies, ratio
 
 LOCAL = "local"
-"""The way past all nodes: workers of this machine's own engine, over Unix sockets."""
+"""The way without nodes: workers of this machine's own engine, over Unix sockets."""
 GATEWAY, NODES, WORKERS, REDIS = "gateway", "nodes", "workers", "redis"
 PARTS = (GATEWAY, NODES, WORKERS, REDIS)
 NOT_COMPARABLE = (
@@ -29,72 +29,72 @@ NOT_COMPARABLE = (
 
 @dataclass(slots=True)
 class Exclusive:
-    """One round of sessions that each have a container."""
+    """One round of sessions with a container each."""
 
     opened: Round
     containers: dict[str, int] = field(default_factory=dict)
-    """Alive while all were open, by machine."""
+    """Number of containers on each machine while all sessions were open."""
     gone_s: float = 0.0
-    """From the last end until none of these containers was left."""
+    """Seconds from the last end until none of these containers was left."""
     left: int = 0
-    """Of them, after a long time."""
+    """Number of these containers that are left after a long time."""
 
 
 @dataclass(slots=True)
 class Way:
-    """All that was found of one gateway with its machines."""
+    """All samples of one gateway with its machines."""
 
     machines: int
-    """0: this one alone, without a node."""
+    """Number of machines; 0 for this machine alone, without a node."""
     opens: list[Round] = field(default_factory=list)
-    """Each is a burst."""
+    """One round for each burst."""
     steps: Cell = field(default_factory=Cell)
     sessions: dict[str, int] = field(default_factory=dict)
-    """Shared ones that were open at once, by machine: of the last round."""
+    """Number of open shared sessions on each machine, in the last round."""
     exclusive: list[Exclusive] = field(default_factory=list)
     rss_mib: dict[str, float] = field(default_factory=dict)
-    """Of the gateway, and of one node: a mean."""
+    """Resident MiB of the gateway, and of one node (a mean)."""
     rest: dict[str, float] = field(default_factory=dict)
-    """Of one CPU, while nothing is asked of any gateway, by part."""
+    """Share of one CPU of each part, while no gateway has requests."""
     warm_s: float = 0.0
-    """From the start of the gateway to its last warm worker."""
+    """Seconds from the start of the gateway to its last warm worker."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Of ends."""
+    """Errors when sessions were ended."""
 
     @property
     def opens_per_s(self) -> float:
-        """The median over the bursts."""
+        """Openings a second, the median over the bursts."""
         return median(each.rate for each in self.opens) if self.opens else 0.0
 
     @property
     def open_latencies(self) -> Latencies | None:
-        """The medians of the bursts' percentiles; None where some burst had no success at all."""
+        """The medians of the bursts' percentiles, or None if a burst had no success."""
         if not self.opens or not all(each.samples_s for each in self.opens):
             return None
         return median_latencies([each.latencies for each in self.opens])
 
     @property
     def containers_per_s(self) -> float:
-        """The median over the rounds."""
+        """Containers started a second, the median over the rounds."""
         return median(each.opened.rate for each in self.exclusive) if self.exclusive else 0.0
 
     @property
     def cpu_s_per_1000(self) -> float:
-        """Of all that serves, for 1,000 steps."""
+        """CPU seconds of all server processes for 1,000 steps."""
         return sum(self.steps.cpu_s_per_1000(part) for part in self.steps.cpu_s if part != GENERATOR)
 
     @property
     def left(self) -> int:
-        """Containers that were not gone in time."""
+        """Number of containers that were not gone in time."""
         return sum(each.left for each in self.exclusive)
 
     def all_errors(self) -> Counter[str]:
-        """How often which error, of all that was asked."""
+        """Return the number of errors of each kind, over all requests."""
         rounds = [*self.opens, *(each.opened for each in self.exclusive)]
         return sum((each.errors for each in rounds), self.errors + self.steps.errors)
 
     def figures(self) -> dict[str, Any]:
-        """All of it, for the JSON."""
+        """Return all figures for the JSON."""
         opens = self.open_latencies
         return {
             "machines": self.machines,
@@ -121,12 +121,12 @@ class Way:
 
 
 def name_of(machines: int) -> str:
-    """What the way with so many machines is called."""
+    """Return the name of the way with *machines* machines."""
     return LOCAL if not machines else "1 node" if machines == 1 else f"{machines} nodes"
 
 
 def unevenness(counts: Mapping[str, int]) -> float:
-    """What the machine with most has, in parts of an even share; 1 is even, and 0 is nothing at all."""
+    """Return the largest count in parts of an even share. 1 is even. 0 means that there is nothing."""
     total = sum(counts.values())
     return ratio(max(counts.values()) * len(counts), total) if total else 0.0
 
@@ -135,9 +135,9 @@ def make_report(ways: Sequence[Way], spread_s: float, *, plan: Mapping[str, Any]
     """Turn samples into a report.
 
     Args:
-        ways: The local one first, then by the number of their machines.
-        spread_s: What the gateway took to bring an image to all machines.
-        plan: For the JSON; with ``callers``, ``exclusive`` and ``workers``.
+        ways: The local way first, then the others by their number of machines.
+        spread_s: Seconds in which the gateway brought an image to all machines.
+        plan: The plan for the JSON, with ``callers``, ``exclusive`` and ``workers``.
     """
     errors = sum(sum(way.all_errors().values()) for way in ways)
     return Report(
@@ -166,7 +166,7 @@ def _goals(ways: Sequence[Way], errors: int, plan: Mapping[str, Any]) -> Iterato
 
 
 def _ratios(ways: Sequence[Way], spread_s: float, plan: Mapping[str, Any]) -> Iterator[Goal]:
-    """Figures that nothing was promised for."""
+    """Yield the figures without a goal."""
     local, *others = ways
     for way in others:
         name, callers = name_of(way.machines), f"c={plan['callers']}"
@@ -266,5 +266,5 @@ def _p50_p99(found: Latencies | None) -> list[str]:
 
 
 def rss_mib(rss_bytes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """MiB of one of each part, of which there are several."""
+    """Return the mean MiB of one copy of each part."""
     return {part: mean(each) / 2**20 for part, each in rss_bytes.items() if each}

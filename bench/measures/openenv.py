@@ -1,8 +1,7 @@
 """Steps a second over OpenEnv's WebSocket: through gateway and worker, against the official server directly (S5).
 
-And what the gateway costs before that very server, an image of somebody else's to it; and what an open socket with an
-episode takes of memory (S11). All servers run throughout and take turns, round after
-round.
+The part also measures the cost of the gateway before that same server, a third-party image to the gateway. It measures
+the memory of an open socket with an episode (S11). All servers run throughout and take turns, round after round.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ OFFICIAL = {
     "openenv-fast": ("server", "sync"),
     "openenv-fast (async)": ("server", "async"),
 }
-"""The official server's venv and the kind of its environment: as its package installs it, and on uvloop."""
+"""The official server's venv and its environment's kind: as the package installs it, and on uvloop."""
 OURS = {GATEWAY: "counting", f"{GATEWAY} (inline)": "counting-inline"}
 BEFORE = "gateway before openenv"
-"""The gateway, whose frames go to the official server as it is and back."""
+"""The gateway that relays frames unchanged to and from the official server."""
 S5_TIMES, S11_SOCKET_KIB = 1.0, 25.0
 NOT_COMPARABLE = (
     "The load generator shares this machine's CPUs with the server that it loads; its own share stands in the table of "
@@ -42,7 +41,7 @@ NOT_COMPARABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to measure what."""
+    """Numbers and durations of the measurement."""
 
     callers: tuple[int, ...] = (1, 16, 64)
     rounds: int = 5
@@ -50,7 +49,7 @@ class Plan:
     warmup_s: float = 0.5
     resets: int = 500
     sockets: int = 1_000
-    """That are open at the same time, each with an episode, for what they take."""
+    """Number of open sockets, each with an episode, for the measurement of memory."""
 
 
 QUICK = Plan(rounds=2, round_s=0.4, warmup_s=0.1, resets=50, sockets=200)
@@ -63,15 +62,15 @@ class Subject:
     name: str
     target: Target
     path: str
-    """Of its socket."""
+    """Path of its socket."""
 
 
 async def run(made: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start, or the official one was not installed.
-        WrongAnswer: a server can't even open the episodes that are to be loaded.
+        StartError: A server does not start, or the official server is not installed.
+        WrongAnswer: A server cannot open the episodes for the load.
     """
     async with AsyncExitStack() as stack:
         subjects = [await stack.enter_async_context(_official(made, name)) for name in OFFICIAL]
@@ -112,20 +111,20 @@ async def _official(made: Servers, name: str) -> AsyncIterator[Subject]:
 
 @asynccontextmanager
 async def _gateway(made: Servers) -> AsyncIterator[list[Subject]]:
-    """The gateway with one worker for each of its environments."""
+    """Start the gateway with one worker for each of its environments."""
     async with made.running(GATEWAY, {"GATEWAY_ENVIRONMENTS": ",".join(OURS.values())}) as process:
         paths = {name: f"/openenv/{environment}/ws" for name, environment in OURS.items()}
         for name, path in paths.items():
             async with _playing(Subject(name, Target(name, process), path), 1):
                 pass  # waits for the first worker
-        # Each environment has one worker; which is whose is not told, and the one that is not in turn does nothing.
+        # Each environment has one worker. The process does not show its environment, but an unused worker is idle.
         workers = {f"worker {number}": pid for number, pid in enumerate(sorted(process.children()), 1)}
         yield [Subject(name, Target(name, process, parts=workers), path) for name, path in paths.items()]
 
 
 @asynccontextmanager
 async def _before(made: Servers, official: Subject) -> AsyncIterator[Subject]:
-    """A gateway of its own before the *official* server, which goes on serving others."""
+    """Start a further gateway before the *official* server, which also serves other subjects."""
     url = f"http://127.0.0.1:{official.target.address.port}"
     async with made.running(GATEWAY, {"GATEWAY_STATIC": f"counting={url}", "GATEWAY_ENVIRONMENTS": ""}) as process:
         parts = {"its server": official.target.process.pid}
@@ -134,7 +133,7 @@ async def _before(made: Servers, official: Subject) -> AsyncIterator[Subject]:
 
 @asynccontextmanager
 async def _playing(subject: Subject, count: int) -> AsyncIterator[list[Player]]:
-    """*count* episodes, each on a socket of its own."""
+    """Open *count* episodes, each on its own socket."""
     players: list[Player] = []
     try:
         for _ in range(count):
@@ -154,7 +153,7 @@ async def _round(subject: Subject, callers: int, round_s: float, cell: Cell) -> 
 
 
 async def _resets(subject: Subject, count: int) -> list[float]:
-    """Seconds of *count* resets in turn on one socket, a step after each."""
+    """Return the seconds of *count* sequential resets on one socket, with a step after each."""
     found = []
     async with _playing(subject, 1) as (player,):
         for _ in range(count):
@@ -166,9 +165,9 @@ async def _resets(subject: Subject, count: int) -> list[float]:
 
 
 async def _socket_kib(subject: Subject, count: int) -> dict[str, float]:
-    """Resident memory that each of *count* open sockets with an episode takes in each process that takes any.
+    """Return the resident memory, in KiB by process, of each of *count* open sockets with an episode.
 
-    Not taken twice: what was freed after a first time would be used again, and hide what the second takes.
+    This is measured once only. A second time would reuse freed memory and so hide its own cost.
     """
     before = subject.target.rss_bytes()
     async with _playing(subject, count):
@@ -182,7 +181,7 @@ async def _socket_kib(subject: Subject, count: int) -> dict[str, float]:
 def make_report(
     grid: Grid, resets: dict[str, list[float]], sockets: dict[str, dict[str, float]], *, plan: Plan
 ) -> Report:
-    """Turn samples into a report; *resets* in seconds, *sockets* in KiB by process."""
+    """Turn samples into a report, with *resets* in seconds and *sockets* in KiB by process."""
     return Report(
         name="openenv",
         figures={

@@ -1,7 +1,7 @@
-"""A reset with a task that nobody prepared, against what it takes without one: a container for each task (OpenEnv).
+"""A reset with a new custom task, against its cost without custom tasks: a container for each task (OpenEnv).
 
-Where an environment's task is chosen by its container's variables, another task is another container: created,
-started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``.
+If a container's variables select an environment's task, another task needs another container: created, started,
+reached. The reference is the Docker SDK with the same image. The part needs an engine and ``env-gateway/base``.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from bench.subjects.containers import build_image
 from bench.subjects.targets import GATEWAY, Servers
 
 TIMES = 75.0
-"""What S6 asks of a warm pool against a container's start."""
+"""Factor that S6 requires between a warm pool and a container's start."""
 _ECHO = frame(b'{"type":"step","data":{"type":"call_tool","tool_name":"echo","arguments":{"text":"hi"}}}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often."""
+    """Numbers of containers and resets."""
 
     engine: str = ENGINE
     base_image: str = BASE_IMAGE
     containers: int = 15
     resets_each: int = 30
-    """Between two containers."""
+    """Number of resets between two containers."""
 
 
 QUICK = Plan(containers=5)
 
 
 async def run(made: Servers, plan: Plan) -> Report:
-    """Measure; the servers' folder must have one path here and for the engine.
+    """Measure on the engine of *plan*. The servers' folder must have the same path here and for the engine.
 
     Raises:
-        StartError: the gateway or a container does not start.
-        DockerException: the engine does not do its part.
+        StartError: The gateway or a container does not start.
+        DockerException: An engine operation failed.
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
@@ -54,7 +54,7 @@ async def run(made: Servers, plan: Plan) -> Report:
         await asyncio.to_thread(build_image, engine.client, NOOP_FOLDER, IMAGE, plan.base_image)
         async with made.running(GATEWAY, variables | {"GATEWAY_ENVIRONMENTS": "noop"}) as process:
             await _resets(process.address, plan.resets_each)
-            await engine.start()  # neither the first of the one nor of the other counts
+            await engine.start()  # the first reset and the first start do not count
             resets: list[float] = []
             containers: list[float] = []
             for _ in range(plan.containers):
@@ -64,7 +64,7 @@ async def run(made: Servers, plan: Plan) -> Report:
 
 
 async def _resets(address: Address, count: int) -> list[float]:
-    """Seconds of *count* resets, each with a task of its own, which is seen to be played by a step."""
+    """Return the seconds of *count* resets, each with its own task. A step checks that the task is played."""
     player = Player(await connect_socket(address, "/openenv/noop/ws"))
     found = []
     try:

@@ -1,6 +1,6 @@
-"""Opening an episode: on a warm pool, in a burst, and on a pool that has no worker yet (S6, S9).
+"""Opening an episode: on a warm pool, in a burst, and on a pool without workers (S6, S9).
 
-The ``noop`` environment keeps a warm worker that many sessions share; ``cold`` starts a worker for each session.
+The ``noop`` environment keeps a warm worker for many sessions. ``cold`` starts a worker for each session.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ OPENED = (*OFFICIAL, ENVSERVER, GATEWAY)
 BURST_S = 60.0
 BURST_COLUMNS = ("half of them", "the last", "the last, worst burst", "errors")
 WARM_SHARE = 10
-"""One opening in so many is made before those that count."""
+"""Divisor of the number of openings that gives the number of warm-up openings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often to open."""
+    """Numbers of openings and bursts."""
 
     opens: int = 2_000
     burst: int = 256
@@ -48,9 +48,9 @@ class Opens:
     create_s: list[float] = field(default_factory=list)
     """``/create`` alone."""
     first_prompt_s: list[float] = field(default_factory=list)
-    """``/create`` and ``/prompt``: what S6 bounds."""
+    """``/create`` and ``/prompt``. S6 bounds this time."""
     whole_s: list[float] = field(default_factory=list)
-    """``/create_session`` too, as the SDKs open."""
+    """``/create_session``, ``/create`` and ``/prompt``, as in the SDKs."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Bursts:
     """All bursts on one server."""
 
     last_s: list[float] = field(default_factory=list)
-    """From the start of a burst to its last prompt, connecting included."""
+    """Seconds from the start of a burst to its last prompt, including the connections."""
     p50_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -79,8 +79,8 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: one opening of those that come one after the other failed.
+        StartError: A server does not start.
+        WrongAnswer: A sequential opening failed.
     """
     opens: dict[str, Opens] = {}
     bursts: dict[str, Bursts] = {}
@@ -97,7 +97,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
 
 
 async def in_turn(address: Address, count: int, *, environment: str = "noop", warmup: bool = True) -> Opens:
-    """Open and end *count* sessions one after the other; with *warmup* some before, which do not count."""
+    """Open and end *count* sessions one after the other. *warmup* adds openings before them that do not count."""
     opens = Opens()
     async with connections(address, 1) as (connection,):
         for _ in range(count // WARM_SHARE + 1 if warmup else 0):
@@ -122,7 +122,7 @@ async def _open(connection: Connection, environment: str, opens: Opens) -> None:
 
 
 async def _burst(address: Address, count: int) -> Round:
-    """Open *count* sessions on one task at the same moment, each over a new connection; end them afterwards."""
+    """Open *count* sessions on one task at the same moment, each over a new connection. End them afterwards."""
     opened: list[Episode] = []
 
     async def one(_: int) -> None:
@@ -150,12 +150,12 @@ def _ending(episode: Episode) -> Step:
 
 
 async def cold_opens(address: Address, count: int) -> list[float]:
-    """Seconds from ``/create`` to the prompt where each session starts a worker of its own."""
+    """Return the seconds from ``/create`` to the prompt if each session starts its own worker."""
     return (await in_turn(address, count, environment="cold")).first_prompt_s
 
 
 def make_report(opens: dict[str, Opens], bursts: dict[str, Bursts], cold_s: Sequence[float], *, plan: Plan) -> Report:
-    """Turn samples into a report; *cold_s* are the seconds that openings with a start took."""
+    """Turn samples into a report. *cold_s* are the seconds of openings with a worker's start."""
     return Report(
         name="opens",
         figures={
@@ -177,7 +177,7 @@ def make_report(opens: dict[str, Opens], bursts: dict[str, Bursts], cold_s: Sequ
 
 
 def open_figures(opens: Opens) -> dict[str, Any]:
-    """One server's openings, for the JSON."""
+    """Return one server's openings for the JSON."""
     return {
         "create": asdict(latencies(opens.create_s)),
         "create_and_prompt": asdict(latencies(opens.first_prompt_s)),
@@ -186,7 +186,7 @@ def open_figures(opens: Opens) -> dict[str, Any]:
 
 
 def burst_figures(bursts: Bursts) -> dict[str, Any]:
-    """One server's bursts, for the JSON."""
+    """Return one server's bursts for the JSON."""
     return {
         "last_ms": median(bursts.last_s) * 1e3 if bursts.last_s else None,
         "last_ms_by_burst": [each * 1e3 for each in bursts.last_s],
@@ -210,7 +210,7 @@ def _goals(opens: Opens, bursts: Bursts, size: int) -> list[Goal]:
 
 
 def open_table(title: str, opens: Mapping[str, Opens]) -> Table:
-    """One row for each server; each cell has p50 and p99."""
+    """Return a table with one row for each server. Each cell has p50 and p99."""
     rows = []
     for name, each in opens.items():
         found = [latencies(part) for part in (each.create_s, each.first_prompt_s, each.whole_s)]

@@ -1,7 +1,7 @@
-"""Calls through proxies: the gateway beside nginx, configurable-http-proxy, httpx and a bare forwarder (S1, S2, S3).
+"""Calls through proxies: the gateway, nginx, configurable-http-proxy, httpx and a bare forwarder (S1, S2, S3).
 
-Each proxy has a worker of its own, of the same kind, and all run throughout and take turns. Every request is a call of
-a session that stays open, and each answer is compared whole.
+Each proxy has its own worker of the same kind. All proxies run throughout and take turns. Every request is a call of a
+session that stays open. The load generator compares each answer as a whole.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from bench.subjects.targets import Servers
 
 TOOL = "echo_inline"
 OPENERS = 16
-"""Connections over which sessions are opened."""
+"""Number of connections that open the sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long to measure what."""
+    """The subjects, numbers of callers and durations of the measurement."""
 
     names: tuple[str, ...] = ALL
     callers: tuple[int, ...] = (1, 4, 16, 64, 256, 1024)
@@ -71,7 +71,7 @@ class Plan:
     round_s: float = 1.5
     warmup_s: float = 1.0
     pinned: bool = True
-    """Whether to give proxies a CPU of their own, where there are two."""
+    """True to give proxies their own CPU if there are two."""
 
 
 QUICK = Plan(
@@ -84,7 +84,7 @@ QUICK = Plan(
 
 
 class Keyed(Episode):
-    """An episode that shows a key in every request; who asks for none takes no notice."""
+    """An episode that sends a key in every request. A server without keys ignores it."""
 
     def __init__(self, connection: Connection, key: str) -> None:
         super().__init__(connection, tool=TOOL)
@@ -92,7 +92,7 @@ class Keyed(Episode):
 
     @property
     def named(self) -> dict[str, str]:
-        """The session, and who asks."""
+        """The headers with the session id and the key."""
         return super().named | {"Authorization": f"Bearer {self._key}"}
 
 
@@ -100,8 +100,8 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: a server can't even open the sessions that are to be loaded.
+        StartError: A server does not start.
+        WrongAnswer: A server cannot open the sessions for the load.
     """
     found = await asyncio.to_thread(find)
     key = secrets.token_hex(16)
@@ -121,7 +121,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
 async def _measured(
     servers: Servers, plan: Plan, names: Sequence[str], found: Found, key: str, cpus: Cpus | None
 ) -> tuple[Grid, dict[str, dict[str, int]]]:
-    """What the rounds gave, and the resident memory of each proxy and worker, idle and after the load."""
+    """Return the rounds' cells, and the resident memory of each proxy and worker, idle and after the load."""
     sizes: dict[str, dict[str, int]] = {}
     async with AsyncExitStack() as stack:
         subjects = []
@@ -139,16 +139,16 @@ async def _measured(
 
 
 def callers_of(name: str, plan: Plan) -> tuple[int, ...]:
-    """The numbers of callers that *name* is measured with; at least the least of the plan."""
+    """Return the numbers of callers for *name*, at least the smallest number of the plan."""
     most = max(CALLERS_MAX.get(name, max(plan.callers)), min(plan.callers))
     return tuple(callers for callers in plan.callers if callers <= most)
 
 
 async def opened(subject: Subject, count: int, key: str) -> list[Episode]:
-    """Open *count* sessions, several at a time; each is told its connection when it is used.
+    """Open *count* sessions, several at a time. Each gets a new connection when it is used.
 
     Raises:
-        WrongAnswer, OSError, ProtocolError: one can't be opened.
+        WrongAnswer, OSError, ProtocolError: A session cannot be opened.
     """
     episodes: list[Episode] = []
     async with connections(subject.address, min(OPENERS, count)) as over:
@@ -167,7 +167,7 @@ async def opened(subject: Subject, count: int, key: str) -> list[Episode]:
 
 
 async def take_turns(subjects: Sequence[Subject], plan: Plan, sessions: Callable[[Subject], Sequence[Episode]]) -> Grid:
-    """Let the subjects take turns; each round begins with another one."""
+    """Let the subjects take turns. Each round begins with another subject."""
     grid: Grid = {subject.name: {callers: Cell() for callers in callers_of(subject.name, plan)} for subject in subjects}
     for subject in subjects:
         for callers in {min(grid[subject.name]), max(grid[subject.name])}:  # the latter for the connections behind it
@@ -188,7 +188,7 @@ async def _round(subject: Subject, episodes: Sequence[Episode], round_s: float, 
 
 
 async def _loaded(steps: Sequence[Step], round_s: float) -> Round:
-    """A round of load; one whose answers do not come at all is a round of nothing but time-outs."""
+    """Run a round of load. A round whose answers do not come counts as timeouts only."""
     try:
         return await load(steps, duration_s=round_s)
     except TimeoutError:
@@ -202,10 +202,10 @@ S2_PER_S, S2_CALLERS = 8000.0, 64
 S2_TIMES = {HTTPX_GATEWAY: 8.0, CHP: 1.3, NGINX: 0.5}
 S3_SHARE = 0.8
 QUANTILES = 200
-"""Points of a distribution that is drawn, beside those of its tail."""
+"""Number of points of a drawn distribution, without the points of its tail."""
 TAIL = (0.9975, 0.999, 0.9995, 0.9999)
 DRAWN = (1, 64)
-"""Numbers of callers whose distributions are drawn."""
+"""Numbers of callers for which distributions are drawn."""
 
 NOT_COMPARABLE = (
     "nginx, configurable-http-proxy and the two forwarders know no sessions, keys, deadlines or typed errors, and hand "
@@ -235,7 +235,7 @@ def make_report(
     missing: Sequence[str],
     rss_bytes: Mapping[str, Mapping[str, int]],
 ) -> Report:
-    """Turn cells into a report; errors of other people's proxies are told in the tables, and are not ours."""
+    """Turn cells into a report. Errors of third-party proxies are in the tables, but are not this project's errors."""
     left_out = (
         [f"Left out for want of the program (scripts/bench-peers --chp): {', '.join(missing)}."] if missing else []
     )
@@ -273,7 +273,7 @@ def make_report(
 
 
 def goals(grid: Grid) -> Iterator[Goal]:
-    """What was promised, for the gateway with keys; and the same figures of the others beside it."""
+    """Yield the goals of the gateway with keys, and the same figures of the other subjects."""
     for name in grid:
         if name != DIRECTLY:
             yield from _added(grid, name)
@@ -340,10 +340,10 @@ def _no_collapse(grid: Grid) -> Iterator[Goal]:
 
 
 def quantiles(samples_s: Sequence[float]) -> list[tuple[float, float]]:
-    """The distribution of *samples_s* in few points: shares (0 to 1) and the milliseconds that they do not exceed.
+    """Return few points of the distribution of *samples_s*: shares (0 to 1) and the milliseconds that bound them.
 
     Raises:
-        ValueError: there is no sample.
+        ValueError: There is no sample.
     """
     ordered = sorted(samples_s)
     shares = [place / QUANTILES for place in range(QUANTILES)] + list(TAIL) + [1.0]

@@ -1,7 +1,7 @@
-"""Sessions with a sandbox each: the first command's output, sustained openings, groups, bursts, memory (S8, S9).
+"""Sessions with a sandbox each: first command's output, sustained openings, groups, bursts, memory (S8, S9).
 
-Measured are the library in this process, the os environment's server called directly, the gateway with local processes
-and, where an engine may be used, the gateway with containers and a container a session by the Docker SDK.
+The subjects are the library in this process, the os environment's server called directly, and the gateway with local
+processes. With an engine, the gateway with containers and a container a session by the Docker SDK are added.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.measures.sandboxes_report import (
     Way,
     make_report,
 )
-from bench.measures.sandboxes_report import QUICK as QUICK  # a part has its plans beside its run
+from bench.measures.sandboxes_report import QUICK as QUICK  # each part has its plans in the module that runs it
 from bench.reporting.grid import Cell, rotated
 from bench.reporting.report import Report
 from bench.subjects import sandbox_library
@@ -45,10 +45,10 @@ from bench.subjects.processes import ServerProcess, Usage, descendants, pss_byte
 from bench.subjects.targets import GATEWAY, OS_TARGET, Servers
 
 WARMUP = 8
-"""Sessions at once before those that count: each worker has its spawner and the task's prepared state then."""
+"""Concurrent sessions before the measurement. After them each worker has its spawner and the prepared state."""
 
 Session = Callable[[str], Awaitable[Taken]]
-"""Runs one session, in which a shell says the given token."""
+"""Runs one session, in which a shell prints the given token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,25 @@ class Gateway:
     name: str
     process: ServerProcess
     engine: Containers | None = None
-    """Where its workers are, if they are containers."""
+    """The engine of its workers, or None if they are local processes."""
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address of the gateway."""
         return self.process.address
 
     async def memory_bytes(self) -> int:
-        """What its workers and their sandboxes use, each shared page counted once.
+        """Return the memory of its workers and their sandboxes, with each shared page counted once.
 
         Raises:
-            PermissionError: this process may not look at them.
+            PermissionError: This process may not read their memory.
         """
         if self.engine is not None:
             return await asyncio.to_thread(self.engine.memory_bytes, OS)
         return await asyncio.to_thread(lambda: sum(map(pss_bytes, descendants(self.process.pid))))
 
     async def usage(self) -> dict[str, Usage]:
-        """What the gateway has used, and where a control group tells it, its workers: sandboxes end too soon to ask."""
+        """Return the usage of the gateway, and of workers in control groups. Sandboxes end too soon to query."""
         used = {GATEWAY: self.process.usage()}
         if self.engine is not None:
             used[WORKERS] = Usage(await asyncio.to_thread(self.engine.cpu_s, OS), 0)
@@ -84,13 +84,13 @@ class Gateway:
 
     @property
     def counted(self) -> str:
-        """How `memory_bytes` counts."""
+        """The method of `memory_bytes`."""
         return "control group" if self.engine is not None else "proportional set"
 
 
 @dataclass(slots=True)
 class _World:
-    """All that runs."""
+    """All running subjects."""
 
     ways: dict[str, Session] = field(default_factory=dict)
     gateways: list[Gateway] = field(default_factory=list)
@@ -98,12 +98,12 @@ class _World:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure; what cannot be had on this machine is left out, and said.
+    """Measure. The report lists the measurements that this machine does not allow.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: a session of those that come one after the other failed.
-        DockerException: the engine does not do its part.
+        StartError: A server does not start.
+        WrongAnswer: A session of the sequential sessions failed.
+        DockerException: An engine operation failed.
     """
     samples = Samples()
     async with AsyncExitStack() as stack:
@@ -127,7 +127,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
     return make_report(samples, plan=plan)
 
 
-# -- what runs ----------------------------------------------------------------------------------------------------
+# -- subjects -----------------------------------------------------------------------------------------------------
 
 
 async def _add_local(world: _World, stack: AsyncExitStack, servers: Servers, folder: Path) -> None:
@@ -153,18 +153,18 @@ async def _add_docker(world: _World, stack: AsyncExitStack, servers: Servers, pl
     process = await stack.enter_async_context(servers.running(GATEWAY, variables))
     world.ways[CONTAINERS] = await _way(stack, process.address)
     world.gateways.append(Gateway(CONTAINERS, process, engine))
-    await engine.session(_token())  # the first one reads the image
+    await engine.session(_token())  # the first session reads the image from disk
     world.ways[SDK] = engine.session
 
 
 async def _way(stack: AsyncExitStack, address: Address) -> Session:
-    """Warm a server up and give the way to run sessions on it, over one connection."""
+    """Warm a server up, and return a function that runs sessions on it over one connection."""
     (await opened_at_once(address, [light_task()] * WARMUP)).raise_errors()
     (connection,) = await stack.enter_async_context(connections(address, 1))
     return partial(session, connection, light_task())
 
 
-# -- what is measured ---------------------------------------------------------------------------------------------
+# -- measurements -------------------------------------------------------------------------------------------------
 
 
 async def _in_turn(world: _World, plan: Plan, samples: Samples) -> None:
@@ -222,7 +222,7 @@ async def _bursts(gateway: Gateway, plan: Plan, samples: Samples) -> None:
 
 
 async def _held(gateway: Gateway, plan: Plan, samples: Samples) -> None:
-    """Open sessions that run a first command and then stay idle; see what they add."""
+    """Open sessions that run a first command and then stay idle. Record the memory that they add."""
     try:
         before = await gateway.memory_bytes()
         async with connections(gateway.address, plan.held) as opened:

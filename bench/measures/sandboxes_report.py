@@ -1,4 +1,4 @@
-"""What the benchmark of sandboxes is to do, what it found, and the report on it: goals, figures and tables."""
+"""The plan, the samples and the report of the benchmark of sandboxes: goals, figures and tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PROCESSES = "gateway, processes"
 CONTAINERS = "gateway, Docker"
 SDK = "a container a session"
 WORKERS = "workers"
-"""Beside the gateway's name in figures of CPU time."""
+"""Name of the workers' CPU time, next to the gateway's name."""
 
 
 class Way(StrEnum):
-    """How a group of sessions gets its prepared state."""
+    """Origin of the prepared state of a group's sessions."""
 
     KEPT = "it is there already"
     ONCE = "made once, by the group"
@@ -38,17 +38,17 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How often to do what."""
+    """Numbers and durations of the measurement."""
 
     docker: bool = False
-    """Whether to use an engine, too."""
+    """True to use an engine, too."""
     engine: str = ENGINE
     image: str = IMAGE
     rounds: int = 10
     opens: int = 50
-    """Sessions in turn, of each way in each round."""
+    """Number of sequential sessions of each subject in each round."""
     sdk_opens: int = 3
-    """The same, of containers: each takes as long as fifty sandboxes."""
+    """The same number for containers. Each takes as long as fifty sandboxes."""
     callers: tuple[int, ...] = (4, 8, 16)
     sustain_s: float = 4.0
     sustain_rounds: int = 3
@@ -64,7 +64,7 @@ QUICK = Plan(rounds=3, opens=15, sdk_opens=1, sustain_s=1.5, sustain_rounds=1, g
 
 @dataclass(frozen=True, slots=True)
 class HeldBoxes:
-    """What idle sessions add to the workers, and how it was counted."""
+    """Memory that idle sessions add to the workers, and the method of counting."""
 
     subject: str
     counted: str
@@ -74,19 +74,19 @@ class HeldBoxes:
 
 @dataclass(slots=True)
 class Samples:
-    """All of it."""
+    """All samples of a run."""
 
     in_turn: defaultdict[str, list[Taken]] = field(default_factory=lambda: defaultdict(list))
     sustained: Grid = field(default_factory=dict)
-    """A step is a whole session: open, first command, close."""
+    """Rates of whole sessions as steps: open, first command, close."""
     groups_s: defaultdict[str, defaultdict[Way, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    """To the last prompt of a group."""
+    """Seconds to the last prompt of a group."""
     bursts: defaultdict[str, dict[int, Bursts]] = field(default_factory=lambda: defaultdict(dict))
     held: list[HeldBoxes] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Sentences on what could not be measured here, and why."""
+    """Sentences about missing measurements and their reasons."""
     group_errors: Counter[str] = field(default_factory=Counter)
 
 

@@ -1,8 +1,8 @@
-"""How much one gateway holds: steps that wait at once, sessions that are idle until their time is over (S13).
+"""The capacity of one gateway: concurrent waiting steps, and sessions that stay idle until they expire (S13).
 
-The steps: thousands of sessions of shared workers, which all take a step of a second in the same moment. The idle
-sessions: opened with a number each, left alone, and ended by the gateway; their worker notes when each one's end came.
-CPU is counted in the time in which none was due. What the same takes in containers is in ``many_containers``.
+The steps: thousands of sessions of shared workers take a step of one second at the same moment. The idle sessions have
+a number each, and the gateway ends them. Their worker records the time of each end. CPU is counted while no session is
+due. ``many_containers`` measures the same with containers.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from bench.subjects.targets import GATEWAY, Servers
 S13_P99_S, S13_CPU_SHARE, S13_LATE_S = 2.5, 0.01, 1.0
 IDLE = "idle"
 OPENERS = 32
-"""Connections that open the idle sessions, one session after the other."""
+"""Number of connections that open the idle sessions, one session after the other."""
 EARLY_S = 0.05
-"""By so much the clocks of two processes may differ from each other and from the store's."""
+"""Seconds by which the clocks of two processes and of the store may differ."""
 WITHIN_S = 900.0
 LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many, how long."""
+    """Numbers and durations of the measurement."""
 
     at_once: int = 4_096
     step_s: float = 1.0
     rounds: int = 3
     idle: int = 100_000
     idle_s: int = 240
-    """After which an idle session ends: longer than it takes to open them all and to look at them."""
+    """Seconds after which an idle session ends: longer than all openings and the count of CPU together."""
     still_s: float = 30.0
-    """For which CPU is counted, before the first is due."""
+    """Seconds for which CPU is counted, before the first session is due."""
 
 
 QUICK = Plan(rounds=1, idle=3_000, idle_s=9, still_s=3.0)
@@ -54,23 +54,23 @@ QUICK = Plan(rounds=1, idle=3_000, idle_s=9, still_s=3.0)
 
 @dataclass(slots=True)
 class Idle:
-    """What became of the idle sessions."""
+    """Figures of the idle sessions."""
 
     opened: int = 0
     open_s: float = 0.0
     still_s: float = 0.0
-    """How long CPU was counted; 0 where the first was due before the last was open."""
+    """Seconds for which CPU was counted; 0 if the first session was due before the last was open."""
     cpu_share: dict[str, float] = field(default_factory=dict)
-    """Of one CPU, by process."""
+    """Share of one CPU, by process."""
     cpu_share_of_none: dict[str, float] = field(default_factory=dict)
-    """The same with no session at all."""
+    """The same share without any session."""
     rss_mib: dict[str, float] = field(default_factory=dict)
     late_s: list[float] = field(default_factory=list)
-    """From each session's time to its end in its worker."""
+    """Seconds from each session's due time to its end in its worker."""
     early: int = 0
-    """Sessions that ended sooner than their time after their create was asked for."""
+    """Number of sessions that ended sooner than the idle time after their create request."""
     never: int = 0
-    """Sessions of whose end no worker heard."""
+    """Number of sessions whose end no worker received."""
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -78,8 +78,8 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Measure.
 
     Raises:
-        StartError: a server does not start.
-        WrongAnswer: the sessions whose steps are to be measured do not even open.
+        StartError: A server does not start.
+        WrongAnswer: The sessions for the steps cannot be opened.
     """
     steps = await _steps(servers, plan)
     idle = await _idle(servers, plan)
@@ -114,7 +114,7 @@ async def _round(steppers: Sequence[OrsStepper], turn: int, plan: Plan) -> Round
 
 
 async def _each(steppers: Sequence[OrsStepper], act: Any) -> None:
-    """Do *act* with each, ``OPENERS`` at a time."""
+    """Run *act* on each of *steppers*, ``OPENERS`` at a time."""
     left = iter(steppers)
 
     async def some(_: int) -> None:
@@ -149,7 +149,7 @@ async def _watch(process: ServerProcess, store: RedisServer, sockets: Path, plan
     idle.opened, idle.open_s, idle.errors = len(deadlines), became.duration_s, dict(became.errors)
     quiet = _usage(process, store)
     idle.rss_mib = {part: (quiet[part].rss_bytes - before[part].rss_bytes) / 2**20 for part in quiet}
-    await asyncio.sleep(1.0)  # the notes of the last opening are written by then
+    await asyncio.sleep(1.0)  # by then the notes of the last opening are written
     idle.still_s = max(0.0, min(plan.still_s, min(deadlines.values()) - time.time() - 1.0))
     if idle.still_s:
         idle.cpu_share = await _cpu_share(process, store, idle.still_s)
@@ -161,7 +161,7 @@ async def _watch(process: ServerProcess, store: RedisServer, sockets: Path, plan
 
 
 async def _cpu_share(process: ServerProcess, store: RedisServer, seconds: float) -> dict[str, float]:
-    """What each uses of a CPU while nothing is asked of it for *seconds*."""
+    """Return the share of a CPU that each process uses in *seconds* without requests."""
     began = _usage(process, store)
     await asyncio.sleep(seconds)
     ended = _usage(process, store)
@@ -169,7 +169,7 @@ async def _cpu_share(process: ServerProcess, store: RedisServer, seconds: float)
 
 
 async def _open(address: Address, plan: Plan) -> tuple[dict[int, float], dict[int, float], Round]:
-    """Open the sessions; when each was asked for and when it is due after its answer, in Unix time, by its number."""
+    """Open the sessions. Return the Unix times of the create request and of the due time by number, and the round."""
     asked: dict[int, float] = {}
     deadlines: dict[int, float] = {}
     numbers = iter(range(plan.idle))
@@ -188,7 +188,7 @@ async def _open(address: Address, plan: Plan) -> tuple[dict[int, float], dict[in
 
 
 async def _until_ended(sockets: Path, deadlines: Mapping[int, float]) -> dict[int, float]:
-    """Wait until all have ended, or half a minute has passed since the last was due in which none did."""
+    """Wait until all sessions have ended, or until half a minute passes without an end after the last due time."""
     last, ended_at = max(deadlines.values()), time.time()
     ends: dict[int, float] = {}
     while len(ends) < len(deadlines) and time.time() < max(last, ended_at) + 30:

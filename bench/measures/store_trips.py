@@ -1,8 +1,8 @@
-"""How often a step asks the store: what Redis reads, beyond what it reads of a gateway at rest (S10).
+"""Round trips to the store per step: Redis' reads, minus its reads for a gateway at rest (S10).
 
-As many sessions as callers, of which each takes a step, waits a moment and takes the next: at full speed the one write
-a second would be spread over so many steps that nothing could be seen. Before it the same sessions are left alone for
-as long; what Redis is told then is not the steps'.
+Each caller has a session that takes a step, waits a moment and takes the next. At full speed, the one write a second
+would be spread over so many steps that it would not be visible. Before this, the same sessions rest for the same time.
+Redis' reads in that time are not the steps' reads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many sessions, how long."""
+    """Number of sessions, and durations."""
 
     callers: int = 64
     seconds: float = 20.0
     pause_s: float = 0.2
-    """Between two steps of one session."""
+    """Seconds between two steps of one session."""
 
 
 QUICK = Plan(seconds=2.0)
@@ -42,13 +42,13 @@ QUICK = Plan(seconds=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Trips:
-    """What was counted for one protocol."""
+    """The counts of one protocol."""
 
     protocol: str
     steps: int
     seconds: float
     idle: Counted
-    """Over as long, with the same sessions at rest."""
+    """Counts over the same time, with the same sessions at rest."""
     busy: Counted
     errors: Counter[str]
 
@@ -59,7 +59,7 @@ class Trips:
 
     @property
     def commands_a_step(self) -> float:
-        """Redis commands for each step, those within scripts too."""
+        """Redis commands for each step, including commands within scripts."""
         return ratio(max(0, self.busy.commands - self.idle.commands), self.steps)
 
 
@@ -68,7 +68,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
 
     Raises:
         StartError: Redis or the gateway does not start.
-        WrongAnswer: the sessions that are to be counted do not even open.
+        WrongAnswer: The sessions cannot be opened.
     """
     found = []
     async with redis_server(servers.folder) as store:
@@ -86,7 +86,7 @@ async def _trips(protocol: str, address: Address, store: RedisServer, plan: Plan
         steppers.append(await PROTOCOLS[protocol](address, STEPS))
 
     (await at_once([open_one] * plan.callers, within_s=WITHIN_S)).raise_errors()
-    await _play(steppers, plan, until=time.perf_counter() + 1.0)  # what only first steps ask is not in the steady state
+    await _play(steppers, plan, until=time.perf_counter() + 1.0)  # first steps cost more than the steady state
     before = await store.counted()
     await asyncio.sleep(plan.seconds)
     between = await store.counted()
@@ -99,11 +99,11 @@ async def _trips(protocol: str, address: Address, store: RedisServer, plan: Plan
 
 
 async def _play(steppers: Sequence[Stepper], plan: Plan, *, until: float) -> Round:
-    """Let each of *steppers* step and pause until a moment of the performance counter."""
+    """Let each of *steppers* step and pause until the performance counter reaches *until*."""
     became = Round(0.0)
 
     async def one(place: int) -> None:
-        await asyncio.sleep(plan.pause_s * place / len(steppers))  # not all in the same moment
+        await asyncio.sleep(plan.pause_s * place / len(steppers))  # spreads the steps over the pause
         turn = 0
         while (began_at := time.perf_counter()) < until or not turn:
             await steppers[place].step(f"{until}-{turn}")

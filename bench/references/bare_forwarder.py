@@ -1,7 +1,7 @@
-"""The floor: bytes of kept connections handed on by uvloop and httptools. No sessions, no keys, no time-outs.
+"""The lower bound: uvloop and httptools forward bytes over kept connections. No sessions, no keys, no timeouts.
 
-Run as ``bare_forwarder.py SOCKET``: requests go to the server on that Unix socket as they came. What a gateway in
-Python takes beyond this is what it does for its sessions.
+Run as ``bare_forwarder.py SOCKET``: it forwards requests unchanged to the server on that Unix socket. The additional
+cost of a gateway in Python is the cost of its sessions.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Upstream(asyncio.Protocol):
         self.client: Client | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
 
     def data_received(self, data: bytes) -> None:
         client = self.client
         if client is None:
-            self.transport.abort()  # nobody asked
+            self.transport.abort()  # there is no request
             return
         client.transport.write(data)
         self._parser.feed_data(data)
@@ -52,7 +52,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """One connection of a client's."""
+    """One connection of a client."""
 
     def __init__(self, socket: str, idle: list[Upstream]) -> None:
         self._socket = socket
@@ -81,7 +81,7 @@ class Client(asyncio.Protocol):
             self.upstream.transport.abort()
 
     def on_message_complete(self) -> None:
-        """Send the request on, over the connection that was used last."""
+        """Forward the request over the most recently used connection."""
         self._parser = httptools.HttpRequestParser(self)
         while self._idle:
             upstream = self._idle.pop()

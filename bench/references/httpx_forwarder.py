@@ -1,6 +1,6 @@
-"""A forwarder as people write it: Starlette before, one `httpx.AsyncClient` behind, both as they come.
+"""A forwarder in the usual style: Starlette in front, one `httpx.AsyncClient` behind, both with default settings.
 
-Run as ``httpx_forwarder.py URL``. Its server is uvicorn on uvloop and httptools; there are no sessions and no keys.
+Run as ``httpx_forwarder.py URL``. Its server is uvicorn on uvloop and httptools. There are no sessions and no keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.routing import Route
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host"))
 TIMEOUT_S = 60.0
 KEEP_ALIVE_S = 75
-"""Of idle client connections, as the gateway's."""
+"""Seconds that an idle client connection is kept, as in the gateway."""
 
 
 @asynccontextmanager
@@ -32,7 +32,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def forward(request: Request) -> Response:
-    """Send the request on, and the answer back as it comes."""
+    """Forward the request, and stream the answer back."""
     client: httpx.AsyncClient = request.app.state.client
     asked = client.build_request(
         request.method,

@@ -1,8 +1,8 @@
-"""The same gateway, with httpx where its own transport is: what that one part is worth.
+"""The same gateway with httpx instead of its own transport, to measure the worth of that transport.
 
-Run as ``httpx_gateway.py unlimited serve`` or ``httpx_gateway.py default serve``: what follows the first word is the
-command line of ``gateway``. It says how many connections to a worker httpx may have: as many as it likes, or its own
-limits (100, of which it keeps 20). Sessions, keys and fronts are the gateway's.
+Run as ``httpx_gateway.py unlimited serve`` or ``httpx_gateway.py default serve``. The first word limits httpx'
+connections to a worker: no limit, or httpx' own limits (100, of which 20 are kept). The words after it are the command
+line of ``gateway``. Sessions, keys and fronts are the gateway's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITS = {"unlimited": UNLIMITED, "default": httpx.Limits(max_connections=100, m
 
 
 class HttpxExchange:
-    """An answer that comes in over httpx."""
+    """An answer received over httpx."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -38,11 +38,11 @@ class HttpxExchange:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """None: httpx shows no trailers."""
+        """An empty tuple: httpx shows no trailers."""
         return ()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes."""
+        """Yield the body's chunks on arrival."""
         try:
             async for chunk in self._response.aiter_raw():
                 yield chunk
@@ -62,12 +62,12 @@ class HttpxExchange:
         return b"".join(parts)
 
     async def aclose(self) -> None:
-        """Give the connection back, or drop it if the body was not read to its end."""
+        """Release the connection, or drop it if the body was not read to its end."""
         await self._response.aclose()
 
 
 class HttpxTransport:
-    """As `Relay`: an `httpx.AsyncClient` for each worker's life, with httpx' default transport."""
+    """Like `Relay`: an `httpx.AsyncClient` for each worker's life, with httpx' default transport."""
 
     def __init__(self, limits: httpx.Limits) -> None:
         self._limits = limits
@@ -75,7 +75,7 @@ class HttpxTransport:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> HttpxExchange:
-        """Send *request* and return when the head of the answer is there; see `Transport.send`."""
+        """Send *request* and return after the head of the answer; see `Transport.send`."""
         client = self._client(worker, address)
         asked = client.build_request(
             request.method.decode(),
@@ -126,5 +126,5 @@ if __name__ == "__main__":
     chosen = LIMITS[sys.argv.pop(1)]
     if not hasattr(gateway.app, "HttpTransport"):
         sys.exit("the gateway's transport has another name now: this would measure the gateway itself")
-    vars(gateway.app)["HttpTransport"] = lambda dial: HttpxTransport(chosen)  # the one part that is exchanged
+    vars(gateway.app)["HttpTransport"] = lambda dial: HttpxTransport(chosen)  # the only part that is replaced
     app()

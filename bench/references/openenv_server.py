@@ -1,7 +1,7 @@
 """The counting environment on the official OpenEnv server, for the Python of a venv of scripts/openenv-clients.
 
-``sync`` is how environments are written; ``async`` is a step on the server's own loop. One process, no access log; on
-uvloop and httptools where these are installed. The package is not there where types are checked: hence the comments.
+``sync`` is the usual style of environments. ``async`` runs a step on the server's own loop. There is one process and no
+access log. uvloop and httptools are used if installed. The type checker lacks the package, hence the comments.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""The noop environment on an official server: the yardstick.
+"""The noop environment on an official server: the reference of the comparison.
 
-Run as ``server.py ors`` or ``server.py openreward``: with the HTTP parser and the event loop that the package itself
-brings, which are h11 and asyncio's. With ``fast`` as a second word it may use uvloop and httptools, which are there
-because the gateway needs them, and which uvicorn takes by itself where it finds them.
+Run as ``server.py ors`` or ``server.py openreward``, with the package's own HTTP parser and event loop: h11 and
+asyncio's. With ``fast`` as a second word, uvicorn may use uvloop and httptools. They are installed because the gateway
+needs them, and uvicorn selects them automatically.
 """
 
 import importlib
@@ -16,34 +16,34 @@ PACKAGES = {"ors": "ors", "openreward": "openreward.environments"}
 PROMPT = "Say something."
 
 if "fast" not in sys.argv[2:]:
-    # An import of these now fails, as it does where only the package and what it requires is installed.
-    sys.modules["uvloop"] = None  # type: ignore[assignment]  # the import system's own way to say "not there"
+    # An import of these now fails, as in an installation of the package and its requirements alone.
+    sys.modules["uvloop"] = None  # type: ignore[assignment]  # the import system's own way to mark a module as missing
     sys.modules["httptools"] = None  # type: ignore[assignment]  # as above
 
 sdk: Any = importlib.import_module(PACKAGES[sys.argv[1]])
 
 
 class Text(BaseModel):
-    """What the tool takes."""
+    """The input of the tool."""
 
     text: str
 
 
 class Noop(sdk.Environment):  # type: ignore[misc]  # the base class is chosen at run time
-    """One task, which says nothing."""
+    """One task with a fixed prompt."""
 
     @classmethod
     def list_splits(cls) -> list[str]:
-        """Name the one split."""
+        """Return the only split."""
         return ["train"]
 
     @classmethod
     def list_tasks(cls, split: str) -> list[Any]:
-        """List the one task."""
+        """Return the only task."""
         return [{"id": "only"}]
 
     def get_prompt(self) -> Sequence[Any]:
-        """Do nothing."""
+        """Return the fixed prompt."""
         return [sdk.TextBlock(text=PROMPT)]
 
     @sdk.tool  # type: ignore[untyped-decorator]  # it is chosen at run time

@@ -1,1 +1,1 @@
-"""Results as JSON, tables and plots, and the machine that they are from."""
+"""Results as JSON, tables and plots, and the machine of a run."""

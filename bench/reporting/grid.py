@@ -1,4 +1,4 @@
-"""What rounds of load add up to: a cell for each subject at each number of callers."""
+"""Sums of load rounds: a cell for each subject at each number of callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.reporting.stats import Latencies, median_latencies, ratio
 from bench.subjects.processes import Usage
 
 GENERATOR = "generator"
-"""The load generator's own CPU time stands under this name, beside the server's processes."""
+"""Name of the load generator's own CPU time, next to the server's processes."""
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Cell:
 
     rounds: list[Round] = field(default_factory=list)
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Used in all rounds, by process."""
+    """CPU seconds of all rounds, by process."""
 
     def add(self, became: Round, before: Mapping[str, Usage], after: Mapping[str, Usage]) -> None:
-        """Add one round, which ran between two looks at what the server's processes have used."""
+        """Add one round, with the usage of the server's processes before and after it."""
         self.rounds.append(became)
         self.cpu_s[GENERATOR] += became.generator_cpu_s
         for part, usage in after.items():
@@ -34,27 +34,27 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """The median of the rounds' rates; 0 if there was no round."""
+        """The median of the rounds' rates, or 0 if there was no round."""
         return median(each.rate for each in self.rounds) if self.rounds else 0.0
 
     @property
     def latencies(self) -> Latencies | None:
-        """The medians of the rounds' percentiles; None where some round had no success at all."""
+        """The medians of the rounds' percentiles, or None if a round had no success."""
         if not self.rounds or not all(each.samples_s for each in self.rounds):
             return None
         return median_latencies([each.latencies for each in self.rounds])
 
     @property
     def errors(self) -> Counter[str]:
-        """How often which error."""
+        """The number of errors of each kind."""
         return sum((each.errors for each in self.rounds), Counter())
 
     def cpu_s_per_1000(self, part: str) -> float:
-        """CPU time of *part* for 1,000 steps that were right."""
+        """Return the CPU seconds of *part* for 1,000 successful steps."""
         return ratio(self.cpu_s[part] * 1000, sum(len(each.samples_s) for each in self.rounds))
 
     def figures(self) -> dict[str, Any]:
-        """All of it, for the JSON."""
+        """Return all figures for the JSON."""
         found = self.latencies
         return {
             "per_s": self.rate,
@@ -70,28 +70,28 @@ Grid: TypeAlias = dict[str, dict[int, Cell]]
 
 
 def figures(grid: Grid) -> dict[str, Any]:
-    """Every cell, for the JSON."""
+    """Return every cell for the JSON."""
     return {name: {f"c{callers}": cell.figures() for callers, cell in row.items()} for name, row in grid.items()}
 
 
 def count_errors(grid: Grid) -> int:
-    """All errors of all cells."""
+    """Return the number of errors in all cells."""
     return sum(sum(cell.errors.values()) for row in grid.values() for cell in row.values())
 
 
 def columns(grid: Grid) -> list[str]:
-    """Return the heads of columns by number of callers."""
+    """Return the column titles by number of callers."""
     return [f"c={callers:,}" for callers in _callers(grid)]
 
 
 def by_callers(grid: Grid, name: str, shown: Callable[[Cell], str]) -> list[str]:
-    """Return what is *shown* of each cell of *name*; some subjects do not have all numbers of callers."""
+    """Return the *shown* value of each cell of *name*. Some subjects lack some numbers of callers."""
     row = grid[name]
     return [shown(row[callers]) if callers in row else NOTHING for callers in _callers(grid)]
 
 
 def rate_table(title: str, grid: Grid, *, head: str = "server", baseline: str = "") -> Table:
-    """Return a table of rates and errors; with *baseline* each rate also as a multiple of that subject's."""
+    """Return a table of rates and errors. With *baseline*, each rate is also a multiple of that subject's rate."""
 
     def shown(callers: int, cell: Cell) -> str:
         times = f" ({number(ratio(cell.rate, grid[baseline][callers].rate))}x)" if baseline else ""
@@ -122,7 +122,7 @@ Subject = TypeVar("Subject")
 
 
 def turns(subjects: Sequence[Subject], callers: Sequence[int], rounds: int) -> Iterator[tuple[Subject, int]]:
-    """Let the subjects take turns at each number of callers; each round begins with another subject."""
+    """Let the subjects take turns at each number of callers. Each round begins with another subject."""
     for turn in range(rounds):
         for each in callers:
             for subject in rotated(subjects, turn):
@@ -130,6 +130,6 @@ def turns(subjects: Sequence[Subject], callers: Sequence[int], rounds: int) -> I
 
 
 def rotated(subjects: Sequence[Subject], turn: int) -> list[Subject]:
-    """Return all *subjects*, from another one on in each turn."""
+    """Return all *subjects*, starting with another subject in each turn."""
     first = turn % len(subjects) if subjects else 0
     return [*subjects[first:], *subjects[:first]]

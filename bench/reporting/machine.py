@@ -1,4 +1,4 @@
-"""What a run was made on and of: without it no two figures can be compared."""
+"""The machine and the software of a run: figures are comparable only with these facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIT_S = 10.0
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and system; ``load_average`` tells who else was at work."""
+    """Return the processor, memory and system. ``load_average`` shows other load."""
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
         "cpus": os.cpu_count(),
@@ -31,17 +31,17 @@ def machine() -> dict[str, Any]:
 
 
 def load_average() -> list[float]:
-    """Over one, five and fifteen minutes."""
+    """Return the load averages over one, five and fifteen minutes."""
     return [round(each, 2) for each in os.getloadavg()]
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that matter; None where one is not installed."""
+    """Return the versions of the relevant packages; None for a package that is not installed."""
     return {name: _version(name) for name in PACKAGES}
 
 
 def commit() -> dict[str, Any]:
-    """Which state of the sources was measured; both None outside a repository or before its first commit."""
+    """Return the measured sources' commit. Both values are None outside a repository or before its first commit."""
     found = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain") if found else None
     return {"commit": found, "has_changes": None if status is None else bool(status)}

@@ -1,4 +1,4 @@
-"""Plots of a run's results, as SVG: drawn from the JSON, and the same for the same JSON.
+"""Plots of a run's results, as SVG, drawn from the JSON. The same JSON gives the same plots.
 
 They need matplotlib, which is part of the `bench` extra.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from bench.subjects.peers import ALL, DIRECTLY, GATEWAY
 
 SMALL = Path(__file__).parents[1] / "plots"
-"""Those that the README shows."""
+"""Folder of the plots that the README shows."""
 STYLE: Mapping[str, Any] = {
-    "svg.hashsalt": "env-gateway",  # ids would be new ones in each run else
-    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "env-gateway",  # otherwise each run has new ids
+    "svg.fonttype": "none",  # text stays text
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -26,31 +26,31 @@ STYLE: Mapping[str, Any] = {
     "axes.spines.right": False,
 }
 METADATA: Mapping[str, None] = {"Date": None, "Creator": None, "Format": None, "Type": None}
-"""Nothing that differs from day to day, or from version to version."""
+"""No metadata that differs between days or versions."""
 WIDE, SMALLER = (9.0, 5.0), (6.4, 3.8)
-"""Inches."""
+"""Sizes in inches."""
 DRAWN_POINTS = 60
-"""Of a distribution, in a small plot; its tail is drawn in full."""
+"""Number of points of a distribution in a small plot. The tail is drawn in full."""
 TAIL_FROM = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One picture: what its file is called, what it shows, and how it is drawn."""
+    """A plot: its file name, its title and its drawing function."""
 
     name: str
     title: str
     draw: Callable[[Any, bool], None]
-    """Draws on axes; the second argument says whether the picture is a small one."""
+    """Draws on axes. The second argument is True for a small plot."""
 
 
 def are_possible() -> bool:
-    """Whether matplotlib is there."""
+    """Return True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def plots(found: Mapping[str, Any]) -> list[Plot]:
-    """The plots that the results *found* have figures for."""
+    """Return the plots for which the results *found* have figures."""
     figures = found["figures"].get("proxies")
     if figures is None:
         return []
@@ -64,7 +64,7 @@ def plots(found: Mapping[str, Any]) -> list[Plot]:
 
 
 def rates(figures: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """Of each proxy the calls a second at each number of callers, where there was any."""
+    """Return the calls a second of each proxy at each number of callers, without empty rates."""
     return {
         name: sorted((int(callers.removeprefix("c")), cell["per_s"]) for callers, cell in row.items() if cell["per_s"])
         for name, row in figures["calls"].items()
@@ -72,16 +72,16 @@ def rates(figures: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
 
 
 def thinned(points: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Every so manieth of *points* (share, value) up to ``TAIL_FROM``, and all beyond it."""
+    """Return some of *points* (share, value), evenly spread up to ``TAIL_FROM``, and all points beyond it."""
     every = max(1, len(points) // DRAWN_POINTS)
     return [point for place, point in enumerate(points) if place % every == 0 or point[0] >= TAIL_FROM]
 
 
 def draw(found: Mapping[str, Any], folder: Path, *, small: bool = False) -> list[tuple[str, str]]:
-    """Draw all plots of *found* into *folder*; returns their titles and the names of their files.
+    """Draw all plots of *found* into *folder*. Return their titles and file names.
 
     Raises:
-        ModuleNotFoundError: there is no matplotlib.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     matplotlib: Any = importlib.import_module("matplotlib")
     figure_of: Any = importlib.import_module("matplotlib.figure").Figure
@@ -132,7 +132,7 @@ def _distribution(rows: Mapping[str, Sequence[Sequence[float]]]) -> Callable[[An
 
 
 def _line(name: str) -> dict[str, Any]:
-    """One colour for a proxy in all plots, whoever else is there; the gateway's line is the thick one."""
+    """Return the line style of a proxy, with the same colour in all plots. The gateway's line is thick."""
     place = ALL.index(name) if name in ALL else len(ALL)
     return {
         "color": f"C{place % 10}",

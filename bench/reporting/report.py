@@ -1,4 +1,4 @@
-"""What a benchmark hands over: figures for the JSON, goals with what was reached, tables for people."""
+"""The result of a benchmark: figures for the JSON, goals with the values reached, tables for people."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from bench.reporting.stats import Latencies
 
 NOTHING = "-"
-"""Stands where there is no figure."""
+"""Text of a cell without a figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One thing that the numbers must say."""
+    """A condition that the numbers must meet."""
 
     id: str
-    """As in the project's goals: S1 to S13."""
+    """Number of the goal in the project's goals: S1 to S13."""
     what: str
     value: float
     bound: float
     at_least: bool = False
-    """Whether *bound* is a lower one."""
+    """True if *bound* is a lower bound."""
     unit: str = ""
     is_goal: bool = True
-    """False for a figure that is told beside the goals, and that nothing was promised for."""
+    """False for a figure that is shown next to the goals, but for which there is no goal."""
 
     @property
     def is_met(self) -> bool:
-        """Whether the value is on the right side of the bound."""
+        """True if the value is on the right side of the bound."""
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
@@ -42,26 +42,26 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int = 1
-    """How many columns, from the left, hold words; the others hold figures."""
+    """Number of columns, from the left, that hold words; the other columns hold figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark found."""
+    """The findings of one benchmark."""
 
     name: str
     figures: dict[str, Any]
-    """JSON: every figure, with its unit at the end of its name."""
+    """Every figure as JSON, with its unit at the end of its name."""
     goals: Sequence[Goal] = ()
     tables: Sequence[Table] = ()
     errors: int = 0
-    """Requests that failed or were answered wrongly."""
+    """Number of requests that failed or had a wrong answer."""
     not_comparable: Sequence[str] = field(default_factory=tuple)
-    """Sentences on what a reader must not compare."""
+    """Warnings to the reader about figures that are not comparable."""
 
 
 def beside(id: str, what: str, value: float, unit: str) -> Goal:
-    """Return a figure that is shown beside the goals, and that nothing was promised for."""
+    """Return a figure that is shown next to the goals, but for which there is no goal."""
     return Goal(id=id, what=what, value=value, bound=0, unit=unit, is_goal=False)
 
 
@@ -71,7 +71,7 @@ def p50_p99(found: Latencies | None) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits without an exponent: 12,300; 1,230; 123; 12.3; 1.23; 0.123. A whole number stays so."""
+    """Return three significant digits without an exponent (12,300; 1,230; 12.3; 0.123). Whole numbers stay whole."""
     if isinstance(value, int):
         return f"{value:,}"
     if not math.isfinite(value):

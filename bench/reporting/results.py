@@ -16,15 +16,14 @@ from bench.reporting.report import NOTHING, Report, Table, number
 
 LATEST = Path(__file__).parents[1] / "results" / "latest.json"
 README = Path(__file__).parents[1] / "README.md"
-PROJECT_README = Path(__file__).parents[2] / "README.md"
 BEGIN = "<!-- results: made by `python -m bench.run --write-readme` -->"
 END = "<!-- end of results -->"
 OF_THE_MACHINE = ("machine", "versions")
-"""Facts that are the same for all runs whose results stand side by side."""
+"""Facts that must be equal for all runs whose results are combined."""
 
 
 def results(reports: Sequence[Report], facts: Mapping[str, Any], *, remarks: Sequence[str] = ()) -> dict[str, Any]:
-    """Put together what a run found, ratios first; *facts* say what it was made on, *remarks* warn of the whole."""
+    """Combine the findings of a run, ratios first. *facts* describe the run, *remarks* are warnings about all of it."""
     run = {name: value for name, value in facts.items() if name not in OF_THE_MACHINE}
     return {
         "goals": [
@@ -42,10 +41,10 @@ def results(reports: Sequence[Report], facts: Mapping[str, Any], *, remarks: Seq
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, order: Sequence[str]) -> dict[str, Any]:
-    """The results *new*, and of *old* the parts that *new* has not; parts stand in *order*.
+    """Return the results *new*, with the parts of *old* that *new* lacks, in *order*.
 
     Raises:
-        ValueError: they were made on different machines, or of different versions.
+        ValueError: The runs had different machines or versions.
     """
     for name in OF_THE_MACHINE:
         if _same(old[name]) != _same(new[name]):
@@ -64,12 +63,12 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, order: Sequence[st
 
 
 def _same(value: Any) -> Any:
-    """What must be the same in two runs that stand side by side: not how busy the machine was."""
+    """Return the facts that must be equal in two combined runs. The machine's load may differ."""
     return {key: each for key, each in value.items() if key != "load_average"} if isinstance(value, Mapping) else value
 
 
 def write(found: Mapping[str, Any], path: Path = LATEST) -> None:
-    """Write *found* as JSON, which knows no infinity: null stands for it."""
+    """Write *found* as JSON. JSON has no infinity, so null replaces it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(_finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -77,10 +76,10 @@ def write(found: Mapping[str, Any], path: Path = LATEST) -> None:
 
 
 def read(path: Path = LATEST) -> dict[str, Any]:
-    """Read what `write` wrote.
+    """Read a file that `write` wrote.
 
     Raises:
-        OSError: there is no such file.
+        OSError: There is no such file.
     """
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -105,7 +104,7 @@ def show_tables(some: Iterable[Table], console: Console) -> None:
 
 
 def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
-    """What was promised and what was reached; figures that nothing was promised for bear no verdict."""
+    """Return the table of goals and values reached. Figures without a goal have no verdict."""
     rows = []
     for goal in goals:
         value = math.inf if goal["value"] is None else goal["value"]
@@ -117,7 +116,7 @@ def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def markdown(found: Mapping[str, Any], pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """The same as `show` prints, for the README; before the tables *pictures*, which are titles and paths."""
+    """Return the tables of `show` for the README. The *pictures*, as titles and paths, come before the tables."""
     parts = [_provenance(found), *(f"![{title}]({path})" for title, path in pictures)]
     parts.append(markdown_tables([goal_table(found["goals"]), *_tables(found)]))
     parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
@@ -139,7 +138,7 @@ def between_marks(text: str, new: str, *, begin: str = BEGIN) -> str:
     """Put *new* between the marks of *text*, *begin* and `END`.
 
     Raises:
-        ValueError: the marks are not there once each, in their order.
+        ValueError: A mark is missing, repeated or out of order.
     """
     if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
         raise ValueError(f"expected {begin!r} and, after it, {END!r}, once each")
@@ -147,25 +146,17 @@ def between_marks(text: str, new: str, *, begin: str = BEGIN) -> str:
     return f"{before}{begin}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
 
 
-def summary(found: Mapping[str, Any]) -> str:
-    """The goals alone and what they were measured on, for the project's README."""
-    promised = [goal for goal in found["goals"] if goal["is_goal"]]
-    return f"{markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
-
-
 def write_readme(
     found: Mapping[str, Any],
     path: Path = README,
-    project: Path = PROJECT_README,
     *,
     pictures: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Replace the results in the README of the benchmarks, and what was promised and reached in the project's.
+    """Replace the results in the README of the benchmarks.
 
-    *pictures* are titles, and paths as seen from *path*'s folder.
+    *pictures* are titles, and paths relative to *path*'s folder.
     """
     path.write_text(between_marks(path.read_text(), markdown(found, pictures)))
-    project.write_text(between_marks(project.read_text(), summary(found)))
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[Table]:

@@ -9,12 +9,12 @@ from statistics import median
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least *share* (0 to 1) of all samples do not exceed (nearest rank).
+    """Return the smallest sample that at least *share* (0 to 1) of all samples do not exceed (nearest rank).
 
-    No interpolation: a p99 is a time that some call really took.
+    There is no interpolation: a p99 is the time of a real call.
 
     Raises:
-        ValueError: there is no sample, or *share* is no share.
+        ValueError: There is no sample, or *share* is not between 0 and 1.
     """
     if not samples:
         raise ValueError("no samples")
@@ -26,7 +26,7 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What became of one set of samples."""
+    """Percentiles and extremes of one set of samples."""
 
     count: int
     p50_ms: float
@@ -38,7 +38,7 @@ def latencies(samples_s: Sequence[float]) -> Latencies:
     """Summarize samples in seconds.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no sample.
     """
     return Latencies(
         count=len(samples_s),
@@ -49,10 +49,10 @@ def latencies(samples_s: Sequence[float]) -> Latencies:
 
 
 def median_latencies(rounds: Sequence[Latencies]) -> Latencies:
-    """The median over *rounds* of each figure; the counts are added, and the maximum is that of all.
+    """Return the median over *rounds* of each figure. Counts are added. The maximum is that of all rounds.
 
     Raises:
-        ValueError: there is no round.
+        ValueError: There is no round.
     """
     if not rounds:
         raise ValueError("no rounds")
@@ -65,5 +65,5 @@ def median_latencies(rounds: Sequence[Latencies]) -> Latencies:
 
 
 def ratio(measured: float, baseline: float) -> float:
-    """*measured* as a multiple of *baseline*; infinite where the baseline is nothing."""
+    """Return *measured* as a multiple of *baseline*, or infinity if the baseline is 0."""
     return measured / baseline if baseline else math.inf

@@ -1,1 +1,1 @@
-"""Two replicas under load while things break."""
+"""Two replicas under load during faults."""

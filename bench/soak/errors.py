@@ -1,4 +1,4 @@
-"""What went wrong in a soak: each error's kind, whether a fault explains it, and what must never be."""
+"""The errors of a soak: the kind of each error, the faults that explain it, and the violations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIOLATIONS_MAX = 50
 
 
 class Fault(StrEnum):
-    """What is broken."""
+    """A kind of fault."""
 
     KILL_WORKER = "kill a worker"
     PAUSE_WORKER = "pause a container"
@@ -32,7 +32,7 @@ WORKER = (Fault.KILL_WORKER, Fault.PAUSE_WORKER)
 REPLICA = (Fault.KILL_REPLICA, Fault.TERM_REPLICA)
 REDIS = (Fault.RESTART_REDIS, Fault.PAUSE_REDIS)
 FULL = ("pool_exhausted", "worker_full", "capacity", "CAPACITY_REACHED")
-"""No slot became free in time: the load is meant to be too much at times."""
+"""Kinds of errors for a slot that did not become free in time. The load is too high at times on purpose."""
 EXPLAINED_BY: Mapping[str, tuple[Fault, ...]] = {
     "worker_lost": WORKER,
     "upstream_gone": WORKER,
@@ -45,41 +45,41 @@ EXPLAINED_BY: Mapping[str, tuple[Fault, ...]] = {
     "store_unavailable": REDIS,
     "draining": REPLICA,
 }
-"""Which faults a kind of error may follow; a kind that is not here, nor of a full pool, must never be."""
+"""The faults that a kind of error may follow. A kind that is neither here nor in `FULL` is a violation."""
 AFTER_S = 90.0
-"""How long after a fault: a worker that hangs is noticed when a call to it, or its close, has run out of time."""
+"""Seconds after a fault in which it explains errors. A hung worker shows when a call or close times out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request that was answered with a typed error."""
+    """A request with a typed error as its answer."""
 
     kind: str
     text: str
     is_over: bool = False
-    """Whether its session is over."""
+    """True if the error ends the session."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What was seen, by everybody."""
+    """The shared record of all observations."""
 
     steps: Counter[str] = field(default_factory=Counter)
-    """Right steps by protocol."""
+    """Correct steps by protocol."""
     episodes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     recent: deque[tuple[Fault, float]] = field(default_factory=lambda: deque(maxlen=64))
-    """Faults and when each ended, by the monotonic clock."""
+    """Faults and the time of each start and end, by the monotonic clock."""
 
     def add_fault(self, fault: Fault) -> None:
-        """Note that *fault* was made; call it again when it is over."""
+        """Record the start of *fault*. Call it again at the end of the fault."""
         self.recent.append((fault, time.monotonic()))
 
     def add_error(self, who: str, failed: Failed) -> None:
-        """Count a typed error, and see whether a fault explains it."""
+        """Count a typed error, and check whether a fault explains it."""
         self._count(failed.kind, f"{who}: {failed.text}")
         if failed.kind in FULL:
             return
@@ -89,13 +89,13 @@ class Ledger:
             self.violate(f"{who}: {failed.kind}, which nothing explains: {failed.text}")
 
     def add_broken(self, who: str, error: Exception, *, is_explained: bool) -> None:
-        """Count a connection that broke."""
+        """Count a broken connection."""
         self._count("connection", f"{who}: {error!r}")
         if not is_explained:
             self.violate(f"{who}: a connection broke although its replica was up: {error!r}")
 
     def violate(self, sentence: str) -> None:
-        """Note what must never be."""
+        """Record a violation."""
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(sentence[:600])
 
@@ -107,15 +107,15 @@ class Ledger:
 
 
 class Untyped(Exception):
-    """An error that does not say what it is, or bears a reward."""
+    """An error without a type, or with a reward."""
 
 
 def read_ors(response: Response) -> Stepped | Failed:
-    """What a call's answer says.
+    """Return the step or the error in a call's answer.
 
     Raises:
-        Untyped: it is an error without a type.
-        WrongAnswer: it is no step's result.
+        Untyped: It is an error without a type.
+        WrongAnswer: It is not a step's result.
     """
     if response.status != 200:
         return read_json(response)
@@ -134,10 +134,10 @@ def read_ors(response: Response) -> Stepped | Failed:
 
 
 def read_json(response: Response) -> Failed:
-    """What an error over HTTP says, of ORS or AReaL.
+    """Return the error in an HTTP answer of ORS or AReaL.
 
     Raises:
-        Untyped: nothing, or a reward.
+        Untyped: The answer has no type, or has a reward.
     """
     if b"reward" in response.body:
         raise Untyped(f"an error with a reward: {response.body!r}")
@@ -149,15 +149,15 @@ def read_json(response: Response) -> Failed:
     if not kind:
         raise Untyped(f"status {response.status}: {response.body[:300]!r}")
     if kind == "internal" and "store" in str(body.get("detail")):
-        kind = "store_unavailable"  # AReaL has no word of its own for it
+        kind = "store_unavailable"  # AReaL has no own word for it
     return Failed(kind, f"{response.status} {body}", is_over=response.status in (404, 410))
 
 
 def read_areal(response: Response) -> Stepped | Failed:
-    """What a step's answer says.
+    """Return the step or the error in a step's answer.
 
     Raises:
-        Untyped, WrongAnswer: as `read_ors`.
+        Untyped, WrongAnswer: See `read_ors`.
     """
     if response.status != 200:
         return read_json(response)
@@ -165,10 +165,10 @@ def read_areal(response: Response) -> Stepped | Failed:
 
 
 def read_frame(payload: bytes) -> dict[str, object] | Failed:
-    """What a frame of OpenEnv says: its data, or an error.
+    """Return the data or the error in a frame of OpenEnv.
 
     Raises:
-        Untyped: it is an error without a type.
+        Untyped: It is an error without a type.
     """
     reply = json.loads(payload)
     if reply["type"] != "error":

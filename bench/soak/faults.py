@@ -1,7 +1,7 @@
-"""What breaks in a soak, and when: all kinds in turn, each turn in an order of its own, one at a time.
+"""The faults of a soak and their times: all kinds in turn, in a new random order each turn, one fault at a time.
 
-Replicas are broken in any order in the first half. In the second half the first one is left alone, so that a process is
-there whose memory can be looked at over a long time.
+In the first half, faults hit any replica. In the second half, they spare the first replica, so that the memory of one
+process can be observed over a long time.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from bench.soak.errors import Fault, Ledger
 from bench.soak.world import Replica, World
 
 REST_S = (3.0, 9.0)
-"""Between the end of a fault and the next."""
+"""Seconds between the end of a fault and the next fault."""
 REDIS_PAUSE_S = 5.0
 WORKER_PAUSE_S = (2.0, 8.0)
 AWAY_S = (0.5, 3.0)
-"""Before what was ended is started again."""
+"""Seconds before an ended process is started again."""
 
 
 class Faults:
-    """Breaks things until it is stopped; whatever was paused or ended is put right again."""
+    """Makes faults until it is stopped, and repairs each: it resumes paused processes and restarts ended ones."""
 
     def __init__(self, world: World, ledger: Ledger, *, seed: int) -> None:
         self._world = world
         self._ledger = ledger
         self._random = random.Random(seed)
         self.spares_first = False
-        """Whether the first replica is to be left alone."""
+        """True to spare the first replica."""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Break one thing after the other until *stopping* is set; what is broken then is mended first.
+        """Make one fault after the other until *stopping* is set. Repair the current fault first.
 
         Raises:
-            StartError: a replica or Redis does not come back.
+            StartError: A replica or Redis does not start again.
         """
         while not stopping.is_set():
             for fault in self._random.sample(list(Fault), len(Fault)):
@@ -51,7 +51,7 @@ class Faults:
                 self._ledger.add_fault(fault)
 
     async def _make(self, fault: Fault) -> bool:
-        """Make it and mend it; whether there was something to break."""
+        """Make a fault and repair it. Return False if there was nothing to break."""
         if fault in (Fault.KILL_REPLICA, Fault.TERM_REPLICA):
             replica = self._replica()
             await (replica.kill() if fault is Fault.KILL_REPLICA else replica.stop())
@@ -76,7 +76,7 @@ class Faults:
         if not workers:
             return False
         worker = self._random.choice(sorted(workers, key=lambda each: str(each.id)))
-        # What stopped, or was paused, in the meantime can't be broken any more.
+        # A container that stopped or was paused in the meantime cannot be broken again.
         with suppress(NotFound, APIError):
             if fault is Fault.KILL_WORKER:
                 await asyncio.to_thread(worker.kill)

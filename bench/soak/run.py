@@ -1,7 +1,7 @@
-"""The soak: two replicas on one Redis and one engine under a mixed load for a long time, while things break.
+"""The soak: two replicas on one Redis and one engine under a long mixed load, during faults.
 
-``make soak MINUTES=20``, or ``python -m bench.soak --minutes 1``. What breaks at random times breaks at the same ones
-again with the same ``--seed``, as far as a machine repeats itself. Ends with 1 if anything was found.
+Run ``make soak MINUTES=20``, or ``python -m bench.soak --minutes 1``. The same ``--seed`` repeats the faults at the
+same times, as far as a machine repeats its behaviour. The soak exits with 1 if it found a violation.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from bench.subjects.targets import servers
 OUTPUT = Path(__file__).parents[1] / "results" / "soak.json"
 SAMPLE_S = 3.0
 SESSIONS_S = IDLE_S + 30.0
-"""After the load until no session, wait or lease may be left: half a minute after the last one's time was over."""
+"""Seconds after the load until no session, wait or lease may be left: half a minute after the last expiry."""
 QUIET_S = 240.0
-"""After that until nothing may be left. The pool keeps as many slots free as openings came of late while a worker
-starts; it forgets these by half in 20 s, so from 10 openings a second and starts of 5 s it needs some two minutes."""
+"""Seconds after that until nothing may be left. The pool keeps a free slot for each recent opening during a worker's
+start. It forgets half of these in 20 s. From 10 openings a second and starts of 5 s, this takes some two minutes."""
 HELD = ("session", "held", "ticket", "queue", "waits", "deadlines")
-"""Kinds of keys that a session, or an opening that waits, has."""
+"""Kinds of keys of a session, or of a waiting opening."""
 LOOK_S = 0.5
 CONTAINERS_MAX = SHARED_WORKERS + ALONE_WORKERS + 6
-"""At one moment: as many workers as there may be, and those that are on their way out."""
+"""Maximum number of containers at one moment: all allowed workers, and workers that are about to end."""
 FINISH_S = 200.0
-"""After the end for the last episodes: two answers may each take as long as any may."""
+"""Seconds after the end for the last episodes: two answers, each with the maximum time."""
 BUGS = ("Traceback", "_broken ", "tick_failed", "audit_failed", "notes_failed", "pool_task_failed", "ping_failed")
-"""In a log: an error that is a bug."""
+"""Words of a log line that reports a bug."""
 NOT_BUGS = ("call_broken", "engine_events_broken")
 
 
 @dataclass(slots=True)
 class Found:
-    """All that a run found."""
+    """All findings of a run."""
 
     ledger: Ledger = field(default_factory=Ledger)
     samples: Samples = field(default_factory=Samples)
@@ -73,7 +73,7 @@ class Found:
 
     @property
     def is_good(self) -> bool:
-        """Whether all held."""
+        """True if there is no violation and all verdicts hold."""
         return not self.ledger.violations and all(verdict.holds for verdict in self.verdicts)
 
 
@@ -106,10 +106,10 @@ def main(
 
 
 async def soak(seconds: float, *, seed: int, folder: Path, console: Console, keep_logs: Path | None = None) -> Found:
-    """Run it.
+    """Run the soak.
 
     Raises:
-        StartError: something does not start, or not again.
+        StartError: A server does not start, or does not start again.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -162,13 +162,13 @@ async def _run(here: World, found: Found, seconds: float, *, seed: int, console:
 
 
 async def _first(seconds: float, *tasks: asyncio.Task[None]) -> None:
-    """Wait, but no longer than until one of *tasks* ends, which is too early."""
+    """Wait for *seconds*, or until one of *tasks* ends, which is too early. Raise that task's error, if any."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
 
 
-# -- what is looked at --------------------------------------------------------------------------------------------
+# -- samples ------------------------------------------------------------------------------------------------------
 
 
 async def _sample(here: World, found: Found, began_at: float, stopping: asyncio.Event) -> None:
@@ -272,17 +272,17 @@ async def _has_only(here: World, constant: set[str]) -> bool:
 
 
 async def _until(holds: Callable[[], Awaitable[bool]], seconds: float) -> None:
-    """Wait until *holds*, at most so many seconds."""
+    """Wait until *holds* returns True, for at most *seconds*."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not await holds():  # noqa: ASYNC110  # nothing but another look tells it
+    while time.monotonic() < deadline and not await holds():  # noqa: ASYNC110  # there is no event to wait for
         await asyncio.sleep(LOOK_S)
 
 
-# -- what is told -------------------------------------------------------------------------------------------------
+# -- results ------------------------------------------------------------------------------------------------------
 
 
 def results(found: Found) -> dict[str, Any]:
-    """All of it, for the JSON: what has to hold first."""
+    """Return all findings for the JSON, verdicts first."""
     ledger = found.ledger
     return {
         "is_good": found.is_good,
@@ -299,7 +299,7 @@ def results(found: Found) -> dict[str, Any]:
 
 
 def show(found: Found, console: Console) -> None:
-    """Print tables."""
+    """Print the tables."""
     ledger = found.ledger
     counted = Table(
         "What happened",

@@ -1,4 +1,4 @@
-"""What a soak looks at every few seconds, and what has to be flat."""
+"""The samples that a soak takes every few seconds, and the bounds on their growth."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from bench.reporting.report import Table, number
 
 GROWTH_MIB, GROWTH_LONG_MIB, GROWTH_MIB_A_MIN = 16.0, 8.0, 0.25
-"""By so much the memory of the replica that is left alone may grow in the second half, or in one that is long, and
-beside it so much a minute.
+"""MiB by which the memory of the spared replica may grow in the second half (the second value: in a long half), and
+the additional MiB per minute.
 
-It may have been started just before: it warms up by some 8 MiB, and an allocator keeps as much again of peaks, such as
-queues while Redis is away; the longer the half, the less of that is in its slope (4.7 MiB were seen in ten minutes).
-0.25 MiB a minute are, at some 1,000 sessions a minute, 256 bytes of each: a session that is not forgotten takes more
-than a KiB (S11)."""
+The replica may have started just before: it warms up by some 8 MiB. An allocator keeps as much again after peaks, such
+as queues while Redis is away. In a longer half, less of that is in the slope (4.7 MiB were seen in ten minutes). At
+some 1,000 sessions a minute, 0.25 MiB a minute are 256 bytes per session. A leaked session takes more than a KiB
+(S11)."""
 LONG_S = 300.0
-"""From which length on a half is long."""
+"""Seconds from which a half is long."""
 FILES_GROWTH, FILES_GROWTH_LONG, THREADS_GROWTH = 120.0, 40.0, 16.0
-"""Files (the second: in a long half) and threads of that replica, over the second half. A young one still opens 32
-connections to Redis, 8 to the engine and one for each of 52 slots; trainers have now more, now less of those open."""
+"""Bounds on the growth of that replica's files (the second: in a long half) and threads in the second half. A young
+replica still opens 32 connections to Redis, 8 to the engine and 1 for each of 52 slots. Trainers' connections vary."""
 FILES_AT_REST, THREADS_AT_REST = 48, 16
-"""By so much they may be above what they were before the load: 32 connections to Redis and 8 to the engine are kept,
-however few are needed; threads wait for work."""
+"""Bounds on the additional files and threads at rest, compared with the time before the load. The replica keeps 32
+connections to Redis and 8 to the engine, even unused, and threads wait for work."""
 REDIS_GROWTH_MIB = 4.0
-"""Of Redis' own count of its data, over the second half."""
+"""MiB of growth in the second half, by Redis' own count of its data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Process:
     """One gateway process at one moment."""
 
     life: int
-    """Which of its replica's processes it is."""
+    """Number of the process among its replica's processes."""
     rss_mib: float
     files: int
     threads: int
@@ -40,22 +40,22 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """All that was seen at one moment."""
+    """All observations of one moment."""
 
     at_s: float
-    """Since the load began."""
+    """Seconds since the start of the load."""
     replicas: Sequence[Process]
     keys: int | None
-    """None where Redis did not answer: it was away."""
+    """Number of keys, or None if Redis did not answer."""
     redis_mib: float | None
     containers: int
     steps: int
-    """Right ones so far."""
+    """Number of correct steps so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One thing that has to hold at the end."""
+    """A condition at the end of the soak."""
 
     what: str
     value: float
@@ -64,23 +64,23 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """True if the value is within the bound."""
         return self.value <= self.bound
 
 
 @dataclass(slots=True)
 class Samples:
-    """All of a run."""
+    """All samples of a run."""
 
     all: list[Sample] = field(default_factory=list)
 
     def second_half(self, length_s: float) -> list[Sample]:
-        """Those of the second half of the load, which took *length_s*."""
+        """Return the samples of the second half of the load, which took *length_s*."""
         return [sample for sample in self.all if length_s / 2 <= sample.at_s <= length_s]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The rise of the line through *points* (least squares), in y for each of x; 0 for less than two points."""
+    """Return the slope of the line through *points* (least squares), in y for each x; 0 for less than two points."""
     if len(points) < 2:
         return 0.0
     mean_x = sum(x for x, _ in points) / len(points)
@@ -90,9 +90,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def flatness(samples: Samples, length_s: float) -> list[Verdict]:
-    """What must not have grown in the second half, in which the first replica was left alone."""
+    """Return the verdicts on growth in the second half, in which faults spared the first replica."""
     half = samples.second_half(length_s)
-    # A fault that was under way as the half began may have ended a process in it; the last one is what is looked at.
+    # A fault at the start of the half may have ended a process. Only the last process of the replica counts.
     half = [sample for sample in half if sample.replicas[0].life == half[-1].replicas[0].life]
 
     def growth(value: Callable[[Sample], float | None]) -> float:
@@ -119,7 +119,7 @@ def flatness(samples: Samples, length_s: float) -> list[Verdict]:
 
 
 def sample_table(samples: Samples, *, rows: int = 16) -> Table:
-    """Some of the samples, evenly spread."""
+    """Return a table of some samples, evenly spread."""
     step = max(1, len(samples.all) // rows)
     shown = []
     for sample in samples.all[::step]:
@@ -131,7 +131,7 @@ def sample_table(samples: Samples, *, rows: int = 16) -> Table:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """What had to hold, and whether it did."""
+    """Return a table of the conditions and their verdicts."""
     rows = [
         [
             each.what,

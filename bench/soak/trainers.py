@@ -1,6 +1,6 @@
-"""The load of a soak: trainers of three protocols, some of whom vanish, hang up, or send a step twice.
+"""The load of a soak: trainers of three protocols. Some of them vanish, disconnect, or send a step twice.
 
-A trainer knows which of its steps ran and which may have run; what its worker counted has to lie between the two.
+A trainer knows the steps that ran and the steps that may have run. Its worker's count must lie between the two.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from bench.soak.world import ALONE, IDLE_S, Replica, World
 from bench.subjects.catalogs import STEPS
 
 ANSWER_S = 90.0
-"""For any answer: longer than every bound of the gateway's own."""
+"""Seconds for any answer, longer than every timeout of the gateway."""
 PAUSE_S = (0.01, 0.15)
 LONG_SHARE, TWICE_SHARE, KEYED_SHARE = 0.05, 0.1, 0.3
 LONG_S = 1.5
 TRIES = 20
-"""A step with a key that broke off is asked again so often, half a second apart."""
+"""Number of attempts, half a second apart, for a step with a key whose connection broke."""
 AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How many trainers of each kind there are."""
+    """Number of trainers of each kind."""
 
     ors: int = 10
     alone: int = 4
@@ -46,11 +46,11 @@ class Numbers:
 
 
 class Broken(Exception):
-    """The connection broke; whatever was sent on it may have been done."""
+    """The connection broke. The request on it may have been executed."""
 
 
 class Episode:
-    """What one trainer knows of its session."""
+    """A trainer's knowledge of its session."""
 
     def __init__(self, ledger: Ledger, who: str) -> None:
         self._ledger = ledger
@@ -61,12 +61,12 @@ class Episode:
         self._answered_at = time.monotonic()
 
     def next_token(self) -> str:
-        """The name of a step that is about to be sent."""
+        """Return the name of the next step to send."""
         self._sent += 1
         return f"{next(self._numbers)}"
 
     def check(self, token: str, stepped: Stepped) -> None:
-        """Compare the answer to the step *token* with what can be."""
+        """Check the answer to the step *token* against the possible counts."""
         if stepped.doubled:
             self._ledger.violate(f"{self._who}: a worker ran {stepped.doubled} steps twice")
         if stepped.token != token or not self._answered < stepped.count <= self._sent:
@@ -78,14 +78,14 @@ class Episode:
         self._ledger.steps[self._who] += 1
 
     def fail(self, failed: Failed) -> None:
-        """Note an error; one for having been idle is none where the trainer really was."""
+        """Record an error, except an expiry of a session that its trainer really left idle."""
         if failed.kind == "expired" and time.monotonic() - self._answered_at >= IDLE_S - 2:
             return
         self._ledger.add_error(self._who, failed)
 
 
 class Trainers:
-    """All of them; `run` returns when *stopping* is set and the last episode has ended."""
+    """All trainers. `run` returns after *stopping* is set and the last episode has ended."""
 
     def __init__(self, world: World, ledger: Ledger, *, seed: int, stopping: asyncio.Event) -> None:
         self._world = world
@@ -109,7 +109,7 @@ class Trainers:
                     group.create_task(self._again_and_again(play))
 
     async def warm_up(self) -> None:
-        """One episode of each kind."""
+        """Play one episode of each kind."""
         for environment in (STEPS, ALONE):
             await self._ors(environment)
         await self._areal()
@@ -120,7 +120,7 @@ class Trainers:
             try:
                 await play()
             except Broken:
-                pass  # noted where it broke
+                pass  # already recorded where it broke
             except (Untyped, WrongAnswer, KeyError) as error:
                 self._ledger.violate(f"{type(error).__name__}: {error}")
             await self._pause()
@@ -161,7 +161,7 @@ class Trainers:
         return False
 
     async def _call(self, who: str, request: bytes, *, retry: bool) -> Stepped | Failed | None:
-        """Ask; None where the connection broke and the step may have run. With a key it is asked again instead."""
+        """Send a step. Return None if the connection broke and the step may have run. *retry* sends it again."""
         for _ in range(TRIES if retry else 1):
             try:
                 return read_ors(await self._ask(who, request))
@@ -170,7 +170,7 @@ class Trainers:
         return None
 
     async def _twice(self, who: str, environment: str, sid: str, token: str, seconds: float) -> Stepped | Failed | None:
-        """Send one step twice at the same moment, to whichever replicas; both have to say the same."""
+        """Send one step twice at the same moment, to random replicas, and check that both answers agree."""
         request = call_bytes(environment, sid, token, seconds, key=token)
         one, other = await asyncio.gather(self._call(who, request, retry=True), self._call(who, request, retry=True))
         if (
@@ -258,7 +258,7 @@ class Trainers:
         return found
 
     async def _vanish(self) -> None:
-        """Open a session, take a step, and say nothing more; or leave in the middle of the step."""
+        """Open a session, take a step, and send nothing more, or leave during the step."""
         who, sid = "vanishing", str(uuid.uuid4())
         if not await self._create(who, STEPS, sid):
             await asyncio.sleep(1.0)
@@ -266,10 +266,10 @@ class Trainers:
         request = call_bytes(STEPS, sid, "0", LONG_S if self._random.random() < 0.5 else 0.0)
         await self._cut_off(request, self._random.uniform(0.1, 1.0))
         self._ledger.episodes[who] += 1
-        await asyncio.sleep(2.0)  # each of them holds a slot until it expires
+        await asyncio.sleep(2.0)  # each of these sessions holds a slot until it expires
 
     async def _hang_up(self) -> None:
-        """Ask for some sessions at once, and leave before there is an answer, or just after it."""
+        """Send some creates concurrently, and leave before their answers or just after them."""
         who = "hanging up"
         body = json.dumps({"task_spec": {"id": "only"}, "env_name": STEPS}).encode()
         requests = [
@@ -283,10 +283,10 @@ class Trainers:
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def _ask(self, who: str, request: bytes) -> Response:
-        """Send one request to some replica, on a connection of its own.
+        """Send one request to a random replica, on its own connection.
 
         Raises:
-            Broken: there is no answer.
+            Broken: There is no answer.
         """
         replica, since = self._replica(), time.monotonic()
         connection = None
@@ -314,14 +314,14 @@ class Trainers:
         connection.close()
         await asyncio.wait({asking})
         if not asking.cancelled():
-            asking.exception()  # nobody wants to know
+            asking.exception()  # marks the error as retrieved
 
     def _broken(self, who: str, replica: Replica, since: float, error: Exception) -> Broken:
         self._ledger.add_broken(f"{who} at {replica.name}", error, is_explained=replica.may_break(since))
         return Broken(who)
 
     def _replica(self) -> Replica:
-        """One that is up, as a load balancer would choose."""
+        """Return a random replica that is up, like a load balancer."""
         up = [replica for replica in self._world.replicas if replica.is_up]
         return self._random.choice(up or self._world.replicas)
 

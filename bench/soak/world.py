@@ -1,4 +1,4 @@
-"""What is soaked: replicas of the gateway on a Redis and an engine, all of this run's own, that faults may break."""
+"""The subject of a soak: the run's own replicas of the gateway, Redis and containers, for faults to break."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from bench.subjects.targets import GATEWAY, Servers
 from gateway.backends.docker.container import LABEL_INSTANCE
 
 ALONE = "alone"
-"""The environment whose sessions each have a container of their own."""
+"""The environment that gives each session its own container."""
 IDLE_S = 20
-"""After which a session ends that its trainer left."""
+"""Seconds after which an abandoned session ends."""
 SHARED_WORKERS, ALONE_WORKERS = 3, 4
 KEPT_S = 10
-"""How long Redis remembers a session that ended."""
+"""Seconds for which Redis remembers an ended session."""
 ENGINE_S = 60
 PREFIX = "{gateway}:"
 GRACE_S = 3.0
-"""A connection that was made just before a fault may break just after it."""
+"""Seconds around a fault in which a connection made just before it may still break."""
 
 
 class Replica:
-    """One gateway process after the other at one address."""
+    """Successive gateway processes at one address."""
 
     def __init__(self, servers: Servers, name: str, settings: Mapping[str, str]) -> None:
         self._servers = servers
@@ -45,24 +45,24 @@ class Replica:
         self.address = Address(port=int(self._settings["GATEWAY_PORT"]))
         self.lives: list[ServerProcess] = []
         self.down: list[tuple[float, float]] = []
-        """Begin and end of the times, of the monotonic clock, in which it was not all there."""
+        """Start and end of each time, by the monotonic clock, in which the replica was not fully up."""
         self._is_down = True
 
     @property
     def process(self) -> ServerProcess:
-        """The present one."""
+        """The current process."""
         return self.lives[-1]
 
     @property
     def is_up(self) -> bool:
-        """Whether it serves, as far as anybody knows."""
+        """True if the replica is expected to serve."""
         return not self._is_down
 
     async def start(self) -> None:
-        """Start it.
+        """Start the replica.
 
         Raises:
-            StartError: it does not become ready.
+            StartError: It does not become ready.
         """
         self.lives.append(self._servers.make(GATEWAY, self._settings))
         await self.process.start()
@@ -71,18 +71,18 @@ class Replica:
             self.down[-1] = (self.down[-1][0], time.monotonic())
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """End the replica by SIGKILL."""
         self._goes()
         await self.process.kill()
 
     async def stop(self) -> None:
-        """SIGTERM, and wait for its end."""
+        """Send SIGTERM, and wait for the replica's end."""
         self._goes()
         if self.lives:
             await self.process.stop()
 
     def may_break(self, since: float) -> bool:
-        """Whether a connection that was used since *since* (monotonic, s) may have broken for a fault's sake."""
+        """Return True if a fault may have broken a connection in use since *since* (monotonic, s)."""
         return any(begin <= time.monotonic() and since <= end + GRACE_S for begin, end in self.down)
 
     def _goes(self) -> None:
@@ -91,7 +91,7 @@ class Replica:
 
 
 class World:
-    """All of it."""
+    """The replicas, their Redis, their engine and their folder."""
 
     def __init__(self, servers: Servers, *, replicas: int = 2) -> None:
         self.instance = f"soak-{uuid.uuid4().hex[:8]}"
@@ -110,10 +110,10 @@ class World:
         self.replicas = [Replica(servers, f"replica {n + 1}", settings) for n in range(replicas)]
 
     async def start(self) -> None:
-        """Build the image and start everything.
+        """Build the image and start Redis and all replicas.
 
         Raises:
-            StartError: something does not start.
+            StartError: The image cannot be built, or a server does not start.
         """
         await asyncio.to_thread(self._build)
         await self.redis.start()
@@ -121,7 +121,7 @@ class World:
             await replica.start()
 
     async def close(self) -> None:
-        """End and remove everything, whatever state it is in."""
+        """End and remove everything, in any state."""
         for replica in self.replicas:
             with contextlib.suppress(ProcessLookupError):
                 await replica.stop()
@@ -132,30 +132,30 @@ class World:
         self.engine.close()
 
     async def containers(self, *, running: bool = False) -> list[Any]:
-        """The containers of this run, dead ones too unless only *running* ones are asked for."""
+        """Return the containers of this run, with dead containers unless *running* is set."""
         filters: dict[str, str | list[str] | bool] = {"label": f"{LABEL_INSTANCE}={self.instance}"}
         if running:
             filters["status"] = "running"
-        # Sparse: the details of a container that goes meanwhile can't be had.
+        # Sparse, because the details of a container that disappears meanwhile are not available.
         found: list[Any] = await asyncio.to_thread(
             lambda: self.engine.containers.list(all=True, sparse=True, filters=filters)
         )
         return found
 
     def lasting_keys(self, kinds: Container[str] | None = None) -> set[str]:
-        """The keys of Redis that do not run out by themselves; of *kinds* only, the first words of their names."""
+        """Return the Redis keys without an expiry. *kinds*, the first words of their names, selects some."""
         with self.redis.client() as client:
             keys = [str(key) for key in client.scan_iter(count=1000)]
             wanted = [key for key in keys if kinds is None or key.removeprefix(PREFIX).partition(":")[0] in kinds]
             return {key for key in wanted if client.ttl(key) == -1}
 
     def folders(self) -> set[str]:
-        """The workers' folders."""
+        """Return the names of the workers' folders."""
         sockets = self.folder / "s"
         return {each.name for each in sockets.iterdir()} if sockets.exists() else set()
 
     def logs(self) -> str:
-        """What all replicas wrote in all their lives."""
+        """Return the output of all replicas in all their lives."""
         return "".join(life.output for replica in self.replicas for life in replica.lives)
 
     def _build(self) -> None:
@@ -184,7 +184,7 @@ def _tomls() -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def world(servers: Servers) -> AsyncIterator[World]:
-    """Run a world; it is removed on leaving, whatever happened."""
+    """Run a world, and remove it on leaving in any case."""
     made = World(servers)
     try:
         await made.start()
@@ -194,7 +194,7 @@ async def world(servers: Servers) -> AsyncIterator[World]:
 
 
 def read_status(pid: int) -> tuple[int, int]:
-    """How many files and threads the process *pid* has open; zeros where it has ended."""
+    """Return the numbers of open files and threads of the process *pid*, or zeros if it has ended."""
     try:
         files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

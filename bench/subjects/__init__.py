@@ -1,1 +1,1 @@
-"""What is measured: gateways, their peers, containers, processes, clusters and catalogs."""
+"""The subjects of the measurements: gateways, peers, containers, processes, clusters and catalogs."""

@@ -1,4 +1,4 @@
-"""Environments that a benchmark makes for itself: the ``steps`` environment with a pool as it is wanted."""
+"""Environments made by a benchmark: the ``steps`` environment with a chosen pool."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from bench.subjects.targets import ENVIRONMENTS
 
 STEPS = "steps"
-"""The environment's name on the wire, whatever it is called in a catalog."""
+"""The environment's name on the wire, for any name in a catalog."""
 STEPS_IMAGE = "env-gateway/bench-steps"
 STEPS_FOLDER = ENVIRONMENTS / "steps"
 Table = Mapping[str, object]
 
 
 def steps_toml(name: str, **tables: Table) -> str:
-    """Write the ``environment.toml`` of the ``steps`` environment called *name*; *tables* replace single values."""
+    """Return the ``environment.toml`` of a ``steps`` environment called *name*. *tables* replace single values."""
     wanted: dict[str, dict[str, object]] = {
         "": {
             "name": name,
@@ -45,12 +45,12 @@ def steps_toml(name: str, **tables: Table) -> str:
     lines: list[str] = []
     for table, inside in wanted.items():
         lines += [f"[{table}]"] if table else []
-        lines += [f"{key} = {json.dumps(value)}" for key, value in inside.items()]  # of these kinds JSON is TOML, too
+        lines += [f"{key} = {json.dumps(value)}" for key, value in inside.items()]  # such JSON is also TOML
     return "\n".join(lines) + "\n"
 
 
 def write_catalog(folder: Path, **tomls: str) -> dict[str, str]:
-    """Write a catalog of *tomls* by name below *folder*; returns the settings that make a gateway offer them."""
+    """Write a catalog of *tomls* by name below *folder*. Return the gateway settings that offer them."""
     for name, text in tomls.items():
         (folder / "catalog" / name).mkdir(parents=True)
         (folder / "catalog" / name / "environment.toml").write_text(text)

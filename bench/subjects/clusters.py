@@ -1,4 +1,4 @@
-"""Gateways with machines, for a benchmark that compares them: each has a store, an instance and nodes of its own."""
+"""Gateways with machines, for a comparison. Each gateway has its own store, instance and nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.node.tls import CA_FILE, GATEWAY_FILES, make_certificates
 
 HERE = "this one"
 PORT = 7443
-"""Of the nodes of the first cluster; those of the next one are ten higher, as several are on a machine."""
+"""Port of the nodes of the first cluster. The next cluster's port is ten higher, because clusters share machines."""
 ANSWER_S = 10.0
 WARM_S = 90.0
 SPREAD_S = 180.0
@@ -32,36 +32,36 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A gateway that runs, with its machines; and what is found of it."""
+    """A running gateway with its machines and its figures."""
 
     instance: str
     process: ServerProcess
     machines: Sequence[Machine]
     parts: Mapping[str, Sequence[Sequence[int]]]
-    """The processes of each part's copies, by the part: a node's are its init and itself."""
+    """Process numbers of the copies of each part. A node's numbers are its init and itself."""
     way: Way
 
     def usage(self) -> dict[str, Usage]:
-        """What each part has used so far.
+        """Return the usage of each part so far.
 
         Raises:
-            StartError: a process of it has ended.
+            StartError: A process of the cluster has ended.
         """
         return {part: added_usage(number for copy in copies for number in copy) for part, copies in self.parts.items()}
 
     def rss_mib(self) -> dict[str, float]:
-        """Resident memory of one copy of each part. Raises as `usage`."""
+        """Return the resident memory of one copy of each part. Raises the errors of `usage`."""
         return rss_mib({part: [added_usage(copy).rss_bytes for copy in copies] for part, copies in self.parts.items()})
 
     async def containers(self, environment: str) -> dict[str, list[str]]:
-        """The containers of workers that run, by machine."""
+        """Return the running workers' containers on each machine."""
         return {each.name: await asyncio.to_thread(each.workers, self.instance, environment) for each in self.machines}
 
     async def sessions(self) -> dict[str, int]:
-        """How many shared sessions are open on each machine.
+        """Return the number of open shared sessions on each machine.
 
         Raises:
-            WrongAnswer, OSError, ProtocolError: the gateway does not say it.
+            WrongAnswer, OSError, ProtocolError: The gateway does not report it.
         """
         names = {row["id"]: row["name"] for row in await _admin(self.process.address, "nodes")}
         found = {each.name: 0 for each in self.machines}
@@ -73,7 +73,7 @@ class Cluster:
 
 
 class Clusters:
-    """Makes gateways with nodes; a cluster of *n* machines has the first *n* of the lab."""
+    """Makes gateways with nodes. A cluster of *n* machines has the first *n* machines of the lab."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class Clusters:
         catalog: Mapping[str, str],
         warm: int,
     ) -> None:
-        """Start nothing yet.
+        """Store the arguments, without starting anything.
 
         Args:
             servers: Makes the gateways.
-            lab: Which is up.
-            machines: This one, and the lab's in their order.
-            engine: Where this machine's engine is.
-            instance: Heads the instance of each cluster.
-            image: Of the nodes.
-            catalog: The environments' files by name: the shared one, and others that keep no workers.
-            warm: Workers that the shared one keeps.
+            lab: The running lab.
+            machines: This machine, then the lab's machines in their order.
+            engine: Address of this machine's engine.
+            instance: Prefix of the instance of each cluster.
+            image: Image of the nodes.
+            catalog: The environments' files by name: the shared environment, and others that keep no workers.
+            warm: Number of warm workers of the shared environment.
         """
         self._servers = servers
         self._lab = lab
@@ -110,13 +110,13 @@ class Clusters:
         self._certificates = servers.folder / "certificates"
         self._variables: dict[str, str] = {}
         self._nodes: dict[int, list[str]] = {0: []}
-        """Their containers, by the number of the cluster's machines."""
+        """The nodes' containers, by the cluster's number of machines."""
 
     async def prepare(self) -> None:
-        """Write the files that all have in common, and start all nodes.
+        """Write the files that all clusters share, and start all nodes.
 
         Raises:
-            StartError: one does not start.
+            StartError: A node does not start.
         """
         self._variables = write_catalog(self._servers.folder, **self._catalog)
         make_certificates(self._certificates, days=2)
@@ -130,10 +130,10 @@ class Clusters:
                 await node_ready(self._machines[place - 1], container, address)
 
     async def spread(self) -> float:
-        """Let a gateway bring the workers' image from the first machine to all; the seconds from its start.
+        """Let a gateway bring the workers' image from the first machine to all. Return the seconds from its start.
 
         Raises:
-            StartError: it does not start, or some machine lacks the image after ``SPREAD_S``.
+            StartError: It does not start, or a machine lacks the image after ``SPREAD_S``.
         """
         other = next(name for name in self._catalog if name != STEPS)
         own = {"GATEWAY_ENVIRONMENTS": other, "GATEWAY_DEFAULT_ENVIRONMENT": other}
@@ -148,10 +148,10 @@ class Clusters:
 
     @asynccontextmanager
     async def running(self, count: int) -> AsyncIterator[Cluster]:
-        """Start a gateway with *count* machines, 0 for none but this one, and wait for its warm workers.
+        """Start a gateway with *count* machines, 0 for this machine only, and wait for its warm workers.
 
         Raises:
-            StartError: it does not start, or has too few workers after ``WARM_S``.
+            StartError: It does not start, or has too few workers after ``WARM_S``.
         """
         folder = self._servers.folder / f"n{count}"
         folder.mkdir()
@@ -189,7 +189,7 @@ class Clusters:
         )
 
     def _settings_of(self, count: int) -> dict[str, str]:
-        """The gateway's variables."""
+        """Return the gateway's variables."""
         settings = self._settings(count)
         own = self._variables | {"GATEWAY_INSTANCE": settings.instance}
         if not count:
@@ -218,10 +218,10 @@ async def _warm(process: ServerProcess, count: int) -> None:
 
 
 async def _admin(address: Address, what: str) -> list[dict[str, Any]]:
-    """What an operator sees.
+    """Return the rows of an operator's request.
 
     Raises:
-        WrongAnswer, OSError, ProtocolError, TimeoutError: the gateway does not say it.
+        WrongAnswer, OSError, ProtocolError, TimeoutError: The gateway does not report them.
     """
     async with asyncio.timeout(ANSWER_S):
         answer = ok(await ask_once(address, request_bytes("GET", f"/admin/v1/{what}", {})))
@@ -230,10 +230,10 @@ async def _admin(address: Address, what: str) -> list[dict[str, Any]]:
 
 
 def added_usage(numbers: Iterable[int]) -> Usage:
-    """What these processes have used together.
+    """Return the summed usage of these processes.
 
     Raises:
-        StartError: one has ended.
+        StartError: A process has ended.
     """
     try:
         each = [usage(number) for number in numbers]

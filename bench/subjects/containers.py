@@ -1,7 +1,7 @@
-"""A container for each session, by the Docker SDK: create, start, a command in it, remove. Nothing of ours is in it.
+"""A container for each session, by the Docker SDK alone: create, start, a command in it, remove.
 
-It is what runs where an agent's commands go through ``docker exec``. Cheaper than it usually is: no network is made for
-the container, and nothing waits in it but one ``sleep``.
+Systems that run an agent's commands by ``docker exec`` work like this. This version is cheaper than usual: the
+container has no network, and only one ``sleep`` runs in it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bench.subjects.processes import StartError
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
 
 LABEL = "env-gateway.bench"
-"""Of containers that no gateway made: one would remove what bears its own label and is not its own."""
+"""Label of containers without a gateway. A gateway would remove unknown containers with its own label."""
 THREADS = 16
 ENGINE_S = 120
-"""For one request to an engine under full load."""
+"""Timeout in seconds of one request to an engine under full load."""
 
 
 def build_image(client: APIClient, folder: Path, tag: str, base_image: str) -> None:
     """Build the image of an environment.
 
     Raises:
-        StartError: it can't be built.
+        StartError: It cannot be built.
     """
     for line in client.build(path=str(folder), tag=tag, rm=True, decode=True, buildargs={"BASE": base_image}):
         if "error" in line:
@@ -51,9 +51,10 @@ class Containers:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bench-container")
 
     def check_image(self) -> None:
-        """
+        """Check that the engine has the image.
+
         Raises:
-            StartError: the engine does not have the image.
+            StartError: The engine does not have the image.
         """
         try:
             self._client.inspect_image(self._image)  # type: ignore[no-untyped-call]  # not ours
@@ -61,10 +62,10 @@ class Containers:
             raise StartError(f"no image {self._image}; scripts/build-images base base-sandbox os makes it") from error
 
     async def session(self, token: str) -> Taken:
-        """Start a container, let a shell in it say *token*, and remove it.
+        """Start a container, print *token* in a shell in it, and remove it.
 
         Raises:
-            WrongAnswer: it said something else, or the engine did not do its part.
+            WrongAnswer: The output is different, or an engine operation failed.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._session, token)
@@ -93,14 +94,14 @@ class Containers:
         return Taken(ready_at - began_at, said_at - ready_at, time.perf_counter() - said_at)
 
     def memory_bytes(self, environment: str) -> int:
-        """What the kernel counts for the workers of *environment*: their processes, files in memory, sockets.
+        """Return the kernel's count for the workers of *environment*: their processes, files in memory, sockets.
 
-        Without the file pages that it would give up first, as ``docker stats`` has it.
+        It excludes the file pages that the kernel would reclaim first, like ``docker stats``.
         """
         return sum(charged_bytes(stats) for stats in self._stats(environment))
 
     def cpu_s(self, environment: str) -> float:
-        """What the workers of *environment* have used so far, with all processes that ever ran in them."""
+        """Return the CPU seconds of the workers of *environment* so far, with all processes that ever ran in them."""
         return sum(int(stats["cpu_stats"]["cpu_usage"]["total_usage"]) for stats in self._stats(environment)) / 1e9
 
     def _stats(self, environment: str) -> Iterator[dict[str, Any]]:
@@ -112,7 +113,7 @@ class Containers:
         return [str(each["Id"]) for each in self._client.containers(quiet=True, filters={"label": labels})]
 
     def close(self) -> None:
-        """Remove what is left of this run's containers, those of its gateway too."""
+        """Remove the remaining containers of this run and of its gateway."""
         self._threads.shutdown()
         for label in (LABEL, LABEL_INSTANCE):
             for container in self._client.containers(
@@ -123,7 +124,7 @@ class Containers:
 
 @contextmanager
 def containers(engine: str, image: str, instance: str) -> Iterator[Containers]:
-    """Talk to *engine*; what was made is removed on leaving."""
+    """Connect to *engine*. Remove the run's containers on leaving."""
     client = APIClient(base_url=engine, version="auto", timeout=ENGINE_S, max_pool_size=THREADS)
     try:
         made = Containers(client, image, instance)
@@ -136,9 +137,9 @@ def containers(engine: str, image: str, instance: str) -> Iterator[Containers]:
 
 
 def charged_bytes(stats: dict[str, Any]) -> int:
-    """Read what is counted out of the engine's statistics of one container."""
+    """Return the charged memory in the engine's statistics of one container."""
     memory = stats["memory_stats"]
     details = memory.get("stats", {})
-    # Of the first version of control groups the names begin with "total_".
+    # Names of control groups version 1 begin with "total_".
     given_up_first = details.get("total_inactive_file", details.get("inactive_file", 0))
     return int(memory["usage"]) - int(given_up_first)

@@ -1,6 +1,6 @@
-"""The lab of `scripts/swarm-lab` under a name of its own, and the ``gateway node`` of a cluster on its machines.
+"""The lab of `scripts/swarm-lab` under its own name, and a cluster's ``gateway node`` processes on its machines.
 
-Its machines are engines on this one, so their processes are in this machine's /proc, under this machine's numbers.
+The lab's machines are engines on this machine. So their processes are in this machine's /proc, with its numbers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gateway.node.tls import CA_FILE, NODE_FILES
 LOCKS = Path("/var/lib/swarm-lab")
 SCRIPT = Path(__file__).parents[2] / "scripts" / "swarm-lab"
 GATEWAY_IMAGE = "env-gateway/gateway:latest"
-"""Has the command ``gateway``; ``scripts/build-images gateway`` makes it."""
+"""Image with the command ``gateway``; ``scripts/build-images gateway`` makes it."""
 COMMAND_S = 300.0
-"""The longest command of the script: another lab's may hold its lock for 180 s before it begins."""
+"""Timeout of a script's command in seconds. Another lab's command may hold the lock for 180 s first."""
 NODE_S = 60.0
 LOOK_S = 0.05
 SECRETS, CATALOG, WORKERS = "/run/secrets", "/catalog", "/run/gateway/workers"
@@ -45,35 +45,35 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A lab; its machines may be up or not."""
+    """A lab, with its machines up or down."""
 
     name: str
     net: str
-    """First three numbers of its network."""
+    """First three numbers of its network address."""
     machines: int
     lock: int | None = None
-    """Descriptor of its lock, by which it is this process's and no other one may remove it."""
+    """Descriptor of the lab's lock. With it, this process owns the lab, and no other process may remove it."""
 
     @property
     def directory(self) -> Path:
-        """Its disks, logs and sockets."""
+        """Folder of the lab's disks, logs and sockets."""
         return LOCKS / self.name
 
     def address(self, place: int) -> str:
-        """Where machine *place* is, from this one; they are counted from 1."""
+        """Return the address of machine *place* for this machine. Places count from 1."""
         return f"{self.net}.{10 + place}"
 
     def engine(self, place: int) -> str:
-        """Where the engine of machine *place* is, from this one."""
+        """Return the address of the engine of machine *place* for this machine."""
         return f"unix://{self.directory}/node{place}/docker.sock"
 
     async def run(self, *words: str, engine: str | None = None) -> None:
-        """Run the script with *words*; *engine* is this machine's, where it asks that one.
+        """Run the script with *words*. *engine* is this machine's engine, for commands that need it.
 
         Raises:
-            StartError: it fails, or takes longer than ``COMMAND_S``; with what it said.
+            StartError: It fails, or takes longer than ``COMMAND_S``. The message has its output.
         """
-        # Into a file: the machines that it starts may hold what a pipe's end would be waited for.
+        # To a file, because machines that the script starts may keep a pipe open, and reading it would hang.
         with tempfile.TemporaryFile() as output:
             process = await asyncio.create_subprocess_exec(
                 *(str(SCRIPT), *words),
@@ -82,7 +82,7 @@ class Lab:
                 stdin=DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the benchmark, which then removes the lab
+                start_new_session=True,  # Ctrl-C must reach only the benchmark, which then removes the lab
             )
             try:
                 async with asyncio.timeout(COMMAND_S):
@@ -95,10 +95,10 @@ class Lab:
                 raise StartError(f"{SCRIPT} {words}: {_end_of(output)}")
 
     def remove(self) -> None:
-        """Remove it, whatever state it is in. It blocks on purpose: a signal must not break this off.
+        """Remove the lab, in any state. This blocks on purpose, so that a signal does not cancel it.
 
         Raises:
-            StartError: it can't be removed.
+            StartError: It cannot be removed.
         """
         with tempfile.TemporaryFile() as output:
             try:
@@ -134,13 +134,13 @@ class Lab:
 
 @asynccontextmanager
 async def running_lab(lab: Lab) -> AsyncIterator[None]:
-    """Bring the machines up; they are removed on leaving. No other process may remove them meanwhile.
+    """Start the machines, and remove them on leaving. No other process may remove them meanwhile.
 
     Raises:
-        StartError: they don't come up, can't be removed, or are another process's or checkout's.
+        StartError: They do not start, cannot be removed, or belong to another process or checkout.
     """
     with _own(lab) as own:
-        await own.run("down")  # of a run that was killed; refused, nothing of it is ours
+        await own.run("down")  # removes a killed run's lab; if the script refuses, the lab is not this run's
         try:
             await own.run("up")
             yield
@@ -150,7 +150,7 @@ async def running_lab(lab: Lab) -> AsyncIterator[None]:
 
 @contextmanager
 def _own(lab: Lab) -> Iterator[Lab]:
-    """Have its lock open, unless the caller has; the script locks it."""
+    """Open the lab's lock, unless the caller has it. The script locks it."""
     if lab.lock is not None:
         yield lab
         return
@@ -165,7 +165,7 @@ def _end_of(output: IO[bytes]) -> str:
 
 
 async def _end(process: Process) -> None:
-    """End the script and what it runs, if it still does; machines that it started are not its own any more."""
+    """End the script and its commands, if they still run. The machines that it started are not among them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
@@ -181,18 +181,18 @@ async def _end(process: Process) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine's engine; to be asked one question at a time."""
+    """A machine's engine, for one request at a time."""
 
     name: str
     client: APIClient
 
     def workers(self, instance: str, environment: str) -> list[str]:
-        """The containers of workers that run, by their ids."""
+        """Return the ids of the running workers' containers."""
         labels = [f"{LABEL_INSTANCE}={instance}", f"{LABEL_ENVIRONMENT}={environment}"]
         return [str(each["Id"]) for each in self.client.containers(quiet=True, filters={"label": labels})]
 
     def has_image(self, image: str) -> bool:
-        """Whether *image* is there."""
+        """Return True if the engine has *image*."""
         try:
             self.client.inspect_image(image)  # type: ignore[no-untyped-call]  # not ours
         except ImageNotFound:
@@ -200,7 +200,7 @@ class Machine:
         return True
 
     def take_image(self, image: str, source: Machine) -> None:
-        """Get *image* from another machine, past the gateways."""
+        """Copy *image* from another machine, without the gateways."""
         for _ in self.client.load_image(source.client.get_image(image)):  # type: ignore[no-untyped-call]  # not ours
             pass
 
@@ -213,7 +213,7 @@ class Machine:
 
 @contextmanager
 def machine(name: str, engine: str) -> Iterator[Machine]:
-    """Talk to *engine*."""
+    """Connect to *engine*."""
     client = APIClient(base_url=engine, version="auto", timeout=ENGINE_S)
     try:
         yield Machine(name, client)
@@ -222,15 +222,15 @@ def machine(name: str, engine: str) -> Iterator[Machine]:
 
 
 def processes_of(containers: Collection[str]) -> dict[str, list[int]]:
-    """The numbers, as this machine counts, of the processes in each container, by its id.
+    """Return the numbers, on this machine, of the processes in each container, by its id.
 
     Raises:
-        StartError: of one there is none: it ended, or its engine is on another machine.
+        StartError: A container has no process: it ended, or its engine is on another machine.
     """
     found: dict[str, list[int]] = {id: [] for id in containers}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # it ended
+            with suppress(OSError):  # the process ended
                 for id in found.keys() & set(_ID.findall((entry / "cgroup").read_text())):
                     found[id].append(int(entry.name))
     if lost := [id[:12] for id, numbers in found.items() if not numbers]:
@@ -243,30 +243,30 @@ def processes_of(containers: Collection[str]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """A ``gateway node`` of one instance."""
+    """The settings of a ``gateway node`` of one instance."""
 
     instance: str
     port: int
-    """Where it serves the gate; the relay is on the next one."""
+    """Port of the gate. The relay has the next port."""
     image: str
     catalog: Path
     environments: str
-    """Their names, comma-separated."""
+    """Names of the environments, comma-separated."""
     certificates: Path
 
     @property
     def volume(self) -> str:
-        """Where each machine has the workers' sockets."""
+        """Name of the volume with the workers' sockets on each machine."""
         return f"{self.instance}_workers"
 
 
 def start_node(machine: Machine, settings: NodeSettings) -> str:
-    """Start a node in a container like that of ``deploy/swarm/stack.yaml``; returns the container's id.
+    """Start a node in a container like that of ``deploy/swarm/stack.yaml``. Return the container's id.
 
     Raises:
-        DockerException: the engine does not do its part.
+        DockerException: An engine operation failed.
     """
-    tasks = str(STEPS_FOLDER / "tasks")  # as the catalog names it
+    tasks = str(STEPS_FOLDER / "tasks")  # the same path as in the catalog
     mounts = {
         "/var/run/docker.sock": "/var/run/docker.sock",
         settings.volume: WORKERS,
@@ -295,10 +295,10 @@ def start_node(machine: Machine, settings: NodeSettings) -> str:
 
 
 async def node_ready(machine: Machine, container: str, address: tuple[str, int]) -> None:
-    """Wait until the node of *container* takes connections at *address*.
+    """Wait until the node of *container* accepts connections at *address*.
 
     Raises:
-        StartError: it ended, or does not within ``NODE_S``; with the end of what it logged.
+        StartError: It ended, or is not ready within ``NODE_S``. The message has the end of its log.
     """
     until = time.perf_counter() + NODE_S
     while not await _listens(address):
@@ -310,7 +310,7 @@ async def node_ready(machine: Machine, container: str, address: tuple[str, int])
 
 
 def node_variables(settings: NodeSettings) -> dict[str, str]:
-    """The settings of a node's process."""
+    """Return the settings of a node's process."""
     ca, (cert, key) = CA_FILE[0], NODE_FILES
     return {
         "GATEWAY_NODE_LISTEN": f"0.0.0.0:{settings.port}",
@@ -334,7 +334,7 @@ async def _listens(address: tuple[str, int]) -> bool:
     try:
         async with asyncio.timeout(1.0):
             _, writer = await asyncio.open_connection(*address)
-    except OSError:  # a TimeoutError is one, too
+    except OSError:  # including a TimeoutError
         return False
     writer.close()
     return True

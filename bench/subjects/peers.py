@@ -1,6 +1,6 @@
-"""What the gateway is compared with as a proxy: recipes for each, and a worker of its own behind each.
+"""The proxies that the gateway is compared with: a recipe for each, and a separate worker behind each.
 
-Proxies and workers are processes. Where there are two CPUs the proxy has one for itself, and the worker and the load
+Proxies and workers are processes. If there are two CPUs, the proxy has one for itself. The worker and the load
 generator share the other.
 """
 
@@ -33,7 +33,7 @@ from bench.subjects.targets import (
 )
 
 PEERS = BENCH.parent / ".bench-peers"
-"""Made by ``scripts/bench-peers``."""
+"""Folder made by ``scripts/bench-peers``."""
 REFERENCES = BENCH / "references"
 
 DIRECTLY = "directly"
@@ -51,22 +51,22 @@ ALL = (
     *(HTTPX_GATEWAY, HTTPX_GATEWAY_LIMITS, GATEWAY_OPEN, GATEWAY),
 )
 VARIANTS = (NGINX_TCP, HTTPX_GATEWAY_LIMITS, GATEWAY_OPEN)
-"""Of another that is there: left out where time is short."""
+"""Variants of another peer. Short runs leave them out."""
 CALLERS_MAX = {FORWARDER: 256, HTTPX_GATEWAY: 256, HTTPX_GATEWAY_LIMITS: 64}
-"""Beyond these httpx looks through all that waits for each answer, and one round would take minutes."""
+"""Maximum number of callers. Above it, httpx scans all waiting requests for each answer: a round would take minutes."""
 OURS = (DIRECTLY, GATEWAY, GATEWAY_OPEN)
-"""Whose errors are this project's."""
+"""Subjects whose errors are this project's errors."""
 
 PROXY, WORKER = "proxy", "worker"
 LOOK_S = 0.005
 KEEP_ALIVE_S = 3600
-"""Nobody closes an idle connection within a run: a proxy that did would be measured by its reconnects."""
+"""Seconds that idle connections are kept: longer than a run. Otherwise reconnects would affect a proxy's figures."""
 COMMAND_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Which programs are there, with their versions; None where one is missing."""
+    """The installed programs and their versions; None for a missing program."""
 
     nginx: Path | None = None
     nginx_version: str | None = None
@@ -75,18 +75,18 @@ class Found:
     node_version: str | None = None
 
     def has(self, name: str) -> bool:
-        """Whether all that the peer *name* needs is there."""
+        """Return True if all programs of the peer *name* are installed."""
         if name in (NGINX, NGINX_TCP):
             return self.nginx is not None
         return name != CHP or self.chp is not None
 
     def versions(self) -> dict[str, str | None]:
-        """For the results."""
+        """Return the versions for the results."""
         return {"nginx": self.nginx_version, CHP: self.chp_version, "node": self.node_version}
 
 
 def find(root: Path = PEERS) -> Found:
-    """Look for nginx (below *root*, then on the PATH) and configurable-http-proxy (below *root* only)."""
+    """Find nginx (below *root*, then on the PATH) and configurable-http-proxy (below *root* only)."""
     nginx, nginx_version = None, None
     candidates = [root / "nginx" / "usr" / "sbin" / "nginx", shutil.which("nginx"), "/usr/sbin/nginx"]
     for candidate in candidates:
@@ -102,7 +102,7 @@ def find(root: Path = PEERS) -> Found:
 
 
 def _told(*command: str | Path) -> str | None:
-    """What a program says of itself; None if it is not there or does not run."""
+    """Return a program's output, or None if the program is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -115,7 +115,7 @@ def _told(*command: str | Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Which CPU is whose."""
+    """The CPUs of the proxy and of the load."""
 
     proxy: int
     load: int
@@ -123,9 +123,9 @@ class Cpus:
 
 @contextmanager
 def shared_out(*, wanted: bool = True) -> Iterator[Cpus | None]:
-    """Put this process on the load's CPU, where its children begin too, until leaving; None where nothing is pinned.
+    """Pin this process, and so its later children, to the load's CPU until leaving. Yield None if nothing is pinned.
 
-    That is so where there are fewer than two CPUs, where it is not allowed, and where it is not *wanted*.
+    Nothing is pinned with fewer than two CPUs, without permission, and if *wanted* is False.
     """
     before = os.sched_getaffinity(0)
     cpus = choose(before) if wanted else None
@@ -142,7 +142,7 @@ def shared_out(*, wanted: bool = True) -> Iterator[Cpus | None]:
 
 
 def choose(usable: set[int]) -> Cpus | None:
-    """The first two of *usable*; None if there are not two."""
+    """Return the first two of *usable*, or None if there are fewer than two."""
     if len(usable) < 2:
         return None
     proxy, load = sorted(usable)[:2]
@@ -150,10 +150,10 @@ def choose(usable: set[int]) -> Cpus | None:
 
 
 def pin(pid: int, cpu: int) -> None:
-    """Put every thread of *pid* on *cpu*; threads and processes that it makes later follow.
+    """Pin every thread of *pid* to *cpu*. Its later threads and processes inherit this.
 
     Raises:
-        OSError: it is not allowed, or there is no such process.
+        OSError: It is not allowed, or there is no such process.
     """
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(ProcessLookupError):
@@ -165,16 +165,16 @@ def pin(pid: int, cpu: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One row of the tables: a proxy and the worker behind it, both running."""
+    """One row of the tables: a running proxy and its worker."""
 
     name: str
     address: Address
     proxy: Sequence[int] = ()
-    """Its processes; none where the worker is called directly."""
+    """The proxy's processes; empty if the worker is called directly."""
     worker: Sequence[int] = ()
 
     def usage(self) -> dict[str, Usage]:
-        """What the proxy and the worker have used so far."""
+        """Return the usage of the proxy and of the worker so far."""
         parts = {PROXY: self.proxy, WORKER: self.worker}
         return {part: _sum(pids) for part, pids in parts.items() if pids}
 
@@ -185,7 +185,7 @@ def _sum(pids: Sequence[int]) -> Usage:
 
 
 class PlacedProcess(ServerProcess):
-    """A server that is told where to listen, and says nothing when it does."""
+    """A server that receives its address in advance, and prints no message when it listens."""
 
     def __init__(
         self,
@@ -213,14 +213,14 @@ class PlacedProcess(ServerProcess):
 
 @asynccontextmanager
 async def running(name: str, made: Servers, found: Found, *, key: str, cpus: Cpus | None) -> AsyncIterator[Subject]:
-    """Start the peer *name* and its worker; both are ended on leaving.
+    """Start the peer *name* and its worker, and end both on leaving.
 
     Args:
-        key: What trainers have to show the gateway, and what every request bears.
+        key: The trainer key of the gateway, which every request has.
 
     Raises:
-        StartError: one does not start.
-        ValueError: there is no such peer.
+        StartError: A server does not start.
+        ValueError: There is no such peer.
     """
     folder = made.folder / re.sub(r"\W+", "-", name).strip("-")
     folder.mkdir()
@@ -258,7 +258,7 @@ def _pin(pids: Sequence[int], cpus: Cpus | None) -> None:
 
 
 async def _first_worker(process: ServerProcess) -> int:
-    """The gateway's worker, once it is there; it stays where it was started, beside the load."""
+    """Wait for the gateway's worker, and return its process number. It stays on the load's CPU."""
     until = time.perf_counter() + START_S
     while not (found := process.children()):
         if time.perf_counter() > until:
@@ -272,7 +272,7 @@ async def _first_worker(process: ServerProcess) -> int:
 
 
 def _worker(folder: Path, *, over_unix: bool) -> ServerProcess:
-    """The environment server alone; over a Unix socket as the gateway's own workers, or over TCP."""
+    """Return the environment server alone, over a Unix socket like the gateway's workers, or over TCP."""
     command, log, cwd = [sys.executable, "server.py"], folder / "worker.log", ENVIRONMENTS / "noop"
     variables = {"ENVSERVER_SLOTS": "20000", "ENVSERVER_IDLE_S": str(KEEP_ALIVE_S)}
     if over_unix:
@@ -315,9 +315,9 @@ def _proxy(name: str, folder: Path, worker: Address, found: Found) -> ServerProc
 
 
 def nginx_configuration(folder: Path, place: Address, worker: Address, *, as_root: bool) -> str:
-    """One worker process, kept connections on both sides, nothing buffered: an event must not wait for the next.
+    """Return a configuration: one worker process, kept connections, no buffering, because an event must not wait.
 
-    As root it stays root: its worker's socket lies in a folder that is root's alone.
+    As root, nginx stays root, because its worker's socket is in a folder that only root can read.
     """
     server = f"unix:{worker.socket}" if worker.socket else f"127.0.0.1:{worker.port}"
     kept = f"keepalive_requests 1000000000; keepalive_timeout {KEEP_ALIVE_S}s;"
@@ -349,7 +349,7 @@ http {{
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """Return a port of 127.0.0.1 on which no server listens now."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         port: int = tried.getsockname()[1]

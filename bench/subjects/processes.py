@@ -1,4 +1,4 @@
-"""Servers as processes of their own: started, watched through /proc, ended."""
+"""Servers as separate processes: started, observed through /proc, ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from bench.load.http1 import Address, ask_once, request_bytes
 
 START_S = 150.0
-"""An official server takes 3 s to import on an idle core, and cores may be shared."""
+"""Timeout in seconds. An official server takes 3 s to import on an idle core, and cores may be shared."""
 STOP_S = 20.0
 LOOK_S = 0.002
-"""Between two looks at a starting server's output: what "ready" is measured with is no finer than this."""
+"""Seconds between two checks of a starting server's output. "Ready" is not measured more precisely."""
 _OTHERS = ("GATEWAY_", "ENVSERVER_", "ORS_", "OPENREWARD_")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _HEALTH = request_bytes("GET", "/health", {})
@@ -30,19 +30,19 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far."""
+    """CPU seconds and resident memory of a process."""
 
     cpu_s: float
     rss_bytes: int
 
 
 class ServerProcess:
-    """One server.
+    """One server process.
 
     Args:
-        command: What to run; its output goes to *log*.
-        variables: Added to this process's own, of which those are left out that would set a server up.
-        ready: A pattern in the output, whose first group is the port, on 127.0.0.1.
+        command: The command to run. Its output goes to *log*.
+        variables: Added to this process's own variables, without variables that would configure a server.
+        ready: A pattern in the output, whose first group is the port on 127.0.0.1.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class ServerProcess:
         self._process: Process | None = None
         self.address = Address()
         self.start_s = 0.0
-        """From just before the process was made to the first 200 of ``/health``."""
+        """Seconds from just before the process is created to the first 200 of ``/health``."""
 
     @property
     def pid(self) -> int:
-        """The process's number, 0 before it was started."""
+        """The process's number, or 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start the server and wait until it answers.
 
         Raises:
-            StartError: it ended, or was not ready within ``START_S``.
+            StartError: It ended, or was not ready within ``START_S``.
         """
         began_at = time.perf_counter()
         with self._log.open("ab") as output:
@@ -84,7 +84,7 @@ class ServerProcess:
                 stdin=DEVNULL,
                 stdout=output,
                 stderr=STDOUT,
-                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its servers in order
+                start_new_session=True,  # Ctrl-C must reach only the benchmark, which then ends its servers in order
             )
         try:
             self.address = await self._until_ready(began_at + START_S)
@@ -95,7 +95,7 @@ class ServerProcess:
         self.start_s = time.perf_counter() - began_at
 
     async def stop(self) -> None:
-        """Ask it to end, and make it end after ``STOP_S``; a second time does nothing."""
+        """Send SIGTERM, and SIGKILL after ``STOP_S``. A second call does nothing."""
         for ask in ("terminate", "kill"):
             if self._process is None or self._process.returncode is not None:
                 return
@@ -105,26 +105,26 @@ class ServerProcess:
                     await self._process.wait()
 
     async def kill(self) -> None:
-        """End it at once, without a word."""
+        """Send SIGKILL, and wait for the end."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of its output."""
+        """Return the last lines of its output."""
         return "\n".join(self._output().splitlines()[-lines:])
 
     @property
     def output(self) -> str:
-        """All that it wrote."""
+        """The whole output."""
         return self._output()
 
     def usage(self) -> Usage:
-        """What the process itself has used."""
+        """Return the usage of the process itself."""
         return usage(self.pid)
 
     def children(self) -> list[int]:
-        """The numbers of the processes that it started and that still run."""
+        """Return the numbers of its running child processes."""
         return list(children(self.pid))
 
     def _output(self) -> str:
@@ -149,12 +149,12 @@ async def _check_health(address: Address) -> None:
 
 
 def usage(pid: int) -> Usage:
-    """Read the CPU time (user and system, in ticks of 10 ms) and the resident memory of *pid* from /proc.
+    """Return the CPU time (user and system, in ticks of 10 ms) and the resident memory of *pid* from /proc.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: there is no such process any more.
+        FileNotFoundError, ProcessLookupError: The process has ended.
     """
-    # The name, in parentheses, may hold spaces; utime, stime and rss are fields 14, 15 and 24 (proc(5)).
+    # The name, in parentheses, may contain spaces. utime, stime and rss are fields 14, 15 and 24 (proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Usage(
         cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
@@ -163,7 +163,7 @@ def usage(pid: int) -> Usage:
 
 
 def children(pid: int) -> Iterator[int]:
-    """Find the direct children of *pid*."""
+    """Yield the direct children of *pid*."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -174,17 +174,17 @@ def children(pid: int) -> Iterator[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Find the children of *pid*, theirs, and so on."""
+    """Yield all descendants of *pid*."""
     for child in children(pid):
         yield child
         yield from descendants(child)
 
 
 def pss_bytes(pid: int) -> int:
-    """The memory of *pid*, of which a page that n processes share counts as 1/n; 0 for a process that has ended.
+    """Return the proportional memory of *pid*: a page that n processes share counts as 1/n. 0 if it has ended.
 
     Raises:
-        PermissionError: it is not ours to look at.
+        PermissionError: This process may not read it.
     """
     with suppress(FileNotFoundError, ProcessLookupError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

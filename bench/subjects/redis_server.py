@@ -1,4 +1,4 @@
-"""A Redis of the run's own, on a Unix socket, and what it counts."""
+"""The run's own Redis, on a Unix socket, and its counters."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What Redis had done at one moment."""
+    """Redis' counters at one moment."""
 
     reads: int
-    """How often it read from a connection: a pipeline is read at once, so this counts round trips."""
+    """Number of reads from a connection. Redis reads a pipeline in one read, so this counts round trips."""
     commands: int
-    """Those within scripts, too."""
+    """Number of commands, including commands within scripts."""
 
 
 class RedisServer:
-    """One server.
+    """One Redis server.
 
     Args:
-        folder: For its socket, log and data; its path must fit into a socket's address.
-        keeps: Whether it writes its data down, so that it has them again after a restart.
+        folder: Folder for its socket, log and data. Its path must fit into a socket's address.
+        keeps: True to write the data to disk, so that they survive a restart.
     """
 
     def __init__(self, folder: Path, *, keeps: bool = False) -> None:
@@ -47,19 +47,19 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """What a gateway calls it by."""
+        """The store's URL for a gateway."""
         return f"unix://{self.socket}"
 
     @property
     def pid(self) -> int:
-        """The process's number, 0 before it was started."""
+        """The process's number, or 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Start it, with the data that it had if it keeps them, and wait until it answers.
+        """Start the server, with its kept data if any, and wait until it answers.
 
         Raises:
-            StartError: there is no such program, or it does not answer within ``START_S``.
+            StartError: There is no such program, or it does not answer within ``START_S``.
         """
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         command += ["--appendonly", "yes" if self._keeps else "no", "--appendfsync", "always"]
@@ -78,7 +78,7 @@ class RedisServer:
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        """End it, also where it is paused; a second time does nothing."""
+        """End the server, even if it is paused. A second call does nothing."""
         if self._process is None or self._process.returncode is not None:
             return
         self.go_on()
@@ -91,28 +91,28 @@ class RedisServer:
         await self._process.wait()
 
     def pause(self) -> None:
-        """Let it do nothing until `go_on`."""
+        """Suspend the process until `go_on`."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def usage(self) -> Usage:
-        """What the process has used."""
+        """Return the usage of the process."""
         return usage(self.pid)
 
     async def counted(self) -> Counted:
-        """What it has done so far; asking is counted, too: one of each.
+        """Return the counters so far. Each counter includes one for this request.
 
         Raises:
-            redis.RedisError: it does not answer.
+            redis.RedisError: It does not answer.
         """
         return await asyncio.to_thread(self._counted)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[redis.Redis]:
-        """A connection past the gateway, for code that may block."""
+        """Yield a direct connection to Redis, for code that may block."""
         with redis.Redis(
             unix_socket_path=str(self.socket), decode_responses=True, socket_timeout=ANSWER_S
         ) as connection:
@@ -133,7 +133,7 @@ class RedisServer:
 
 @contextlib.asynccontextmanager
 async def redis_server(folder: Path, *, keeps: bool = False) -> AsyncIterator[RedisServer]:
-    """Run a Redis; it is ended on leaving."""
+    """Run a Redis, and end it on leaving."""
     server = RedisServer(folder, keeps=keeps)
     try:
         await server.start()

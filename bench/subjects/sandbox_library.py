@@ -1,4 +1,4 @@
-"""Sandboxes without any server: what the library itself takes, in this process. The floor of what sessions can take."""
+"""Sandboxes without a server: the library's own cost, in this process. It is the lower bound for sessions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.load.boxes import Taken
 from bench.load.episodes import WrongAnswer
 
 LIMITS = Limits(memory_bytes=512 * 2**20, pids=256, disk_bytes=128 * 2**20, cpu_s=120)
-"""Those of the os environment."""
+"""The limits of the os environment."""
 
 
 @contextmanager
 def sandbox_folder() -> Iterator[Path]:
-    """A folder for a box and for work; every user can pass through it, as a sandbox's root is another one."""
+    """Yield a folder for a box and for work. Every user can traverse it, because a sandbox's root is another user."""
     folder = Path(tempfile.mkdtemp(prefix="bench-sandboxes-"))
     folder.chmod(0o755)
     try:
@@ -34,10 +34,10 @@ def sandbox_folder() -> Iterator[Path]:
 
 @asynccontextmanager
 async def sandboxes(folder: Path) -> AsyncIterator[Sandboxes]:
-    """Sandboxes on a box in *folder*, which is made there of this machine's programs unless it is there already.
+    """Yield sandboxes on a box in *folder*. The box is made of this machine's programs unless it exists.
 
     Raises:
-        SandboxError: this machine can't; the message says what to change.
+        SandboxError: This machine does not support them. The message says what to change.
     """
     box = await asyncio.to_thread(box_of_host, folder / "box")
     work = folder / "work" / f"library-{os.getpid()}"
@@ -50,7 +50,7 @@ async def sandboxes(folder: Path) -> AsyncIterator[Sandboxes]:
 
 
 async def session(made: Sandboxes, token: str) -> Taken:
-    """Open a sandbox, let a program in it say *token*, and close it."""
+    """Open a sandbox, print *token* with a program in it, and close it."""
     times = [time.perf_counter()]
     sandbox = await made.open()
     times.append(time.perf_counter())

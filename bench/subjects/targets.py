@@ -1,4 +1,4 @@
-"""What is measured: official servers, the environment server alone, and the gateway with its worker."""
+"""The subjects: official servers, the environment server alone, and the gateway with its worker."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ENVSERVER_READY = r"server_ready address=\S*127\.0\.0\.1:(\d+)"
 GATEWAY_READY = r"gateway_ready url=http://127\.0\.0\.1:(\d+)"
 
 OFFICIAL = ("ors-sdk", "openreward")
-"""The official servers as their packages install them."""
+"""The official servers, as their packages install them."""
 FAST = "ors-sdk-fast"
-"""The leaner one of them on uvloop and httptools: what its users gain without a gateway."""
+"""The leaner official server on uvloop and httptools: the gain that its users have without a gateway."""
 ENVSERVER = "envserver"
 GATEWAY = "gateway"
 MATH_SERVER = "math"
 OS_TARGET = "os"
-"""The os environment's server; where its box is and its sandboxes are mounted has to be said by its variables."""
+"""The os environment's server. Its variables must set the paths of its box and of its sandboxes' mounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +40,36 @@ class Target:
     name: str
     process: ServerProcess
     environment: str = "noop"
-    """The path segment of its environment."""
+    """Path segment of its environment."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Further processes that do its work, by what they are: a gateway's worker."""
+    """Further processes that do its work, by role: a gateway's worker."""
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The server's address."""
         return self.process.address
 
     def usage(self) -> dict[str, Usage]:
-        """What each of its processes has used so far."""
+        """Return the usage of each of its processes so far."""
         return {self.name: self.process.usage()} | {part: usage(pid) for part, pid in self.parts.items()}
 
     def rss_bytes(self) -> dict[str, int]:
-        """The resident memory of each of its processes."""
+        """Return the resident memory of each of its processes."""
         return {part: used.rss_bytes for part, used in self.usage().items()}
 
 
 class Servers:
-    """Makes servers, each with a folder of its own below one that is removed in the end."""
+    """Makes servers, each with its own folder below a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._made = 0
 
     def make(self, name: str, variables: Mapping[str, str] | None = None) -> ServerProcess:
-        """A server that is not started yet; *variables* are settings besides those that it needs here.
+        """Return a server that is not started yet. *variables* are settings in addition to the required settings.
 
         Raises:
-            ValueError: there is no such server.
+            ValueError: There is no such server.
         """
         self._made += 1
         folder = self.folder / f"{name}-{self._made}"
@@ -79,7 +79,7 @@ class Servers:
 
     @asynccontextmanager
     async def running(self, name: str, variables: Mapping[str, str] | None = None) -> AsyncIterator[ServerProcess]:
-        """Start a server; it is ended on leaving."""
+        """Start a server, and end it on leaving."""
         process = self.make(name, variables)
         try:
             await process.start()
@@ -90,7 +90,7 @@ class Servers:
 
 @asynccontextmanager
 async def servers(parent: Path | None = None) -> AsyncIterator[Servers]:
-    """A place for servers' folders; *parent* must be one whose paths are short enough for Unix sockets."""
+    """Make a folder for servers below *parent*, whose path must be short enough for Unix sockets."""
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
     try:
         yield Servers(folder)
@@ -99,7 +99,7 @@ async def servers(parent: Path | None = None) -> AsyncIterator[Servers]:
 
 
 def _recipe(name: str, folder: Path) -> tuple[Sequence[str], dict[str, str], str, Path | None]:
-    """Command, variables, pattern of readiness and working directory of the server *name*."""
+    """Return the command, variables, pattern of readiness and working directory of the server *name*."""
     python = sys.executable
     if name in (*OFFICIAL, FAST):
         package, _, rest = name.partition("-")
@@ -126,7 +126,7 @@ def _recipe(name: str, folder: Path) -> tuple[Sequence[str], dict[str, str], str
 
 
 def gateway_variables(folder: Path) -> dict[str, str]:
-    """The settings of an embedded gateway: processes for workers, memory for a store."""
+    """Return the settings of an embedded gateway, with process workers and the store in memory."""
     return {
         "GATEWAY_HOST": "127.0.0.1",
         "GATEWAY_PORT": "0",

@@ -1,4 +1,4 @@
-"""For all tests of the benchmarks."""
+"""Fixtures for all tests of the benchmarks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import tests.conftest  # noqa: F401  # its profile of Hypothesis
+import tests.conftest  # noqa: F401  # sets the Hypothesis profile
 
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
-    """Keep the objects of all other tests out of the collection with which each round of load begins."""
+    """Exclude the objects of all other tests from the garbage collection at the start of each round of load."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -1,6 +1,6 @@
-"""Arithmetic, readers and the load generator; and short runs of the measures whose subjects are single servers.
+"""Arithmetic, readers and the load generator; and short runs of the measurements with single servers.
 
-Each server is started once in all tests of the benchmarks: `SharedServers` hands it from one measure to the next.
+Each server starts once for all tests of the benchmarks. `SharedServers` passes it from one measurement to the next.
 """
 
 import asyncio
@@ -53,10 +53,10 @@ TOKEN = "0" * TOKEN_LENGTH
         pytest.param([7], 0.99, 7, id="a single sample is every percentile"),
         pytest.param([4, 1, 3, 2], 0.5, 2, id="the median of an even number is the lower one, not a mean"),
         pytest.param([5, 1, 3, 2, 4], 0.5, 3, id="the median of an odd number is the middle one"),
-        pytest.param(list(range(1, 101)), 0.99, 99, id="of a hundred the p99 is the last but one"),
-        pytest.param(list(range(1, 1001)), 0.99, 990, id="of a thousand it leaves ten above it"),
-        pytest.param([1, 2, 3], 0.0, 1, id="nothing is below the least"),
-        pytest.param([1, 2, 3], 1.0, 3, id="all are within the greatest"),
+        pytest.param(list(range(1, 101)), 0.99, 99, id="the p99 of a hundred samples is the last but one"),
+        pytest.param(list(range(1, 1001)), 0.99, 990, id="the p99 of a thousand samples has ten above it"),
+        pytest.param([1, 2, 3], 0.0, 1, id="the share 0 is the least sample"),
+        pytest.param([1, 2, 3], 1.0, 3, id="the share 1 is the greatest sample"),
     ],
 )
 def test_a_percentile_is_the_nearest_rank(samples: list[float], share: float, expected: float) -> None:
@@ -75,18 +75,18 @@ def test_a_percentile_is_the_least_sample_that_covers_its_share(samples: list[fl
 
 
 @pytest.mark.parametrize(("samples", "share"), [([], 0.5), ([1.0], 1.1), ([1.0], -0.1), ([1.0], math.nan)])
-def test_no_samples_and_no_shares_are_refused(samples: list[float], share: float) -> None:
+def test_empty_samples_and_invalid_shares_are_refused(samples: list[float], share: float) -> None:
     with pytest.raises(ValueError, match=r"no samples|not from 0 to 1"):
         percentile(samples, share)
 
 
-def test_rounds_are_summed_up_by_their_medians_and_the_worst_maximum() -> None:
+def test_rounds_are_summarized_by_their_medians_and_the_worst_maximum() -> None:
     rounds = [Latencies(10, 1.0, 5.0, 6.0), Latencies(20, 2.0, 9.0, 90.0), Latencies(30, 9.0, 7.0, 8.0)]
 
     assert median_latencies(rounds) == Latencies(60, 2.0, 7.0, 90.0)
 
 
-def test_latencies_are_told_in_milliseconds() -> None:
+def test_latencies_are_reported_in_milliseconds() -> None:
     assert latencies([0.001, 0.002, 0.003]) == Latencies(3, 2.0, 3.0, 3.0)
 
 
@@ -107,7 +107,7 @@ def test_latencies_are_told_in_milliseconds() -> None:
         (math.nan, "-"),
     ],
 )
-def test_a_figure_has_three_digits_that_count_and_a_count_has_all(value: float, text: str) -> None:
+def test_a_figure_has_three_significant_digits_and_a_count_has_all_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
@@ -118,7 +118,7 @@ def test_a_figure_has_three_digits_that_count_and_a_count_has_all(value: float, 
         pytest.param(3.0, True, True, id="on a lower bound"),
         pytest.param(3.0, False, True, id="on an upper bound"),
         pytest.param(3.1, False, False, id="above an upper bound"),
-        pytest.param(math.nan, False, False, id="no figure meets no bound"),
+        pytest.param(math.nan, False, False, id="NaN meets no bound"),
     ],
 )
 def test_a_goal_is_met_on_the_right_side_of_its_bound(value: float, at_least: bool, expected: bool) -> None:
@@ -135,12 +135,12 @@ EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 @pytest.mark.parametrize(
     ("wire", "expected"),
     [
-        pytest.param(CHUNKED, Response(200, b"0\r\n\r\nworlds"), id="chunks, one of which looks like the last"),
-        pytest.param(SIZED, Response(404, b"hello"), id="a length"),
+        pytest.param(CHUNKED, Response(200, b"0\r\n\r\nworlds"), id="a chunk that looks like the last chunk"),
+        pytest.param(SIZED, Response(404, b"hello"), id="a body with a content length"),
         pytest.param(EMPTY, Response(200, b""), id="no body"),
     ],
 )
-def test_a_response_is_whole_with_its_last_byte_and_not_before(wire: bytes, expected: Response) -> None:
+def test_a_response_is_complete_only_with_its_last_byte(wire: bytes, expected: Response) -> None:
     for cut in range(len(wire)):
         reader = ResponseReader()
 
@@ -148,7 +148,7 @@ def test_a_response_is_whole_with_its_last_byte_and_not_before(wire: bytes, expe
         assert reader.feed(wire[cut:]) == expected
 
 
-def test_a_reader_reads_one_response_after_the_other_byte_by_byte() -> None:
+def test_a_reader_reads_consecutive_responses_byte_by_byte() -> None:
     reader = ResponseReader()
 
     found = [reader.feed(bytes([byte])) for byte in CHUNKED + SIZED + CHUNKED]
@@ -173,20 +173,20 @@ def test_chunks_are_joined_however_they_arrive(chunks: list[bytes], data: st.Dat
 @pytest.mark.parametrize(
     "wire",
     [
-        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", id="another version"),
+        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", id="another HTTP version"),
         pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", id="neither length nor chunks"),
         pytest.param(SIZED + b"x", id="more than one response"),
         pytest.param(CHUNKED + b"x", id="more than the last chunk"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", id="no chunk size"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", id="an invalid chunk size"),
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n", id="a chunk too long"),
     ],
 )
-def test_what_is_no_response_is_refused(wire: bytes) -> None:
+def test_an_invalid_response_is_refused(wire: bytes) -> None:
     with pytest.raises(ProtocolError):
         ResponseReader().feed(wire)
 
 
-def test_a_post_bears_its_length_even_without_a_body() -> None:
+def test_a_post_without_a_body_has_a_content_length() -> None:
     assert request_bytes("POST", "/delete", {"X-Session-ID": "s"}) == (
         b"POST /delete HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Session-ID: s\r\nContent-Length: 0\r\n\r\n"
     )
@@ -207,13 +207,13 @@ def stream(*pairs: tuple[str, str]) -> bytes:
     return b"".join(f"event: {name}\r\ndata: {data}\r\n\r\n".encode() for name, data in pairs)
 
 
-def test_a_result_is_joined_from_its_chunks_and_its_end() -> None:
+def test_a_result_is_joined_from_its_chunks_and_its_end_event() -> None:
     body = b": ping\r\n\r\n" + stream(("task_id", "t"), ("chunk", '{"a": "x'), ("chunk", "  y"), ("end", '  "}'))
 
     assert result_of(body) == {"a": "x  y  "}
 
 
-def test_only_the_one_space_is_taken_off_that_the_format_allows() -> None:
+def test_only_the_one_space_that_the_format_allows_is_removed() -> None:
     assert list(events(b"event:end\ndata:   x \n\n")) == [Event("end", "  x ")]
 
 
@@ -259,12 +259,12 @@ def test_a_wrong_result_does_not_pass(body: bytes) -> None:
 # -- load, on a small server --------------------------------------------------------------------------------------
 
 Handler = Callable[[bytes, asyncio.StreamWriter], None]
-"""Answers one request, which is given whole."""
+"""Answers one whole request."""
 
 
 @asynccontextmanager
 async def server(answer: Handler) -> AsyncIterator[Address]:
-    """An HTTP server as far as the load generator's requests need one."""
+    """Run an HTTP server with the features that the load generator's requests need."""
 
     serving: set[asyncio.Task[None] | None] = set()
 
@@ -291,12 +291,12 @@ def respond(writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> Non
 
 
 def echo(request: bytes, writer: asyncio.StreamWriter) -> None:
-    """Give back the text of a call, as the noop environment does."""
+    """Return the text of a call, like the noop environment."""
     text = json.loads(request.partition(b"\r\n\r\n")[2])["input"]["text"]
     respond(writer, stream(("task_id", "t"), ("end", result_json(text))))
 
 
-async def test_each_caller_calls_again_when_it_was_answered() -> None:
+async def test_each_caller_calls_again_after_an_answer() -> None:
     async with server(echo) as address, connections(address, 3) as opened:
         episodes = [open_episode(connection) for connection in opened]
 
@@ -307,7 +307,7 @@ async def test_each_caller_calls_again_when_it_was_answered() -> None:
     assert became.rate == len(became.samples_s) / became.duration_s
 
 
-async def test_each_caller_calls_once_in_a_round_that_takes_no_time() -> None:
+async def test_each_caller_calls_once_in_a_round_of_zero_seconds() -> None:
     async with server(echo) as address, connections(address, 3) as opened:
         became = await load([open_episode(connection).call for connection in opened], duration_s=0.0)
 
@@ -316,7 +316,7 @@ async def test_each_caller_calls_once_in_a_round_that_takes_no_time() -> None:
 
 async def test_wrong_answers_are_counted_as_errors_and_not_as_calls() -> None:
     async with server(lambda _, writer: respond(writer, b"no", 500)) as address, connections(address, 1) as opened:
-        became = await load([open_episode(opened[0]).call], duration_s=60)  # ends at the errors that are too many
+        became = await load([open_episode(opened[0]).call], duration_s=60)  # The round ends after too many errors.
 
     assert became.samples_s == []
     assert list(became.errors) == ["WrongAnswer: status 500: b'no'"]
@@ -356,8 +356,8 @@ async def test_a_request_on_a_lost_connection_fails_at_once() -> None:
 
 
 def open_episode(connection: object) -> Episode:
-    """A session that its server knows nothing of."""
-    episode = Episode(connection)  # type: ignore[arg-type]  # as it was opened
+    """Return a session that its server does not know."""
+    episode = Episode(connection)  # type: ignore[arg-type]  # its type is `object` here
     episode.use("sid")
     return episode
 
@@ -365,10 +365,10 @@ def open_episode(connection: object) -> Episode:
 # -- processes ----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_process_used_is_read_from_proc() -> None:
+def test_the_usage_of_a_process_is_read_from_proc() -> None:
     before = usage(os.getpid())
     spent = os.times()
-    while os.times().user - spent.user < 0.05:  # two ticks of the kernel's clock at least
+    while os.times().user - spent.user < 0.05:  # At least two ticks of the kernel's clock.
         sum(range(10_000))
 
     after = usage(os.getpid())
@@ -387,7 +387,7 @@ async def test_the_children_of_a_process_are_found() -> None:
     assert child.pid not in list(children(os.getpid()))
 
 
-def test_a_cell_tells_cpu_time_for_each_thousand_right_calls() -> None:
+def test_a_cell_reports_cpu_time_for_each_thousand_correct_calls() -> None:
     cell = Cell()
     for _ in range(2):
         became = Round(1.0, samples_s=[0.1] * 250, generator_cpu_s=0.05)
@@ -456,7 +456,7 @@ def test_parts_that_were_not_run_keep_their_results() -> None:
     assert "`one`: 2030-02-01, full run" in results.markdown(found)
 
 
-def test_results_of_two_machines_do_not_stand_side_by_side() -> None:
+def test_results_of_two_machines_are_not_merged() -> None:
     old = results.results([report("one")], facts())
     machine = {**facts()["machine"], "cpus": 64}
 
@@ -464,7 +464,7 @@ def test_results_of_two_machines_do_not_stand_side_by_side() -> None:
         results.merged(old, results.results([report("two")], facts() | {"machine": machine}), order=("one", "two"))
 
 
-def test_the_results_become_the_same_json_again(tmp_path: Path) -> None:
+def test_results_are_the_same_after_a_write_and_a_read(tmp_path: Path) -> None:
     path = tmp_path / "there" / "latest.json"
 
     results.write(results.results([report()], facts()), path)
@@ -485,7 +485,7 @@ def test_the_markdown_holds_each_table() -> None:
     assert "0123456789ab, with uncommitted changes" in text
 
 
-def test_the_results_replace_what_is_between_the_marks() -> None:
+def test_the_results_replace_the_text_between_the_marks() -> None:
     text = f"before\n{results.BEGIN}\nold\n{results.END}\nafter"
 
     once = results.between_marks(text, "new")
@@ -497,12 +497,12 @@ def test_the_results_replace_what_is_between_the_marks() -> None:
 @pytest.mark.parametrize(
     "text", ["", results.BEGIN, f"{results.END}{results.BEGIN}", f"{results.BEGIN * 2}{results.END}"]
 )
-def test_a_readme_without_the_marks_stays_as_it_is(text: str) -> None:
+def test_a_readme_without_exactly_one_pair_of_marks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="once each"):
         results.between_marks(text, "new")
 
 
-def test_our_readme_has_the_marks() -> None:
+def test_the_projects_readme_has_the_marks() -> None:
     assert "new" in results.between_marks(results.README.read_text(), "new")
 
 
@@ -510,7 +510,7 @@ def test_our_readme_has_the_marks() -> None:
 
 
 class SharedServers(Servers):
-    """Starts each server for the first measure that asks for it; it serves the next ones too, until *stack* ends."""
+    """Starts each server for the first measurement that needs it. Later ones share it until *stack* ends."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         super().__init__(folder)
@@ -519,7 +519,7 @@ class SharedServers(Servers):
 
     @asynccontextmanager
     async def running(self, name: str, variables: Mapping[str, str] | None = None) -> AsyncIterator[ServerProcess]:
-        """Yield the one server *name*, which nobody sets up by *variables* here."""
+        """Yield the shared server *name*. Tests here set no *variables*."""
         assert variables is None
         if name not in self._started:
             self._started[name] = await self._stack.enter_async_context(super().running(name))

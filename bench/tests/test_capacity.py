@@ -1,7 +1,7 @@
-"""The model of what a cluster needs: its arithmetic, that more is never less, and runs that it must predict.
+"""The capacity model: its arithmetic, its monotonic behaviour, and runs that it must predict.
 
-The back test reads ``data/capacity.json``: of one run's results the model's inputs, and what it is compared with. No
-prediction is read from where the model has its inputs. How far off it may be is beside each prediction.
+The back test reads ``data/capacity.json``. It has the model's inputs from one run's results, and the figures to
+predict. No prediction uses a figure that is also an input. Each prediction has its own tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALONE: dict[str, Any] = {"machines": 1, "cores": 2, "memory_gib": 24, "replicas"
 
 
 def free(**costs: float) -> SimpleNamespace:
-    """Return costs of which only *costs* are not nothing; what a division needs is next to nothing."""
+    """Return costs that are 0 except for *costs*. Costs used as divisors are tiny instead."""
     nothing = dict.fromkeys(COSTS, 0.0) | {"load_client_s": 1e-9, "engine_starts_s": 1.0, "engine_start_s": 1.0}
     return SimpleNamespace(**(nothing | costs))
 
@@ -42,7 +42,7 @@ def model(costs: SimpleNamespace = MEASURED_COSTS, **plan: Any) -> Model:
 # -- inputs -------------------------------------------------------------------------------------------------------
 
 
-def test_each_cost_has_a_source_and_is_there_in_the_last_results() -> None:
+def test_each_cost_has_a_source_and_a_value_in_the_fixture() -> None:
     assert {name for name, source in COSTS.items() if not {"at", "over", "from"} & set(source)} == set()
     assert all(value > 0 for value in vars(MEASURED_COSTS).values())
 
@@ -51,12 +51,16 @@ def test_each_cost_has_a_source_and_is_there_in_the_last_results() -> None:
     ("spoil", "named"),
     [
         pytest.param(lambda found: found["figures"].pop("areal"), "areal", id="a part is missing"),
-        pytest.param(lambda found: found["figures"]["scale"]["idle"].pop("cpu_share_of_none"), "cpu_share", id="a row"),
-        pytest.param(lambda found: found["figures"]["footprint"]["idle_sessions"].clear(), "gateway", id="a process"),
-        pytest.param(lambda found: found["figures"]["many_containers"].update(sdk_s=0), "sdk_s", id="a time of zero"),
+        pytest.param(
+            lambda found: found["figures"]["scale"]["idle"].pop("cpu_share_of_none"), "cpu_share", id="a row is missing"
+        ),
+        pytest.param(
+            lambda found: found["figures"]["footprint"]["idle_sessions"].clear(), "gateway", id="a process is missing"
+        ),
+        pytest.param(lambda found: found["figures"]["many_containers"].update(sdk_s=0), "sdk_s", id="a time is zero"),
     ],
 )
-def test_results_that_lack_an_input_are_refused_by_its_name(spoil: Callable[[Any], object], named: str) -> None:
+def test_results_without_an_input_are_refused_with_its_name(spoil: Callable[[Any], object], named: str) -> None:
     found = json.loads(json.dumps(DATA))
     spoil(found)
 
@@ -68,20 +72,20 @@ def test_results_that_lack_an_input_are_refused_by_its_name(spoil: Callable[[Any
     ("field", "value"),
     [
         *((name, 0) for name in ("sessions", "machines", "cores", "memory_gib", "replicas", "starts_at_once")),
-        pytest.param("period_s", math.nan, id="no number"),
-        pytest.param("steps", math.inf, id="endless"),
-        pytest.param("sandbox", 1.5, id="more than all"),
-        pytest.param("wandering", -0.1, id="less than none"),
-        pytest.param("step_cpu_s", -1.0, id="negative"),
-        pytest.param("protocol", "smtp", id="unknown"),
+        pytest.param("period_s", math.nan, id="NaN"),
+        pytest.param("steps", math.inf, id="infinite"),
+        pytest.param("sandbox", 1.5, id="a share above 1"),
+        pytest.param("wandering", -0.1, id="a negative share"),
+        pytest.param("step_cpu_s", -1.0, id="a negative time"),
+        pytest.param("protocol", "smtp", id="an unknown protocol"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_by_its_field(field: str, value: Any) -> None:
+def test_an_impossible_plan_is_refused_with_its_field(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         Plan(**{field: value})
 
 
-def test_shares_that_are_more_than_all_sessions_are_refused() -> None:
+def test_shares_that_sum_to_more_than_1_are_refused() -> None:
     with pytest.raises(ValueError, match="sandbox, exclusive"):
         Plan(sandbox=0.6, exclusive=0.6)
 
@@ -93,10 +97,12 @@ def test_shares_that_are_more_than_all_sessions_are_refused() -> None:
     ("plan", "steps_s", "ends_s", "containers"),
     [
         pytest.param({"sessions": 640, "warm": 0}, 128, 6.4, 10, id="shared, 64 in a worker"),
-        pytest.param({"sessions": 640, "warm": 0.1}, 128, 6.4, 11, id="and a tenth kept free"),
+        pytest.param({"sessions": 640, "warm": 0.1}, 128, 6.4, 11, id="shared, with a tenth kept free"),
         pytest.param({"sessions": 160, "sandbox": 1, "warm": 0}, 32, 1.6, 10, id="sandboxes, 16 in a worker"),
-        pytest.param({"sessions": 100, "exclusive": 1, "warm": 0}, 20, 1, 100, id="a container each"),
-        pytest.param({"sessions": 640, "sandbox": 0.5, "exclusive": 0.25, "warm": 0}, 128, 6.4, 182.5, id="of each"),
+        pytest.param({"sessions": 100, "exclusive": 1, "warm": 0}, 20, 1, 100, id="one container for each session"),
+        pytest.param(
+            {"sessions": 640, "sandbox": 0.5, "exclusive": 0.25, "warm": 0}, 128, 6.4, 182.5, id="a mix of all kinds"
+        ),
     ],
 )
 def test_the_pace_of_a_plan(plan: dict[str, Any], steps_s: float, ends_s: float, containers: float) -> None:
@@ -109,10 +115,10 @@ def test_the_pace_of_a_plan(plan: dict[str, Any], steps_s: float, ends_s: float,
     ("steps", "replicas", "wandering", "seen"),
     [
         pytest.param(100, 1, 1, 1, id="one replica"),
-        pytest.param(1, 2, 1, 1.5, id="the second call may come to another one"),
-        pytest.param(2, 2, 1, 1.75, id="and the third"),
-        pytest.param(10_000, 8, 1, 8, id="in the end all"),
-        pytest.param(10_000, 8, 0, 1, id="never, where a session keeps its own"),
+        pytest.param(1, 2, 1, 1.5, id="a second call may reach another replica"),
+        pytest.param(2, 2, 1, 1.75, id="a third call may reach another replica"),
+        pytest.param(10_000, 8, 1, 8, id="many calls reach all replicas"),
+        pytest.param(10_000, 8, 0, 1, id="a session that stays on its replica"),
     ],
 )
 def test_the_replicas_that_see_a_session(steps: float, replicas: float, wandering: float, seen: float) -> None:
@@ -123,11 +129,13 @@ def test_the_replicas_that_see_a_session(steps: float, replicas: float, wanderin
     ("cost", "plan", "cores"),
     [
         pytest.param({"ors_step_cpu_s": 1e-3}, {}, 0.1, id="steps are shared"),
-        pytest.param({"episode_cpu_s": 1e-2}, {}, 0.05, id="so are episodes"),
+        pytest.param({"episode_cpu_s": 1e-2}, {}, 0.05, id="episodes are shared"),
         pytest.param({"notice_client_s": 1e-2}, {}, 0.1, id="every replica reads the notice of an end"),
-        pytest.param({"report_cpu_s": 1e-3}, {"machines": 50}, 0.05, id="and asks each node"),
-        pytest.param({"note_client_s": 1e-3}, {"step_s": 1, "wandering": 0}, 0.2, id="a step of a second: two notes"),
-        pytest.param({"note_client_s": 1e-3}, {"period_s": 0.1, "wandering": 0}, 0.5, id="steps of a second: one note"),
+        pytest.param({"report_cpu_s": 1e-3}, {"machines": 50}, 0.05, id="every replica queries each node"),
+        pytest.param({"note_client_s": 1e-3}, {"step_s": 1, "wandering": 0}, 0.2, id="steps of 1 s: two notes"),
+        pytest.param(
+            {"note_client_s": 1e-3}, {"period_s": 0.1, "wandering": 0}, 0.5, id="steps within one second: one note"
+        ),
         pytest.param(
             {"report_cpu_s": 1.0, "tls_step_gateway_s": 1.0, "tls_dial_gateway_s": 1.0},
             {"exclusive": 1} | ALONE,
@@ -145,9 +153,11 @@ def test_the_cpu_of_a_replica(cost: dict[str, Any], plan: dict[str, Any], cores:
     [
         pytest.param({"open_redis_s": 1e-3}, {}, 0.01, id="each opening"),
         pytest.param({"notice_redis_s": 1e-3}, {}, 0.04, id="each end, for each replica"),
-        pytest.param({"find_redis_s": 1e-3}, {"wandering": 0}, 0, id="no session is looked up"),
-        pytest.param({"find_redis_s": 1e-3}, {}, 0.0299049, id="other replicas look it up"),
-        pytest.param({"load_redis_s": 1e-4}, {"sessions": 640, "warm": 0}, 2.2e-3, id="two turns, and the audit's"),
+        pytest.param({"find_redis_s": 1e-3}, {"wandering": 0}, 0, id="no session is looked up without wandering"),
+        pytest.param({"find_redis_s": 1e-3}, {}, 0.0299049, id="other replicas look up the session"),
+        pytest.param(
+            {"load_redis_s": 1e-4}, {"sessions": 640, "warm": 0}, 2.2e-3, id="two turns and the audit's reads"
+        ),
         pytest.param({"turn_redis_s": 1e-3}, {"sessions": 1}, 8e-3, id="two turns of each replica"),
     ],
 )
@@ -160,10 +170,12 @@ def test_the_cpu_of_redis(cost: dict[str, Any], plan: dict[str, Any], cores: flo
 @pytest.mark.parametrize(
     ("plan", "rested", "restless"),
     [
-        pytest.param({"sessions": 1000}, 2, 2, id="no event wakes it"),
-        pytest.param({"sessions": 100, "exclusive": 1, "warm": 0}, 5, 5, id="each end of a worker does"),
-        pytest.param({"sessions": 1000, "exclusive": 1, "warm": 0}, 1 / 0.052, 32, id="but it rests"),
-        pytest.param({"sessions": 1e6, "exclusive": 1, "warm": 0}, 0.4, 0.5, id="and has to read all of them"),
+        pytest.param({"sessions": 1000}, 2, 2, id="no event wakes the loop"),
+        pytest.param({"sessions": 100, "exclusive": 1, "warm": 0}, 5, 5, id="each end of a worker wakes the loop"),
+        pytest.param(
+            {"sessions": 1000, "exclusive": 1, "warm": 0}, 1 / 0.052, 32, id="the loop rests between two turns"
+        ),
+        pytest.param({"sessions": 1e6, "exclusive": 1, "warm": 0}, 0.4, 0.5, id="each turn reads all workers"),
     ],
 )
 def test_turns_of_the_control_loop(plan: dict[str, Any], rested: float, restless: float) -> None:
@@ -182,24 +194,24 @@ def test_starts_are_bounded_by_the_engines_and_by_the_leader(machines: float, at
     assert model(costs, machines=machines, starts_at_once=at_once).starts_s == pytest.approx(starts)
 
 
-def test_memory_is_that_of_the_containers_and_of_what_is_in_them() -> None:
+def test_memory_is_the_sum_of_containers_sessions_sandboxes_and_replicas() -> None:
     costs = free(container_bytes=100.0, worker_session_bytes=1.0, sandbox_bytes=10.0, base_bytes=1000.0)
     found = model(costs, sessions=640, sandbox=0.5, exclusive=0.25, warm=0, exclusive_mib=5 / MIB, replicas=3)
 
     assert found.memory_bytes == pytest.approx(182.5 * 100 + 160 * 1 + 320 * 10 + 160 * 5 + 3 * 1000)
 
 
-def test_replicas_are_the_fewest_that_are_not_too_busy() -> None:
+def test_the_needed_replicas_are_the_fewest_that_are_not_too_busy() -> None:
     costs = free(ors_step_cpu_s=1e-3, rest_cpu_s=0.2)
 
-    assert model(costs, sessions=12_400).replicas_needed() == 5  # 2.48 of 0.5 each
+    assert model(costs, sessions=12_400).replicas_needed() == 5  # 2.48 CPUs, with at most 0.5 on each replica.
 
 
-def test_no_number_of_replicas_helps_where_each_of_them_reads_too_many_notices() -> None:
+def test_no_number_of_replicas_helps_if_each_replica_reads_too_many_notices() -> None:
     assert model(free(notice_client_s=1e-3)).replicas_needed() is None
 
 
-def test_walls_are_where_their_parts_are_full_and_in_that_order() -> None:
+def test_walls_are_the_loads_at_which_parts_are_full_in_ascending_order() -> None:
     found = model(exclusive=0.1, replicas=13)
 
     assert found.walls() == sorted(found.walls())
@@ -207,7 +219,7 @@ def test_walls_are_where_their_parts_are_full_and_in_that_order() -> None:
     assert "starts" not in {name for _, name in model().walls()}, "a part that is never full"
 
 
-# -- more is never less ---------------------------------------------------------------------------------------------
+# -- monotonic behaviour --------------------------------------------------------------------------------------------
 
 PLANS = st.fixed_dictionaries(
     {
@@ -226,7 +238,7 @@ PLANS = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(plan=PLANS, times=st.integers(1, 20))
-def test_more_is_never_less(plan: dict[str, Any], times: int) -> None:
+def test_more_load_never_needs_less_and_more_machines_never_start_less(plan: dict[str, Any], times: int) -> None:
     found = model(**plan)
     more = found.but(sessions=found.plan.sessions * times)
     machines = found.but(machines=found.plan.machines * times)
@@ -260,15 +272,20 @@ STEPPING = model(sessions=CALLERS, period_s=CALLERS / (TRIPS["steps"] / TRIPS["s
             1.5,
             id="100,000 idle sessions: MiB of the gateway",
         ),
-        pytest.param(IDLE.redis_bytes / MIB, SCALE["idle"]["rss_mib"]["redis"], 1.25, id="and of Redis"),
+        pytest.param(
+            IDLE.redis_bytes / MIB, SCALE["idle"]["rss_mib"]["redis"], 1.25, id="100,000 idle sessions: MiB of Redis"
+        ),
         pytest.param(
             IDLE.plan.sessions * MEASURED_COSTS.worker_session_bytes / MIB,
             SCALE["idle"]["rss_mib"]["its workers"],
             2.0,
-            id="and of their workers",
+            id="100,000 idle sessions: MiB of their workers",
         ),
         pytest.param(
-            IDLE.replica_cpu + IDLE.control_cpu, SCALE["idle"]["cpu_share"]["gateway"], 1.5, id="and CPU of the gateway"
+            IDLE.replica_cpu + IDLE.control_cpu,
+            SCALE["idle"]["cpu_share"]["gateway"],
+            1.5,
+            id="100,000 idle sessions: CPU of the gateway",
         ),
         pytest.param(EACH_ALONE.containers / EACH_ALONE.starts_s, MANY["opened_s"], 2.0, id="500 containers: s"),
         pytest.param(
@@ -288,11 +305,13 @@ STEPPING = model(sessions=CALLERS, period_s=CALLERS / (TRIPS["steps"] / TRIPS["s
         ),
     ],
 )
-def test_runs_that_the_model_was_not_made_from_are_predicted(predicted: float, measured: float, factor: float) -> None:
+def test_figures_that_are_not_inputs_of_the_model_are_predicted(
+    predicted: float, measured: float, factor: float
+) -> None:
     assert measured / factor <= predicted <= measured * factor
 
 
-def test_all_of_those_sessions_and_containers_were_there() -> None:
+def test_all_sessions_and_containers_of_the_back_test_were_open() -> None:
     assert SCALE["idle"]["opened"] == SCALE["plan"]["idle"]
     assert MANY["containers_alive"] == MANY["plan"]["sessions"]
 
@@ -300,7 +319,7 @@ def test_all_of_those_sessions_and_containers_were_there() -> None:
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_what_the_model_says_of_the_last_results() -> None:
+def test_the_page_has_the_models_tables_for_the_fixture() -> None:
     found = results.markdown_tables(tables(cases(MEASURED_COSTS, Plan())))
 
     text = PAGE.read_text()
@@ -308,7 +327,7 @@ def test_the_page_has_what_the_model_says_of_the_last_results() -> None:
     assert results.between_marks(text, found, begin=BEGIN) == text, "python -m bench.capacity --write-docs"
 
 
-def test_levers_move_the_first_wall_in_their_direction() -> None:
+def test_levers_move_the_first_wall_in_the_expected_direction() -> None:
     for case in cases(MEASURED_COSTS, Plan()):
         moved = {name: pull(case).walls()[0] for name, pull in LEVERS.items()}
         (as_it_is, part) = moved.pop("as it is")
@@ -328,7 +347,9 @@ def test_the_command_prints_tables_of_another_cluster(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("wrong", [["--machines", "0"], ["--results", "missing.json"]], ids=" ".join)
-def test_the_command_refuses_what_cannot_be_by_its_name(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_an_impossible_option_by_its_name(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["--results", str(FIXTURE), *wrong])
 

@@ -1,4 +1,4 @@
-"""The benchmark of many machines, on as few as there can be: a whole run, and labs that are removed in any case."""
+"""The benchmark of many machines, on the fewest machines: a whole run, and the removal of labs in any case."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WITHIN_S = 60.0
 
 @pytest.fixture
 def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
-    """One that nobody else has; nothing of it is left behind, whatever happens."""
+    """Yield a lab with a unique name. Remove all of it in any case."""
     expect_namespaces()
     with own_lab(nodes=PLAN.machines) as lab:
         yield lab
@@ -61,12 +61,12 @@ def plan_for(lab: Lab) -> Plan:
 
 @pytest.fixture
 def images(docker_engine: docker.APIClient) -> None:
-    """What the run builds on."""
+    """Check that the engine has the images that the run needs."""
     for name in (PLAN.base_image, PLAN.gateway_image):
         assert docker_engine.images(name, quiet=True), f"no image {name}: scripts/build-images base gateway"
 
 
-async def test_every_way_of_a_short_run_opens_steps_and_starts_containers_on_all_machines(
+async def test_each_setup_of_a_short_run_opens_steps_and_starts_containers_on_all_machines(
     docker_engine: docker.APIClient, images: None, lab: Lab, instance: str
 ) -> None:
     async with servers(Path("/dev/shm")) as made:
@@ -89,7 +89,7 @@ async def test_every_way_of_a_short_run_opens_steps_and_starts_containers_on_all
     assert docker_engine.containers(all=True, filters={"label": f"{LABEL_INSTANCE}={instance}-0"}) == []
 
 
-async def test_a_lab_that_is_broken_off_while_it_comes_up_is_removed(lab: Lab) -> None:
+async def test_a_lab_that_is_cancelled_during_its_start_is_removed(lab: Lab) -> None:
     async def use() -> None:
         async with bench_lab.running_lab(bench_lab.Lab(lab.name, lab.net, 1, lab.lock)):
             await asyncio.Event().wait()
@@ -120,7 +120,7 @@ async def test_a_lab_of_another_process_is_left_alone(lab: Lab) -> None:
     assert mine.exists()
 
 
-async def test_without_the_gateways_image_no_machine_is_brought_up(images: None, lab: Lab) -> None:
+async def test_no_machine_is_started_if_the_gateways_image_is_missing(images: None, lab: Lab) -> None:
     lacking = replace(plan_for(lab), gateway_image="env-gateway-tests/nothing:latest")
 
     async with servers(Path("/dev/shm")) as made:

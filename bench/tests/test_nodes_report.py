@@ -1,4 +1,4 @@
-"""The benchmark of many machines: its reports from made-up samples, and the settings that it gives."""
+"""The benchmark of many machines: its reports from invented samples, and its settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def goal(report: Report, what: str) -> Goal:
 
 
 def way(machines: int, *, steps: int, cpu_s: float, opened_s: float, containers: dict[str, int]) -> Way:
-    """One round of everything; *steps* in a second, *cpu_s* of all parts for them."""
+    """Return one round of each kind, with *steps* a second and *cpu_s* of all parts for them."""
     found = Way(machines, opens=[Round(0.1, samples_s=[0.1] * 4)], sessions=dict.fromkeys(containers, 2))
     parts = {GATEWAY: cpu_s / 2, WORKERS: cpu_s / 4, NODES: cpu_s / 4}
     before = {part: Usage(1.0, 0) for part in parts}
@@ -61,7 +61,7 @@ def ways() -> list[Way]:
 # -- reports ------------------------------------------------------------------------------------------------------
 
 
-def test_each_way_is_told_as_a_multiple_of_the_local_one_and_starts_of_one_nodes() -> None:
+def test_each_setup_is_reported_relative_to_the_local_one_and_starts_relative_to_one_node() -> None:
     report = make_report(ways(), 7.0, plan=PLAN)
 
     assert goal(report, "steps/s, 2 nodes ÷ local").value == pytest.approx(0.25)
@@ -73,13 +73,13 @@ def test_each_way_is_told_as_a_multiple_of_the_local_one_and_starts_of_one_nodes
     assert goal(report, "until all machines have an image").value == 7.0
 
 
-def test_the_load_generators_own_time_is_no_cost_of_a_step() -> None:
+def test_the_load_generators_own_time_does_not_count_as_a_cost_of_a_step() -> None:
     (found, *_) = ways()
 
     assert found.cpu_s_per_1000 == pytest.approx(1.0)
 
 
-def test_machines_that_have_more_than_their_share_are_told() -> None:
+def test_machines_with_more_than_their_share_are_reported() -> None:
     report = make_report(ways(), 7.0, plan=PLAN)
 
     assert goal(report, "shared sessions on the fullest of 2 nodes").value == pytest.approx(1.0)
@@ -91,9 +91,9 @@ def test_machines_that_have_more_than_their_share_are_told() -> None:
     ("counts", "expected"),
     [
         pytest.param({"a": 8, "b": 8, "c": 8}, 1.0, id="even"),
-        pytest.param({"a": 24, "b": 0, "c": 0}, 3.0, id="all on one"),
-        pytest.param({"a": 0, "b": 0}, 0.0, id="nothing"),
-        pytest.param({}, 0.0, id="no machine"),
+        pytest.param({"a": 24, "b": 0, "c": 0}, 3.0, id="all on one machine"),
+        pytest.param({"a": 0, "b": 0}, 0.0, id="no sessions"),
+        pytest.param({}, 0.0, id="no machines"),
     ],
 )
 def test_an_even_share_is_one(counts: dict[str, int], expected: float) -> None:
@@ -113,7 +113,7 @@ def test_errors_of_openings_steps_and_ends_are_all_counted() -> None:
     assert not goal(report, "failed opens, steps and ends").is_met
 
 
-def test_containers_that_are_missing_or_stay_meet_no_goal() -> None:
+def test_missing_or_leftover_containers_fail_their_goals() -> None:
     local, one, two = ways()
     two.exclusive.append(Exclusive(Round(1.0, samples_s=[1.0] * 5), containers={"node1": 3, "node2": 2}, left=1))
 
@@ -124,7 +124,7 @@ def test_containers_that_are_missing_or_stay_meet_no_goal() -> None:
     assert not goal(report, "left after their end").is_met
 
 
-def test_a_report_is_made_shown_and_written_where_nothing_succeeded(tmp_path: Path) -> None:
+def test_a_report_without_any_success_is_made_shown_and_written(tmp_path: Path) -> None:
     report = make_report([Way(0), Way(1), Way(2)], 7.0, plan=PLAN)
 
     found = results([report], {"machine": {}, "versions": {}})
@@ -136,11 +136,11 @@ def test_a_report_is_made_shown_and_written_where_nothing_succeeded(tmp_path: Pa
     assert "2 nodes" in console.export_text()
 
 
-# -- what is run ------------------------------------------------------------------------------------------------
+# -- parts, environments and settings ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("docker", [False, True])
-def test_machines_are_brought_up_only_where_they_are_asked_for(docker: bool) -> None:
+def test_machines_are_not_started_by_default(docker: bool) -> None:
     chosen = by_default(docker=docker)
 
     assert Part.NODES not in chosen
@@ -148,12 +148,12 @@ def test_machines_are_brought_up_only_where_they_are_asked_for(docker: bool) -> 
     assert (Part.MANY_CONTAINERS in chosen) is docker
 
 
-def test_every_way_has_its_turn_and_each_turn_begins_with_another() -> None:
+def test_each_setup_has_its_turn_and_each_round_starts_with_another_setup() -> None:
     assert [rotated("abc", turn) for turn in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
 
 
 @pytest.mark.parametrize("plan", [pytest.param(Plan(), id="full"), pytest.param(QUICK, id="quick")])
-def test_its_environments_are_ones_that_the_gateway_takes_and_have_room_for_all_callers(
+def test_the_gateway_accepts_the_benchmarks_environments_and_they_have_room_for_all_callers(
     plan: Plan, tmp_path: Path
 ) -> None:
     settings = write_catalog(tmp_path, **nodes.environments(plan))
@@ -168,12 +168,12 @@ def test_its_environments_are_ones_that_the_gateway_takes_and_have_room_for_all_
     assert {(pool.min_workers, pool.max_workers) for pool in others} == {(0, plan.exclusive)}
 
 
-def test_a_node_is_set_up_as_the_stack_has_it() -> None:
+def test_a_node_has_the_variables_of_the_swarm_stack() -> None:
     stack = (BENCH.parent / "deploy" / "swarm" / "stack.yaml").read_text()
     service = yaml.safe_load(re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", stack))["services"]["node"]["environment"]
     made = node_variables(
         NodeSettings(
-            instance=service["GATEWAY_INSTANCE"],  # a template, of which Swarm makes the stack's name
+            instance=service["GATEWAY_INSTANCE"],  # A template. Swarm replaces it with the stack's name.
             port=7443,
             image="an image",
             catalog=Path("/somewhere"),
@@ -193,19 +193,19 @@ def test_a_node_is_set_up_as_the_stack_has_it() -> None:
 # -- machines -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_command_of_the_script_that_fails_says_why() -> None:
+async def test_a_failed_command_of_the_script_reports_the_reason() -> None:
     lab = Lab("much-too-long", "198.18.99", 1)
 
     with pytest.raises(StartError, match="at most 6 lower-case letters"):
         await lab.run("up")
 
 
-def test_a_container_without_a_process_here_is_told() -> None:
+def test_a_container_without_a_local_process_is_reported() -> None:
     with pytest.raises(StartError, match="no process of the containers ffffffffffff"):
         processes_of(["f" * 64])
 
 
-async def test_a_process_that_ended_is_no_usage_of_zero() -> None:
+async def test_the_usage_of_an_ended_process_is_an_error_and_not_zero() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await process.wait()
 

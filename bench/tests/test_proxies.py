@@ -1,4 +1,4 @@
-"""The benchmark of proxies: what is made of its rounds, how peers are found and set up, and one short run."""
+"""The benchmark of proxies: the figures of its rounds, the search for peers and their setup, and one short run."""
 
 import asyncio
 import os
@@ -49,11 +49,11 @@ from gateway.core.ports.transport import Request, Transport
 from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer
 
-# -- what the rounds say ------------------------------------------------------------------------------------------
+# -- figures of the rounds ----------------------------------------------------------------------------------------
 
 
 def cell(rate: int, *, p50_ms: float = 1.0, errors: int = 0) -> Cell:
-    """One round of one second with that many steps, each as long as the others."""
+    """Return one round of one second with a number of equally long steps."""
     made = Cell(rounds=[Round(1.0, [p50_ms / 1e3] * rate, Counter({"wrong": errors} if errors else {}))])
     made.cpu_s.update({"proxy": 0.5, "worker": 0.25, "generator": 0.1})
     return made
@@ -71,11 +71,11 @@ def grid() -> Grid:
 
 
 def reached(goals: list[Goal]) -> dict[str, tuple[float, bool]]:
-    """Of each goal, what was reached, and whether it is one."""
+    """Return the value of each goal, and whether it is a goal."""
     return {f"{goal.id} {goal.what}": (round(goal.value, 6), goal.is_goal) for goal in goals}
 
 
-def test_the_gateway_with_keys_bears_the_goals_and_the_others_are_told_beside_it() -> None:
+def test_only_the_gateway_with_keys_has_goals_and_other_proxies_are_reported_for_comparison() -> None:
     found = reached(list(proxies.goals(grid())))
 
     expected = {
@@ -107,7 +107,7 @@ def test_each_bound_is_the_projects_goal() -> None:
     }
 
 
-def test_what_is_built_on_httpx_is_measured_with_fewer_callers_and_always_with_some() -> None:
+def test_proxies_on_httpx_are_measured_with_fewer_callers_but_at_least_one_number() -> None:
     plan = proxies.Plan(callers=(1, 64, 256, 1024))
 
     assert proxies.callers_of(GATEWAY, plan) == (1, 64, 256, 1024)
@@ -116,7 +116,7 @@ def test_what_is_built_on_httpx_is_measured_with_fewer_callers_and_always_with_s
     assert proxies.callers_of(HTTPX_GATEWAY, proxies.Plan(callers=(512, 1024))) == (512,)
 
 
-def test_without_peers_and_many_callers_the_rest_is_told() -> None:
+def test_a_run_without_peers_or_many_callers_reports_the_remaining_goals() -> None:
     short = {name: {1: row[1]} for name, row in grid().items() if name in (DIRECTLY, GATEWAY)}
 
     assert {goal.id for goal in proxies.goals(short)} == {"S1"}
@@ -147,14 +147,14 @@ def report(*, cpus: Cpus | None, missing: tuple[str, ...] = ()) -> Report:
     )
 
 
-def test_other_peoples_errors_stand_in_the_table_and_are_not_ours() -> None:
+def test_errors_of_other_proxies_are_in_the_table_but_not_in_the_reports_errors() -> None:
     made = report(cpus=None)
 
     assert made.errors == 2
     assert ["configurable-http-proxy", "20.0", "50.0", "-", "40.0", "3"] in [list(row) for row in made.tables[0].rows]
 
 
-def test_the_tables_tell_a_proxys_cpu_time_and_memory_apart_from_its_workers() -> None:
+def test_the_tables_separate_a_proxys_cpu_time_and_memory_from_its_workers() -> None:
     *_, cpu, memory = report(cpus=None).tables
 
     assert ["nginx", "5.56", "2.50", "-", "2.63"] in [list(row) for row in cpu.rows]
@@ -165,11 +165,11 @@ def test_the_tables_tell_a_proxys_cpu_time_and_memory_apart_from_its_workers() -
 @pytest.mark.parametrize(
     ("cpus", "sentence"), [(Cpus(2, 5), "the proxy alone is on CPU 2"), (None, "no process is pinned")]
 )
-def test_a_report_says_where_the_processes_ran(cpus: Cpus | None, sentence: str) -> None:
+def test_a_report_states_the_cpus_of_the_processes(cpus: Cpus | None, sentence: str) -> None:
     assert sentence in " ".join(report(cpus=cpus).not_comparable)
 
 
-def test_a_report_says_which_proxies_it_went_without() -> None:
+def test_a_report_names_the_proxies_that_were_left_out() -> None:
     text = " ".join(report(cpus=None, missing=(CHP,)).not_comparable)
 
     assert "Left out for want of the program (scripts/bench-peers --chp): configurable-http-proxy." in text
@@ -189,7 +189,7 @@ def test_a_distribution_rises_from_its_least_sample_to_its_greatest(samples: lis
 # -- plots --------------------------------------------------------------------------------------------------------
 
 
-def test_plots_are_made_of_what_a_run_wrote(tmp_path: Path) -> None:
+def test_plots_are_made_from_the_results_of_a_run(tmp_path: Path) -> None:
     path = tmp_path / "latest.json"
     results.write({"figures": {"proxies": report(cpus=None).figures}}, path)
     found = results.read(path)
@@ -211,7 +211,7 @@ def test_a_small_plot_keeps_the_whole_tail() -> None:
     assert [point for point in shown if point[0] >= 0.98] == [point for point in points if point[0] >= 0.98]
 
 
-def test_pictures_stand_before_the_tables() -> None:
+def test_pictures_come_before_the_tables() -> None:
     found = results.results([report(cpus=None)], FACTS)
 
     text = results.markdown(found, [("Calls a second", "plots/throughput.svg")])
@@ -257,13 +257,13 @@ def test_programs_that_were_unpacked_are_found_with_their_versions(
     assert all(found.has(name) for name in ALL)
 
 
-def test_what_was_not_installed_to_its_end_is_not_there(tmp_path: Path) -> None:
+def test_an_incomplete_installation_is_not_found(tmp_path: Path) -> None:
     program(tmp_path / "chp" / "node_modules" / CHP / "bin" / CHP, "")
 
     assert find(tmp_path).chp is None
 
 
-def test_without_programs_the_peers_made_of_python_remain() -> None:
+def test_without_programs_only_the_python_peers_remain() -> None:
     assert [name for name in ALL if not Found().has(name)] == [NGINX, NGINX_TCP, CHP]
 
 
@@ -286,7 +286,7 @@ def test_nginx_keeps_connections_on_both_sides_and_buffers_nothing(worker: Addre
     assert "user root root;" in nginx_configuration(Path("/x"), Address(port=80), worker, as_root=True)
 
 
-def test_a_free_port_is_a_port() -> None:
+def test_a_free_port_is_a_valid_port_number() -> None:
     assert 0 < free_port() < 65_536
 
 
@@ -297,7 +297,7 @@ def test_the_proxy_gets_the_first_cpu_and_the_load_the_second(usable: set[int], 
     assert choose(usable) == cpus
 
 
-def test_nothing_is_pinned_where_that_is_not_wanted() -> None:
+def test_no_process_is_pinned_if_pinning_is_off() -> None:
     before = os.sched_getaffinity(0)
 
     with shared_out(wanted=False) as cpus:
@@ -305,7 +305,7 @@ def test_nothing_is_pinned_where_that_is_not_wanted() -> None:
         assert os.sched_getaffinity(0) == before
 
 
-def test_this_process_is_back_on_its_cpus_after_a_run() -> None:
+def test_this_process_returns_to_its_cpus_after_a_run() -> None:
     before = os.sched_getaffinity(0)
 
     with shared_out() as cpus:
@@ -346,7 +346,7 @@ async def transport() -> AsyncIterator[Transport]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Of a socket, with a path that is short enough for one."""
+    """Yield the path of a socket that is short enough."""
     folder = Path(tempfile.mkdtemp(prefix="px-"))
     yield folder / "worker"
     shutil.rmtree(folder)
@@ -357,7 +357,7 @@ ASKED = Request(b"POST", b"/noop/call?a=b%20c", [(b"x-session-id", b"s")], b"{}"
 
 
 async def asked(transport: Transport, address: str, *, silence_s: float = 10.0) -> tuple[int, list[bytes], bytes]:
-    """Status, names of headers and body of the answer."""
+    """Return the status, the header names and the body of the answer."""
     exchange = await transport.send(WORKER, address, ASKED, silence_s=silence_s)
     try:
         return exchange.status, [name for name, _ in exchange.headers], await exchange.read(2**20)
@@ -387,7 +387,7 @@ async def test_requests_over_httpx_share_a_connection_until_their_worker_is_forg
         assert request.headers["x-session-id"] == "s"
 
 
-async def test_breaks_over_httpx_have_the_gateways_types(transport: Transport, place: Path) -> None:
+async def test_connection_errors_over_httpx_have_the_gateways_types(transport: Transport, place: Path) -> None:
     async def leaves(connection: Connection) -> None:
         await connection.request()
 
@@ -407,7 +407,7 @@ async def test_breaks_over_httpx_have_the_gateways_types(transport: Transport, p
     assert (unsent.value.sent, sent.value.sent) == (False, True)
 
 
-def test_the_part_that_the_httpx_gateway_exchanges_is_where_it_is_looked_for() -> None:
+def test_the_transport_that_the_httpx_gateway_replaces_is_in_gateway_app() -> None:
     assert vars(gateway.app)["HttpTransport"] is HttpTransport
 
 

@@ -38,7 +38,7 @@ from bench.subjects.processes import StartError, Usage, descendants, pss_bytes
 from bench.subjects.targets import servers
 from tests.fakes.user import need_other_users
 
-# -- what a session answers ---------------------------------------------------------------------------------------
+# -- answers of a session -----------------------------------------------------------------------------------------
 
 
 def stream(result: object) -> bytes:
@@ -49,7 +49,7 @@ def said(text: str, *, finished: bool = False) -> bytes:
     return stream({"ok": True, "output": {"blocks": [{"type": "text", "text": text}], "finished": finished}})
 
 
-def test_a_command_that_said_its_token_passes() -> None:
+def test_an_output_with_the_commands_token_passes() -> None:
     check_output(said("The output of the OS:\ntoken"), "token")
 
 
@@ -58,7 +58,7 @@ def test_a_command_that_said_its_token_passes() -> None:
     [
         pytest.param(said("The output of the OS:\nother"), id="another token"),
         pytest.param(said("The output of the OS:\ntoken", finished=True), id="the session has ended"),
-        pytest.param(said("The output of the OS:\ntoken\n[the shell has ended]"), id="a notice behind it"),
+        pytest.param(said("The output of the OS:\ntoken\n[the shell has ended]"), id="a notice after the token"),
         pytest.param(stream({"ok": False, "error": "token"}), id="a refusal"),
         pytest.param(stream({"ok": True, "output": {"blocks": [], "finished": False}}), id="no block"),
         pytest.param(b"event: error\ndata: token\n\n", id="an error"),
@@ -70,7 +70,7 @@ def test_any_other_answer_to_a_command_does_not_pass(body: bytes) -> None:
         check_output(body, "token")
 
 
-def test_what_a_session_took_adds_up() -> None:
+def test_the_times_of_a_session_add_up() -> None:
     taken = Taken(open_s=0.01, command_s=0.005, close_s=0.1)
 
     assert taken.first_output_s == pytest.approx(0.015)
@@ -128,17 +128,19 @@ async def test_descendants_are_found_at_any_depth_and_have_memory_until_they_end
 @pytest.mark.parametrize(
     "stats",
     [
-        pytest.param({"usage": 100, "stats": {"inactive_file": 30}}, id="control groups, version 2"),
-        pytest.param({"usage": 100, "stats": {"total_inactive_file": 30, "inactive_file": 7}}, id="version 1"),
+        pytest.param({"usage": 100, "stats": {"inactive_file": 30}}, id="control groups version 2"),
+        pytest.param(
+            {"usage": 100, "stats": {"total_inactive_file": 30, "inactive_file": 7}}, id="control groups version 1"
+        ),
         pytest.param({"usage": 70}, id="no details"),
     ],
 )
-def test_file_pages_that_would_be_given_up_do_not_count(stats: dict[str, object]) -> None:
+def test_inactive_file_pages_do_not_count_as_memory(stats: dict[str, object]) -> None:
     assert containers.charged_bytes({"memory_stats": stats}) == 70
 
 
 @pytest.mark.docker
-def test_an_image_that_is_missing_is_told_before_anything_waits_for_it() -> None:
+def test_a_missing_image_is_reported_before_the_run_waits_for_it() -> None:
     with (
         containers.containers(ENGINE, "env-gateway/no-such-image", "bench-test") as made,
         pytest.raises(StartError, match="scripts/build-images"),
@@ -187,7 +189,7 @@ def both() -> Samples:
     return samples
 
 
-def test_the_goals_of_sandboxes_are_told_for_each_kind_of_worker() -> None:
+def test_the_goals_of_sandboxes_are_reported_for_each_kind_of_worker() -> None:
     found = make_report(both(), plan=Plan(docker=True))
 
     values = {goal.what: (goal.value, goal.is_met) for goal in found.goals if goal.is_goal}
@@ -213,7 +215,7 @@ def test_sandboxes_are_compared_with_containers_and_with_the_library() -> None:
     assert goal(found, f"prepared by each ÷ once ({CONTAINERS})").value == pytest.approx(5.0)
 
 
-def test_cpu_time_is_told_for_whole_sessions_and_where_it_was_counted() -> None:
+def test_cpu_time_is_reported_for_whole_sessions_and_only_if_it_was_counted() -> None:
     samples = both()
     counted = Cell()
     counted.add(
@@ -233,7 +235,7 @@ def test_cpu_time_is_told_for_whole_sessions_and_where_it_was_counted() -> None:
     ]
 
 
-def test_what_was_not_measured_has_neither_goal_nor_row_but_a_sentence() -> None:
+def test_a_subject_that_was_not_measured_has_no_goal_and_no_row_but_a_sentence() -> None:
     samples = both()
     for found_by in (samples.in_turn, samples.sustained, samples.groups_s, samples.bursts):
         for name in (CONTAINERS, SDK):
@@ -255,21 +257,21 @@ def test_a_machine_without_sandboxes_has_an_empty_report() -> None:
     assert found.not_comparable == ["No sandboxes: install bubblewrap."]
 
 
-def test_each_row_of_each_table_is_as_wide_as_its_head() -> None:
+def test_each_row_of_each_table_has_as_many_cells_as_the_header() -> None:
     reports = [make_report(both(), plan=Plan(callers=(4, 8))), areal.make_report(held(), plan=areal.Plan(episodes=2))]
 
     widths = {len(row) - len(table.columns) for found in reports for table in found.tables for row in table.rows}
     assert widths == {0}
 
 
-def test_only_with_docker_do_sandboxes_use_an_engine() -> None:
+def test_sandboxes_use_an_engine_only_with_docker() -> None:
     plans = [plan_of(Part.SANDBOXES, quick=True, docker=docker, engine="unix:///x") for docker in (False, True)]
 
     assert [(each.docker, each.engine) for each in plans] == [(False, "unix:///x"), (True, "unix:///x")]
 
 
 @pytest.mark.parametrize("part", list(Part))
-def test_each_part_has_a_short_plan_and_a_full_one_of_its_own(part: Part) -> None:
+def test_each_part_has_different_short_and_full_plans(part: Part) -> None:
     quick, full = (
         plan_of(part, quick=quick, docker=True, engine="unix:///x", base_image="b") for quick in (True, False)
     )
@@ -288,7 +290,7 @@ def held() -> areal.Samples:
     return samples
 
 
-def test_the_goals_of_areal_episodes_are_that_none_is_lost_and_a_burst_is_quick() -> None:
+def test_areal_goals_require_that_no_episode_is_lost_and_a_burst_is_quick() -> None:
     samples = held()
     samples.active = 1
     samples.acts["step, c=1"].errors = Counter({"WrongAnswer: status 404": 3})
@@ -305,7 +307,7 @@ def test_the_goals_of_areal_episodes_are_that_none_is_lost_and_a_burst_is_quick(
     assert found.errors == 3
 
 
-def test_percentiles_of_areal_requests_are_told_where_there_are_any() -> None:
+def test_percentiles_of_areal_requests_are_reported_only_if_there_are_samples() -> None:
     found = areal.make_report(held(), plan=areal.Plan(episodes=2))
 
     assert found.figures["acts"]["start, c=1"]["latency"]["p95_ms"] == pytest.approx(3.0)

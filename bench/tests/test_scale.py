@@ -33,7 +33,7 @@ def goal(report: Report, what: str) -> Goal:
 # -- the environment ----------------------------------------------------------------------------------------------
 
 
-def test_a_catalog_of_our_own_is_one_that_the_gateway_takes(tmp_path: Path) -> None:
+def test_the_gateway_accepts_the_benchmarks_catalog(tmp_path: Path) -> None:
     settings = write_catalog(tmp_path, **{STEPS: steps_toml(STEPS, pool={"slots": 7}), "alone": steps_toml("alone")})
 
     catalog = load_catalog(Path(settings["GATEWAY_CATALOG_DIR"]))
@@ -47,7 +47,7 @@ def said(text: str, *, reward: float | None = 1.0, ok: bool = True) -> bytes:
     return f"event: end\ndata: {json.dumps({'ok': ok, 'output': output})}\n\n".encode()
 
 
-def test_a_step_says_what_its_worker_counted() -> None:
+def test_a_step_contains_the_counts_of_its_worker() -> None:
     assert read_stream(said("token 3 0")) == Stepped("token", 3, 0)
 
 
@@ -55,19 +55,19 @@ def test_a_step_says_what_its_worker_counted() -> None:
     "body",
     [
         pytest.param(said("token 3"), id="too few words"),
-        pytest.param(said("token three 0"), id="no number"),
+        pytest.param(said("token three 0"), id="not a number"),
         pytest.param(said("token 3 0", reward=0.0), id="another reward"),
         pytest.param(said("token 3 0", reward=None), id="no reward"),
         pytest.param(said("token 3 0", ok=False), id="a tool that failed"),
         pytest.param(b"event: error\ndata: worker_lost: gone\n\n", id="an error"),
     ],
 )
-def test_what_is_no_steps_result_is_a_wrong_answer(body: bytes) -> None:
+def test_an_invalid_step_result_is_a_wrong_answer(body: bytes) -> None:
     with pytest.raises(WrongAnswer):
         read_stream(body)
 
 
-def test_a_text_of_four_words_is_no_step() -> None:
+def test_a_text_of_four_words_is_refused_as_a_step() -> None:
     with pytest.raises(WrongAnswer):
         read_text("a 1 2 3")
 
@@ -79,17 +79,17 @@ def trips(*, steps: int, idle: Counted, busy: Counted) -> Trips:
     return Trips("ORS", steps, 10.0, idle, busy, Counter())
 
 
-def test_round_trips_of_a_gateway_at_rest_are_not_the_steps() -> None:
+def test_round_trips_of_an_idle_gateway_do_not_count_for_the_steps() -> None:
     found = trips(steps=100, idle=Counted(10, 40), busy=Counted(30, 90))
 
     assert (found.reads_a_step, found.commands_a_step) == (0.2, 0.5)
 
 
-def test_less_than_at_rest_is_no_round_trip() -> None:
+def test_fewer_round_trips_than_an_idle_gateway_count_as_0() -> None:
     assert trips(steps=100, idle=Counted(10, 40), busy=Counted(9, 30)).reads_a_step == 0.0
 
 
-def test_without_a_step_no_goal_is_met() -> None:
+def test_a_run_without_a_step_meets_no_goal() -> None:
     report = store_trips.make_report([trips(steps=0, idle=Counted(0, 0), busy=Counted(1, 1))], plan=store_trips.QUICK)
 
     assert not goal(report, "ORS").is_met
@@ -98,7 +98,7 @@ def test_without_a_step_no_goal_is_met() -> None:
 # -- scale --------------------------------------------------------------------------------------------------------
 
 
-def test_sessions_that_end_late_never_or_early_are_told() -> None:
+def test_sessions_that_end_late_never_or_early_are_reported() -> None:
     idle = Idle(
         opened=5, open_s=1.0, cpu_share={"gateway": 0.02, "its workers": 0.5}, late_s=[-0.1, 0.5, 2.0], early=1, never=1
     )
@@ -114,7 +114,7 @@ def test_sessions_that_end_late_never_or_early_are_told() -> None:
     assert not [each for each in report.goals if "its workers" in each.what]
 
 
-def test_a_report_is_made_where_nothing_was_opened() -> None:
+def test_a_report_is_made_if_no_session_was_opened() -> None:
     report = scale.make_report([Round(1.0)], Idle(), plan=scale.QUICK)
 
     assert not goal(report, "at once, failed").is_met
@@ -129,7 +129,7 @@ def test_lines_that_are_still_being_written_are_not_read(tmp_path: Path) -> None
     assert scale._read_ends(tmp_path) == {1: 10.5, 2: 11.5, 3: 12.5}
 
 
-def test_of_containers_what_is_missing_meets_no_goal() -> None:
+def test_missing_or_leftover_containers_fail_their_goals() -> None:
     samples = many_containers.Samples(Round(2.0, samples_s=[1.0]), Round(1.0), alive=3, left=1, sdk_s=0.0)
 
     report = many_containers.make_report(samples, plan=replace(many_containers.QUICK, sessions=4))
@@ -143,7 +143,7 @@ def test_of_containers_what_is_missing_meets_no_goal() -> None:
 
 
 @pytest.mark.redis
-async def test_what_redis_did_is_counted(tmp_path: Path) -> None:
+async def test_the_commands_and_reads_of_redis_are_counted(tmp_path: Path) -> None:
     async with servers() as made, redis_server(made.folder) as store:
         before = await store.counted()
         with store.client() as client, client.pipeline(transaction=False) as pipeline:
@@ -153,7 +153,7 @@ async def test_what_redis_did_is_counted(tmp_path: Path) -> None:
         after = await store.counted()
 
     assert after.commands - before.commands >= 200
-    assert after.reads - before.reads < 100  # a pipeline is one round trip
+    assert after.reads - before.reads < 100  # A pipeline is one round trip.
 
 
 @pytest.mark.redis

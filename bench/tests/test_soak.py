@@ -1,4 +1,4 @@
-"""What a soak makes of what it sees: errors, counts, slopes."""
+"""A soak's evaluation of its observations: errors, counts, slopes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer(status: int, body: object) -> Response:
     return Response(status, json.dumps(body).encode())
 
 
-def test_an_error_of_a_stream_has_its_kind_first() -> None:
+def test_an_error_event_of_a_stream_starts_with_its_kind() -> None:
     found = read_ors(stream(("task_id", "1"), ("error", "worker_lost: the session was closed")))
 
     assert found == Failed("worker_lost", "worker_lost: the session was closed")
@@ -38,16 +38,20 @@ def test_an_error_of_a_stream_has_its_kind_first() -> None:
     ("body", "kind"),
     [
         pytest.param(
-            {"detail": "gone", "code": "session_closed", "reason": "worker_lost"}, "worker_lost", id="a reason"
+            {"detail": "gone", "code": "session_closed", "reason": "worker_lost"},
+            "worker_lost",
+            id="the reason of an error",
         ),
-        pytest.param({"detail": "full", "code": "pool_exhausted"}, "pool_exhausted", id="a code"),
-        pytest.param({"error": "x", "detail": "full", "status": "capacity"}, "capacity", id="a status"),
+        pytest.param({"detail": "full", "code": "pool_exhausted"}, "pool_exhausted", id="the code of an error"),
+        pytest.param({"error": "x", "detail": "full", "status": "capacity"}, "capacity", id="the status of an error"),
         pytest.param(
-            {"error": "x", "detail": "the store is away", "status": "internal"}, "store_unavailable", id="store"
+            {"error": "x", "detail": "the store is away", "status": "internal"},
+            "store_unavailable",
+            id="an unavailable store",
         ),
     ],
 )
-def test_an_error_over_http_says_its_kind(body: object, kind: str) -> None:
+def test_an_error_over_http_has_a_kind(body: object, kind: str) -> None:
     found = read_ors(answer(410, body))
 
     assert isinstance(found, Failed)
@@ -58,20 +62,20 @@ def test_an_error_over_http_says_its_kind(body: object, kind: str) -> None:
     "response",
     [
         pytest.param(answer(500, {"detail": "what"}), id="no kind"),
-        pytest.param(Response(502, b"Bad Gateway"), id="no JSON"),
+        pytest.param(Response(502, b"Bad Gateway"), id="not JSON"),
         pytest.param(answer(500, {"detail": "x", "code": "internal", "reward": 0.0}), id="a reward"),
         pytest.param(stream(("task_id", "1"), ("error", "it broke")), id="an event without a kind"),
         pytest.param(stream(("chunk", '{"reward": 0}'), ("error", "worker_lost: x")), id="an event with a reward"),
-        pytest.param(Response(200, b"event: chunk\ndata: {"), id="a stream that is cut off"),
-        pytest.param(Response(200, b""), id="nothing"),
+        pytest.param(Response(200, b"event: chunk\ndata: {"), id="a truncated stream"),
+        pytest.param(Response(200, b""), id="an empty body"),
     ],
 )
-def test_an_error_that_says_no_kind_is_untyped(response: Response) -> None:
+def test_an_error_without_a_kind_is_untyped(response: Response) -> None:
     with pytest.raises(Untyped):
         read_ors(response)
 
 
-def test_areals_step_without_its_reward_is_wrong() -> None:
+def test_an_areal_step_with_another_reward_is_a_wrong_answer() -> None:
     right = {"observation": {"type": "text", "content": "7 8 0"}, "reward": 1.0, "done": False}
 
     assert read_areal(answer(200, right)) == Stepped("7", 8, 0)
@@ -79,7 +83,7 @@ def test_areals_step_without_its_reward_is_wrong() -> None:
         read_areal(answer(200, right | {"reward": 0.0}))
 
 
-def test_openenvs_error_frame_says_its_reason_before_its_code() -> None:
+def test_the_reason_of_an_openenv_error_frame_takes_precedence_over_its_code() -> None:
     frame = {"type": "error", "data": {"message": "x", "code": "SESSION_ERROR", "reason": "worker_lost"}}
 
     found = read_frame(json.dumps(frame).encode())
@@ -91,11 +95,11 @@ def test_openenvs_error_frame_says_its_reason_before_its_code() -> None:
 @pytest.mark.parametrize(
     ("kind", "fault", "age_s", "violations"),
     [
-        pytest.param("worker_lost", Fault.KILL_WORKER, 1.0, 0, id="what a fault explains"),
-        pytest.param("worker_lost", Fault.PAUSE_REDIS, 1.0, 1, id="what another fault does not explain"),
+        pytest.param("worker_lost", Fault.KILL_WORKER, 1.0, 0, id="a fault explains the error"),
+        pytest.param("worker_lost", Fault.PAUSE_REDIS, 1.0, 1, id="another fault does not explain the error"),
         pytest.param("worker_lost", Fault.KILL_WORKER, AFTER_S + 1, 1, id="too long after the fault"),
         pytest.param("pool_exhausted", Fault.KILL_WORKER, AFTER_S + 1, 0, id="a full pool needs no fault"),
-        pytest.param("internal", Fault.KILL_REPLICA, 1.0, 1, id="what no fault explains"),
+        pytest.param("internal", Fault.KILL_REPLICA, 1.0, 1, id="no fault explains the error"),
         pytest.param("session_not_found", Fault.RESTART_REDIS, 1.0, 1, id="an unknown session"),
     ],
 )
@@ -127,16 +131,16 @@ def test_a_connection_that_breaks_without_a_fault_is_a_violation() -> None:
 @pytest.mark.parametrize(
     ("sent", "stepped", "violations"),
     [
-        pytest.param(1, Stepped("0", 1, 0), 0, id="the first"),
-        pytest.param(3, Stepped("2", 1, 0), 0, id="two before it may not have run"),
-        pytest.param(3, Stepped("2", 3, 0), 0, id="two before it may have run"),
-        pytest.param(3, Stepped("2", 4, 0), 1, id="more than were sent"),
-        pytest.param(1, Stepped("0", 0, 0), 1, id="none was counted"),
+        pytest.param(1, Stepped("0", 1, 0), 0, id="the first step"),
+        pytest.param(3, Stepped("2", 1, 0), 0, id="the two earlier steps did not run"),
+        pytest.param(3, Stepped("2", 3, 0), 0, id="the two earlier steps ran"),
+        pytest.param(3, Stepped("2", 4, 0), 1, id="more steps than were sent"),
+        pytest.param(1, Stepped("0", 0, 0), 1, id="no step was counted"),
         pytest.param(2, Stepped("0", 1, 0), 1, id="the answer to another step"),
         pytest.param(1, Stepped("0", 1, 1), 1, id="a step ran twice in its worker"),
     ],
 )
-def test_the_count_of_a_worker_lies_between_what_was_answered_and_what_was_sent(
+def test_the_count_of_a_worker_lies_between_the_answered_and_the_sent_steps(
     sent: int, stepped: Stepped, violations: int
 ) -> None:
     ledger = Ledger()
@@ -161,12 +165,12 @@ def test_a_count_that_does_not_grow_is_a_violation() -> None:
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3), st.lists(st.integers(0, 1000), min_size=2, unique=True))
-def test_the_slope_of_a_line_is_its_own(rise: float, base: float, places: list[int]) -> None:
+def test_the_slope_of_points_on_a_line_is_the_slope_of_the_line(rise: float, base: float, places: list[int]) -> None:
     assert slope([(x, base + rise * x) for x in places]) == pytest.approx(rise, abs=1e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 5.0)], [(1.0, 5.0), (1.0, 9.0)]])
-def test_without_two_moments_there_is_no_slope(points: list[tuple[float, float]]) -> None:
+def test_the_slope_without_two_moments_is_0(points: list[tuple[float, float]]) -> None:
     assert slope(points) == 0.0
 
 
@@ -180,21 +184,21 @@ def growth(samples: list[Sample], *, what: str = "memory") -> Verdict:
     return found
 
 
-def test_what_grows_in_the_first_half_only_is_flat() -> None:
+def test_a_growth_in_the_first_half_only_is_flat() -> None:
     samples = [sample(at, 80.0 + min(at, 600.0) / 10) for at in range(0, 1201, 10)]
 
     assert growth(samples).value == pytest.approx(0.0, abs=1e-6)
     assert growth(samples).holds
 
 
-def test_what_leaks_is_not_flat() -> None:
+def test_a_leak_is_not_flat() -> None:
     samples = [sample(at, 80.0 + at / 30) for at in range(0, 1201, 10)]  # 2 MiB a minute
 
     assert growth(samples).value == pytest.approx(20.0)
     assert not growth(samples).holds
 
 
-def test_another_process_of_the_replica_is_no_growth() -> None:
+def test_a_new_process_of_the_replica_does_not_count_as_growth() -> None:
     samples = [sample(at, 50.0 if at < 700 else 90.0, life=1 if at < 700 else 2) for at in range(600, 1201, 10)]
 
     assert growth(samples).value == pytest.approx(0.0)
@@ -213,7 +217,7 @@ def test_moments_without_redis_are_left_out() -> None:
     ("violations", "value", "is_good"),
     [([], 0.0, True), (["a step ran twice"], 0.0, False), ([], 2.0, False)],
 )
-def test_a_soak_is_good_if_all_holds_and_nothing_was_violated(
+def test_a_soak_is_good_if_all_verdicts_hold_and_there_is_no_violation(
     violations: list[str], value: float, is_good: bool
 ) -> None:
     found = Found(verdicts=[Verdict("containers", value, 1.0)])

@@ -1,7 +1,7 @@
-"""Make a box of a root filesystem: the same tree, with every owner shifted, and nothing of the machine that built it.
+"""Makes a box from a root filesystem: the same tree with shifted owners and without traces of the building machine.
 
-Runs while the image is built, as root: `python3 make_box.py SOURCE TARGET`. Files of one source that are hard links of
-each other are so in the target.
+Runs as root while the image is built: `python3 make_box.py SOURCE TARGET`. Hard links within the source stay hard links
+in the target.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 FIRST_UID = 100_000
-"""What root inside a box is outside; `envserver.sandbox.Box` has the same number."""
+"""The uid outside a box of the root user inside; `envserver.sandbox.Box` has the same number."""
 MOST_UID = 65_535
-"""The last user of a box: the range that the server maps has 65,536."""
+"""The highest uid in a box: the range that the server maps has 65,536 uids."""
 MADE_ANEW = ("proc", "sys", "dev", "tmp", "run", "var/tmp")
-"""Mounted by each sandbox, or empty at its start."""
+"""Folders that each sandbox mounts, or that are empty at its start."""
 PROFILE = """# For login shells: as Debian's own, without the processes that it starts.
 if [ "${EUID:-$(id -u)}" -eq 0 ]; then
   PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -35,7 +35,7 @@ for file in /etc/profile.d/*.sh; do
 done
 unset file
 """
-"""A session of a shell begins with one of these: 2 ms instead of 5."""
+"""The login profile of each shell session: it takes 2 ms, Debian's own takes 5 ms."""
 FILES = {
     "etc/profile": PROFILE,
     "etc/hostname": "box\n",
@@ -43,7 +43,7 @@ FILES = {
     "etc/resolv.conf": "",
     "etc/machine-id": "",
 }
-"""What replaces the source's files; while an image is built, some of them are the building machine's own."""
+"""The files that replace the source's files, some of which belong to the building machine during the build."""
 OWN_NETWORK = (
     "etc/apt/sources.list",
     "etc/apt/sources.list.d",
@@ -55,11 +55,11 @@ OWN_NETWORK = (
     "root/.config",
     "root/.cache",
 )
-"""Mirrors, proxies' certificates and access data of the building machine. A box has no network and trusts nobody."""
+"""Mirrors, proxies' certificates and access data of the building machine. A box has no network and trusts no server."""
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy what is to be in the box, with numbers for owners: names are those of two different systems."""
+    """Copy the box's files with numeric owners, because user names belong to two different systems."""
     target.mkdir(parents=True)
     left_out = [f"--exclude=./{name}/*" for name in (*MADE_ANEW, *OWN_NETWORK)]
     packing = subprocess.Popen(
@@ -74,7 +74,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def clean(box: Path) -> None:
-    """Put our files in their places, and take away what is the building machine's."""
+    """Write the box's own files and remove the files of the building machine."""
     for name in OWN_NETWORK:
         path = box / name
         if path.is_dir():
@@ -89,15 +89,15 @@ def clean(box: Path) -> None:
 
 
 def shift(box: Path) -> None:
-    """Give every file to the box's own users.
+    """Change the owner of every file to the box's own users.
 
     Raises:
-        SystemExit: a file belongs to a user beyond the range.
+        SystemExit: A file belongs to a user outside the range.
     """
     for path, found in tree(box):
         if max(found.st_uid, found.st_gid) > MOST_UID:
             if min(found.st_uid, found.st_gid) >= FIRST_UID:
-                continue  # met before, under its other name
+                continue  # already changed under its other name
             raise SystemExit(f"make_box: {path} belongs to user {found.st_uid}, group {found.st_gid}")
         os.chown(path, found.st_uid + FIRST_UID, found.st_gid + FIRST_UID, follow_symlinks=False)
         if not stat.S_ISLNK(found.st_mode):
@@ -105,10 +105,10 @@ def shift(box: Path) -> None:
 
 
 def check(box: Path) -> None:
-    """Look at what was made.
+    """Check the finished box.
 
     Raises:
-        SystemExit: it is no box.
+        SystemExit: The tree is not a valid box.
     """
     for path, found in tree(box):
         if not FIRST_UID <= found.st_uid <= FIRST_UID + MOST_UID:
@@ -122,7 +122,7 @@ def check(box: Path) -> None:
 
 
 def tree(box: Path) -> list[tuple[Path, os.stat_result]]:
-    """List *box* and all that is in it; links are not followed."""
+    """List *box* and all files in it, without following links."""
     names = [Path(folder, name) for folder, folders, files in os.walk(box) for name in (*folders, *files)]
     return [(path, path.lstat()) for path in (box, *names)]
 

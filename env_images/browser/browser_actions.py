@@ -1,10 +1,9 @@
 """Actions: BrowserGym's strings, such as ``click('12')``, read strictly and turned into calls of its own functions.
 
-Differences: where BrowserGym takes an element's bid, a CSS selector does as well, ``click('#login-button')``, and means
-the first element that it finds. A call waits longer for its element, so that a busy machine makes steps slower and not
-rewards smaller. The functions that hand files of the server's to a page (``upload_file``,
-``mouse_upload_file``) are not offered, and what would wait without end or leave the task's pages is refused before
-anything runs.
+Differences from BrowserGym: an element's bid may be replaced by a CSS selector, ``click('#login-button')``, which means
+the first matching element. A call waits longer for its element, so a busy machine slows steps and does not reduce
+rewards. The functions that give server files to a page (``upload_file``, ``mouse_upload_file``) are not offered. Calls
+that would wait without end or leave the task's pages are refused before any call runs.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 
 MAX_ACTION_CHARS = 8_000
 MAX_CALLS = 10
-"""In one action; BrowserGym advises two or three."""
+"""The maximum number of calls in an action; BrowserGym advises two or three."""
 CALL_MS = 5_000
-"""For a call to find its element ready and to give it the input, unless the step has less time left."""
+"""Milliseconds for a call to find its element ready and to give it the input, unless the step has less time left."""
 MAX_WAIT_MS = 5_000
-"""Of all ``noop`` in one action."""
+"""The maximum milliseconds of all ``noop`` calls in one action."""
 MAX_TYPED_CHARS = 1_000
-"""Of all ``keyboard_type`` in one action: each key takes some milliseconds. ``fill`` takes a text at once."""
+"""The maximum of all ``keyboard_type`` calls in one action: a key takes some milliseconds. ``fill`` is immediate."""
 OFFERED = (
     *("noop", "click", "dblclick", "hover", "fill", "press", "focus", "clear", "select_option", "drag_and_drop"),
     *("scroll", "goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user"),
@@ -30,18 +29,18 @@ OFFERED = (
     *("mouse_drag_and_drop", "keyboard_down", "keyboard_up", "keyboard_press", "keyboard_type"),
     "keyboard_insert_text",
 )
-"""By the names of BrowserGym's functions."""
+"""The names of the offered BrowserGym functions."""
 
 _SELECTORS = ("#", ".", "[")
-"""What a CSS selector begins with, and no bid does."""
+"""The first characters of CSS selectors; no bid starts with them."""
 _BIDS: dict[str, tuple[str | int, ...]] = {
     **dict.fromkeys(("click", "dblclick", "hover", "fill", "press", "focus", "clear", "select_option"), (0, "bid")),
     "drag_and_drop": (0, 1, "from_bid", "to_bid"),
 }
-"""Which arguments are bids, by place and by name."""
+"""The arguments that are bids, by position and by name."""
 
 _THEIR_TIMEOUT = "timeout=500"
-"""As BrowserGym's functions are written."""
+"""The timeout in the source of BrowserGym's functions."""
 _OUR_TIMEOUT = "timeout=milliseconds_left()"
 _MILLISECONDS_LEFT = f"""
 import time
@@ -50,23 +49,23 @@ def milliseconds_left():
     return max(1.0, min({CALL_MS}.0, (DEADLINE - time.monotonic()) * 1000))
 
 """
-"""Stands before BrowserGym's functions; `DEADLINE` stands before it, in each action's own code."""
+"""Code before BrowserGym's functions. Each action's own code defines `DEADLINE` before it."""
 
 _FENCE = re.compile(r"\s*```[\w-]*[ \t]*\n(?P<code>.*?)\n?[ \t]*```\s*", re.DOTALL)
 
 
 class ActionError(Exception):
-    """An action that is not carried out; the text is what the agent reads."""
+    """An action that is not carried out; the agent reads the text."""
 
 
 def unfenced(text: str) -> str:
-    """Take an action out of the code fence round it, if there is one."""
+    """Return an action without the code fence around it, if there is one."""
     found = _FENCE.fullmatch(text)
     return (found["code"] if found else text).strip()
 
 
 class Actions:
-    """BrowserGym's high-level action set with what this environment offers of it."""
+    """BrowserGym's high-level action set, restricted to the functions that this environment offers."""
 
     def __init__(self) -> None:
         action: Any = import_module("browsergym.core.action.base")
@@ -87,7 +86,7 @@ class Actions:
         self._set.python_includes = _MILLISECONDS_LEFT + functions_code.replace(_THEIR_TIMEOUT, _OUR_TIMEOUT)
 
     def describe(self) -> str:
-        """Say each action's signature, one a line."""
+        """Return the signatures of the actions, one per line."""
         return "\n".join(action.signature.replace("typing.", "") for action in self._set.action_set.values())
 
     def code_of(
@@ -98,21 +97,21 @@ class Actions:
         bid_of: Callable[[str], str],
         deadline: float,
     ) -> str:
-        """Read *text* and give the Python code that BrowserGym makes of it: function definitions and calls of them.
+        """Return the Python code that BrowserGym makes from *text*: function definitions and calls of them.
 
         Args:
-            may_open: whether ``goto`` may open a URL.
-            bid_of: finds the bid of the element that a selector means; raises ``ActionError`` where there is none.
-            deadline: on the clock ``time.monotonic``; no call waits for its element beyond it.
+            may_open: Returns True if ``goto`` may open a URL.
+            bid_of: Returns the bid of the element that a selector means; raises ``ActionError`` if there is no element.
+            deadline: The time on the clock ``time.monotonic`` after which no call waits for its element.
 
         Raises:
-            ActionError: it is no action, or one that is refused.
+            ActionError: The text is not an action, or the action is refused.
         """
         if not text or len(text) > MAX_ACTION_CHARS:
             raise ActionError(f"an action has 1 to {MAX_ACTION_CHARS} characters, and this one has {len(text)}")
         try:
             calls = self._parser.parse_string(text, parse_all=True).as_list()
-        except Exception as error:  # noqa: BLE001  # pyparsing's, and what literals in it raise
+        except Exception as error:  # noqa: BLE001  # pyparsing's errors, and errors of literals in the text
             raise ActionError(f"this is no action: {str(error)[:300]}") from None
         if len(calls) > MAX_CALLS:
             raise ActionError(f"an action has at most {MAX_CALLS} calls")
@@ -136,12 +135,12 @@ class Actions:
         return f"DEADLINE = {deadline!r}\n{self._set.to_python_code(_with_bids(text, calls, bid_of))}"
 
     def execute(self, code: str, page: Any, *, tell: Callable[[str], None], give_up: Callable[[str], None]) -> None:
-        """Run what `code_of` gave, on the engine's thread; raises whatever the page or Playwright does not like."""
+        """Run the code from `code_of` on the engine's thread; raise the errors of the page and of Playwright."""
         self._execute(code, page, send_message_to_user=tell, report_infeasible_instructions=give_up)
 
 
 def _with_bids(text: str, calls: list[Any], bid_of: Callable[[str], str]) -> str:
-    """The action with bids for selectors; as it was written where it has none."""
+    """Return the action with bids instead of selectors, or unchanged if it has no selector."""
     written, has_selector = [], False
     for name, arguments in calls:
         parts = []

@@ -1,4 +1,4 @@
-"""The tasks that are always there: copy-paste, copy-paste-multitab and login-demo. Their pages are in `templates`."""
+"""The built-in tasks: copy-paste, copy-paste-multitab and login-demo. Their pages are in `templates`."""
 
 from __future__ import annotations
 

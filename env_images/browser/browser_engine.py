@@ -1,8 +1,8 @@
-"""One warm Chromium and the one thread that speaks to it.
+"""One warm Chromium and the single thread that controls it.
 
-Playwright's synchronous interface belongs to the thread that started it, and some of its calls never end when a page
-does not answer. So all work is handed to that thread with a deadline, and an engine whose work misses one is killed:
-the driver by us, Chromium by the kernel, as it was started to end with the driver (`browser_launch`).
+Playwright's synchronous interface belongs to the thread that started it. Some of its calls never end when a page does
+not answer. Therefore that thread receives all work with a deadline, and the engine is killed if work misses it. The
+engine kills the driver. The kernel kills Chromium, which was started to end with the driver (`browser_launch`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _Value = TypeVar("_Value")
 
 
 class BrowserLost(Exception):
-    """The browser or its driver ended, or did not answer in time: nothing that it held can be judged any more."""
+    """The browser or its driver ended or did not answer in time, so its pages can no longer be judged."""
 
 
 class Engine:
-    """A browser and its thread; begins to start as it is made, and is of no more use once it is lost."""
+    """A browser and its thread. It starts when created and cannot be used again once it is lost."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -54,7 +54,7 @@ class Engine:
         self._driver_pid = 0
         self._lost = ""
         self._when_lost: list[Callable[[], object]] = []
-        """Wakes each `run` that waits."""
+        """The functions that wake each waiting `run`."""
         self._thread.start()
         self._launched = self._submit(self._launch)
 
@@ -62,7 +62,7 @@ class Engine:
         """Wait until the browser has started; blocks for half a second.
 
         Raises:
-            BrowserLost: it does not start; the message has the first lines of its log.
+            BrowserLost: The browser does not start; the message has the first lines of its log.
         """
         try:
             self._launched.result(START_S)
@@ -72,19 +72,20 @@ class Engine:
         return self
 
     def is_lost(self) -> bool:
-        """Whether it was killed, or has ended."""
+        """Return True if the browser was killed or has ended."""
         return bool(self._lost)
 
     @property
     def browser(self) -> Any:
-        """Playwright's Browser; to be used on the engine's thread only."""
+        """Playwright's Browser, for use on the engine's thread only."""
         return self._browser
 
     async def run(self, work: Callable[..., _Value], *arguments: Any, timeout_s: float) -> _Value:
-        """Run *work*, one at a time, on the engine's thread; its exception is raised here while the browser lives.
+        """Run *work* on the engine's thread, one at a time; raise its exception here while the browser lives.
 
         Raises:
-            BrowserLost: the browser is gone, or *work* took longer than *timeout_s*: then it is killed.
+            BrowserLost: The browser is gone, or *work* took longer than *timeout_s*, in which case the browser is
+                killed.
         """
         if self.is_lost():
             raise BrowserLost(self._lost)
@@ -110,13 +111,13 @@ class Engine:
         return pending.result()
 
     def is_gone(self) -> bool:
-        """Whether Chromium or the driver has ended; asks nobody."""
+        """Return True if Chromium or the driver has ended, without a call to either."""
         return self._browser is None or not self._browser.is_connected() or not _lives(self._driver_pid)
 
     def kill(self, reason: str) -> None:
-        """End driver and browser at once, from any thread; a second time does nothing.
+        """Kill driver and browser immediately, from any thread; a second call does nothing.
 
-        The engine's thread may be left in a call that never ends, for the short rest of the process's life.
+        The engine's thread may stay in a call that never ends, for the short rest of the process's life.
         """
         if self._lost:
             return
@@ -140,7 +141,7 @@ class Engine:
                 continue
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001  # whoever waits for it is told; the thread serves on
+            except BaseException as error:  # noqa: BLE001  # the waiting caller gets it; the thread serves on
                 pending.set_exception(error)
             else:
                 pending.set_result(result)
@@ -161,7 +162,7 @@ class Engine:
         threading.Thread(target=self._watch_driver, name="browser-driver", daemon=True).start()
 
     def _watch_driver(self) -> None:
-        # Calls of a driver that has ended never end themselves, and then nobody else takes its status.
+        # Calls to an ended driver never end, and no other code reads its exit status then.
         with suppress(ChildProcessError):
             os.waitpid(self._driver_pid, 0)
         self.kill("its driver ended")

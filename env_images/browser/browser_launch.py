@@ -1,14 +1,14 @@
 #!/usr/bin/env -S python3 -IS
-"""Starts Chromium as another user than the server, with less than that user could have. Playwright's "executable".
+"""Starts Chromium as a user other than the server's, with minimal rights; Playwright's "executable".
 
-Run by Playwright's driver as the server's user, who has the capabilities SETUID and SETGID for this alone. What is left
-when Chromium begins: no capability and no way to one, no variable of the server's, no descriptor but Playwright's
-pipes, and no system call that opens a socket: the browser reaches neither a loopback port nor the server's Unix socket,
-whatever becomes of it. It is driven through a pipe and has no debugging port. Where the kernel has Landlock (since
-5.13), it also sees no file but the system's own and its profile: not the folder of the server's socket, for one.
+Playwright's driver runs it as the server's user, which has the capabilities SETUID and SETGID only for this purpose.
+Chromium starts without capabilities and without a way to get them. It has no variable of the server and no descriptor
+except Playwright's pipes. It has no system call that opens a socket, so it reaches neither a loopback port nor the
+server's Unix socket, even if it is taken over. Playwright drives it through a pipe; it has no debugging port. Where the
+kernel has Landlock (since 5.13), Chromium sees only the system's files and its profile, not the server's socket folder.
 
 Differences: Chromium's own sandbox is off. It needs user namespaces, which the engine's profile refuses, or a set-id
-program, which no-new-privileges refuses. The walls are this user, this filter, the container and its being used once.
+program, which no-new-privileges refuses. The barriers are this user, this filter, the container and its single use.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ import sys
 import tempfile
 
 CHROMIUM = "/usr/lib/chromium/chromium-headless-shell"
-"""Not Debian's wrapper around it, which is a shell script that reads /etc and the user's home."""
+"""The browser itself, not Debian's wrapper, which is a shell script that reads /etc and the user's home."""
 USER = 10002
 OOM_SCORE = 700
-"""Where memory ends, the kernel takes the browser before the server (0) or the driver."""
+"""The OOM score: when memory ends, the kernel kills the browser before the server (0) or the driver."""
 FIRST_OTHER_FD = 5
-"""Playwright's: standard input, output and error, and the two pipes that it speaks to Chromium through."""
+"""The first descriptor to close. Playwright's are standard input, output, error, and two pipes to Chromium."""
 MAX_FILE_BYTES = 64 * 2**20
-"""Of any file that the browser writes."""
+"""The maximum size of a file that the browser writes."""
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, _SECCOMP_MODE_FILTER = 47, 4, 2
@@ -52,7 +52,7 @@ FILTERS = {
 
 
 def socket_filter(machine: str) -> bytes:
-    """Give a BPF program that refuses sockets (pairs of them are no such) and looking into other processes."""
+    """Return a BPF program that refuses sockets (except socket pairs) and access to other processes."""
     architecture, numbers = FILTERS[machine]
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ, BPF_JMP|JGE, BPF_RET|K
     refused, allowed = 0x00050000, 0x7FFF0000
@@ -79,10 +79,10 @@ def _check(result: int, what: str) -> None:
 
 
 def drop(user: int) -> None:
-    """Become *user*, for good, in a process that ends with its parent.
+    """Become *user* permanently, in a process that ends with its parent.
 
     Raises:
-        OSError: this is not possible; the caller must not go on.
+        OSError: This is not possible; the caller must not continue.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     os.setgroups([])
@@ -100,10 +100,10 @@ def drop(user: int) -> None:
 
 
 def confine(profile: str) -> bool:
-    """Leave only the system's files to be read and *profile* to be written; False where the kernel has no Landlock.
+    """Allow reads of the system's files and writes to *profile* only; return False if the kernel has no Landlock.
 
     Raises:
-        OSError: the kernel has it and refuses; the caller must not go on.
+        OSError: The kernel has Landlock and refuses; the caller must not continue.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
@@ -128,14 +128,14 @@ def confine(profile: str) -> bool:
 
 
 def arguments(given: list[str], profile: str) -> list[str]:
-    """Put the profile where the other user can write, in place of Playwright's folder, which is the server's."""
+    """Return the command with a profile that the other user can write, instead of Playwright's folder of the server."""
     kept = [argument for argument in given if not argument.startswith(("--user-data-dir", "--remote-debugging-port"))]
     return [CHROMIUM, f"--user-data-dir={profile}", *kept]
 
 
 def main() -> None:
     os.closerange(FIRST_OTHER_FD, 4096)
-    # Before the change of user: after it, until Chromium begins, this folder of /proc is root's.
+    # Before the change of user: after it, this folder of /proc belongs to root until Chromium starts.
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(str(OOM_SCORE))
     try:

@@ -1,4 +1,4 @@
-"""How a task is begun in a window and judged after each step: declarative ones, classes, and MiniWoB's."""
+"""How a declarative task, a class or a MiniWoB task starts in a window and is judged after each step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MINIWOB_ORIGIN = "http://miniwob.test"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step came to."""
+    """The result of a step."""
 
     reward: float | None
-    """None: no reward for this step."""
+    """The reward of this step, or None if the step has no reward."""
     is_done: bool
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -36,20 +36,20 @@ class Play(Protocol):
     site: Site
 
     def begin(self, window: Window) -> str:
-        """Set the window up; gives the goal."""
+        """Set up the window and return the goal."""
 
     def judge(self, window: Window, action: str, error: str) -> Verdict:
-        """Judge the window after *action*; *error* says what was wrong with it, if anything."""
+        """Judge the window after *action*; *error* describes the action's fault, if any."""
 
     def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
-        """Judge once more where the steps are used up and *verdict* did not end the episode."""
+        """Judge once more when the steps are used up and *verdict* did not end the episode."""
 
 
 def play_of(spec: Spec, *, seed: int) -> Play:
-    """Make the play of a task.
+    """Return the play of a task.
 
     Raises:
-        InvalidTask: there is no such custom or MiniWoB task.
+        InvalidTask: There is no such custom or MiniWoB task.
     """
     if spec.evaluation is not None:
         return DeclaredPlay(spec, spec.evaluation)
@@ -62,9 +62,9 @@ def play_of(spec: Spec, *, seed: int) -> Play:
 
 
 class DeclaredPlay:
-    """A task that is data: it ends when its condition holds, when `fail` does, or with a message to the user.
+    """A declarative task. It ends when its condition or `fail` holds, or with a message to the user.
 
-    A message is the agent's answer. It has one: else it could try them all.
+    A message is the agent's answer. It ends the episode, because otherwise an agent could try all answers.
     """
 
     def __init__(self, spec: Spec, evaluation: Evaluation) -> None:
@@ -93,7 +93,7 @@ class DeclaredPlay:
 
 
 class ClassPlay:
-    """A task that is a class: its reward for each step is passed on as it is."""
+    """A task that is a class: its reward of each step is passed on unchanged."""
 
     def __init__(self, spec: Spec, cls: type[CustomBrowserGymEnvironment]) -> None:
         self.max_steps = spec.max_steps or cls.max_steps
@@ -109,7 +109,7 @@ class ClassPlay:
         return self._spec.goal or goal_of(self._cls)
 
     def judge(self, window: Window, action: str, error: str) -> Verdict:
-        assert self._task is not None  # begun
+        assert self._task is not None  # `begin` has set it
         data = self._task.get_page_data(window.page)
         reward = float(self._task._calculate_reward(data, action, error or None))
         return Verdict(reward, is_done=bool(self._task._check_done(data)) or window.gave_up)
@@ -123,7 +123,7 @@ class ClassPlay:
 
 
 class MiniwobPlay:
-    """An official MiniWoB task, judged by its own class: 1 where its raw reward is above 0, else 0."""
+    """An official MiniWoB task, judged by its own class: 1 if its raw reward is above 0, else 0."""
 
     def __init__(self, spec: Spec, *, seed: int) -> None:
         found = miniwob_tasks().get(spec.name)
@@ -142,7 +142,7 @@ class MiniwobPlay:
 
     def judge(self, window: Window, action: str, error: str) -> Verdict:
         chat = [{"role": "assistant", "message": text} for text in window.messages]
-        # The class calls any other URL a page that was left, also that of a link to "#", which some tasks are won by.
+        # The class counts any other URL as a page that was left, even a link to "#", by which some tasks are won.
         is_same = window.page.url.partition("#")[0] == self._address
         self._task.url = window.page.url if is_same else self._address
         reward, is_done, _, info = self._task.validate(window.page, chat)
@@ -157,13 +157,13 @@ class MiniwobPlay:
 
 @cache
 def miniwob_tasks() -> dict[str, Any]:
-    """Give the official classes by their names, such as ``click-test``."""
+    """Return the official classes by their names, such as ``click-test``."""
     miniwob: Any = import_module("browsergym.miniwob")
     return {task.subdomain: task for task in miniwob.ALL_MINIWOB_TASKS}
 
 
 def register_miniwob() -> None:
-    """Offer each official task by its id, such as ``miniwob/click-test``."""
+    """Register each official task by its id, such as ``miniwob/click-test``."""
     for name, task in miniwob_tasks().items():
         whole = {
             "name": name,
@@ -176,7 +176,7 @@ def register_miniwob() -> None:
 
 @cache
 def miniwob_pages() -> Path:
-    """Find the pages of the package `miniwob`, without importing it: that would start its registrations."""
+    """Return the folder of the package `miniwob`'s pages, without an import, which would start its registrations."""
     found = find_spec("miniwob")
     if found is None or not found.submodule_search_locations:
         raise InvalidTask("the package miniwob is not installed")

@@ -1,7 +1,7 @@
-"""What a declarative task can ask of the pages: named functions of a window's state, and conditions made of them.
+"""The conditions of declarative tasks: named functions of a window's state, and combinations of them.
 
-All is read from the server's side: the browser's own records, or Playwright's selectors, which look from a world of
-their own into which no script of a page reaches. A page is the truth about itself and cannot lie about what it is.
+All values are read from the server's side: from the browser's own records, or by Playwright's selectors. These run in
+their own world, which no script of a page reaches. A page is the truth about itself and cannot misreport its state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MAX_SELECTOR_CHARS = 500
 MAX_CONDITIONS = 50
 MAX_DEPTH = 5
 READ_MS = 1_000
-"""For one look at an element."""
+"""Milliseconds for one read of an element."""
 TEXT_CHARS = 100_000
 
 
 class InvalidCondition(ValueError):
-    """A condition that cannot be judged; *path* says where."""
+    """A condition that cannot be judged; *path* names the place."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
@@ -35,76 +35,76 @@ def _check_selector(selector: str, *more: object, **named: object) -> None:
 
 @reward_function("check_url_contains")
 def check_url_contains(window: Any, part: str) -> float:
-    """The active tab's address has *part* in it."""
+    """Return 1 if the active tab's address contains *part*."""
     return float(part in window.page.url)
 
 
 @reward_function("check_url_equals")
 def check_url_equals(window: Any, url: str) -> float:
-    """The active tab's address is *url*; a path stands for one of the task's own."""
+    """Return 1 if the active tab's address is *url*; a path means a page of the task."""
     return float(window.page.url == window.site.url(url))
 
 
 @reward_function("page_title_contains")
 def page_title_contains(window: Any, part: str) -> float:
-    """The active tab's title has *part* in it."""
+    """Return 1 if the active tab's title contains *part*."""
     return float(part in window.page.title())
 
 
 @reward_function("tab_count")
 def tab_count(window: Any, number: int) -> float:
-    """There are *number* tabs."""
+    """Return 1 if there are *number* tabs."""
     return float(len(window.context.pages) == number)
 
 
 @reward_function("tab_url_contains")
 def tab_url_contains(window: Any, part: str) -> float:
-    """Some tab's address has *part* in it."""
+    """Return 1 if the address of any tab contains *part*."""
     return float(any(part in page.url for page in window.context.pages))
 
 
 @reward_function("element_present", check=_check_selector)
 def element_present(window: Any, selector: str) -> float:
-    """The active tab has an element that *selector* (CSS) finds and that can be seen."""
+    """Return 1 if the active tab has a visible element that matches *selector* (CSS)."""
     return float(_elements(window, selector).locator("visible=true").count() > 0)
 
 
 @reward_function("element_count", check=_check_selector)
 def element_count(window: Any, selector: str, number: int) -> float:
-    """The active tab has *number* elements that *selector* finds."""
+    """Return 1 if the active tab has *number* elements that match *selector*."""
     return float(_elements(window, selector).count() == number)
 
 
 @reward_function("element_text_equals", check=_check_selector)
 def element_text_equals(window: Any, selector: str, text: str) -> float:
-    """The first such element's text is *text*; runs of white space are one space."""
+    """Return 1 if the first matching element's text is *text*; runs of white space count as one space."""
     return float(_text(window, selector) == " ".join(text.split()))
 
 
 @reward_function("element_text_contains", check=_check_selector)
 def element_text_contains(window: Any, selector: str, part: str) -> float:
-    """The first such element's text has *part* in it."""
+    """Return 1 if the first matching element's text contains *part*."""
     found = _text(window, selector)
     return float(found is not None and " ".join(part.split()) in found)
 
 
 @reward_function("input_value_equals", check=_check_selector)
 def input_value_equals(window: Any, selector: str, value: str) -> float:
-    """The first such input, text area or select has *value*."""
+    """Return 1 if the first matching input, text area or select has *value*."""
     found = _elements(window, selector)
     return float(found.count() > 0 and found.first.input_value(timeout=READ_MS) == value)
 
 
 @reward_function("checkbox_checked", check=_check_selector)
 def checkbox_checked(window: Any, selector: str, checked: bool = True) -> float:
-    """The first such checkbox or radio button is checked, or is not."""
+    """Return 1 if the first matching checkbox or radio button is checked, or is not checked."""
     found = _elements(window, selector)
     return float(found.count() > 0 and found.first.is_checked(timeout=READ_MS) is checked)
 
 
 @reward_function("local_storage_equals")
 def local_storage_equals(window: Any, key: str, value: str) -> float:
-    """The local storage of the active tab's origin holds *value* under *key*."""
+    """Return 1 if the local storage of the active tab's origin holds *value* under *key*."""
     session = window.context.new_cdp_session(window.page)
     try:
         frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
@@ -118,13 +118,13 @@ def local_storage_equals(window: Any, key: str, value: str) -> float:
 
 @reward_function("cookie_equals")
 def cookie_equals(window: Any, name: str, value: str) -> float:
-    """The active tab's address has the cookie *name* with *value*."""
+    """Return 1 if the active tab's address has the cookie *name* with *value*."""
     cookies = window.context.cookies([window.page.url]) if window.page.url.startswith("http") else []
     return float(any(cookie["name"] == name and cookie["value"] == value for cookie in cookies))
 
 
 PAGE_REWARDS = frozenset(name for name, entry in REWARDS.items() if entry.function.__module__ == __name__)
-"""The names of the functions above; all others judge the agent's last message to the user."""
+"""The names of the functions above; all other functions judge the agent's last message to the user."""
 
 
 def _elements(window: Any, selector: str) -> Any:
@@ -140,20 +140,20 @@ def _text(window: Any, selector: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One question to a window, or several: worth *weight* among its neighbours."""
+    """One condition on a window, or a combination of conditions, with its *weight* among its neighbors."""
 
     kind: Literal["call", "all", "any", "not"]
     call: RewardCall | None = None
     parts: tuple[Condition, ...] = ()
     is_partial: bool = False
-    """For ``all``: the share of what holds, instead of all or nothing."""
+    """For ``all``: True for the share of conditions that hold, instead of all or nothing."""
     weight: float = 1.0
 
     def score(self, window: Any) -> float:
-        """Judge *window*; in [0, 1].
+        """Return the score of *window*, in [0, 1].
 
         Raises:
-            RewardError: a function broke; nothing is known then.
+            RewardError: A function broke, so there is no score.
         """
         if self.call is not None:
             if self.call.name in PAGE_REWARDS:
@@ -170,7 +170,7 @@ class Condition:
         return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)
 
     def asks_for_message(self) -> bool:
-        """Whether it depends on what the agent says."""
+        """Return True if the score depends on the agent's messages."""
         if self.call is not None:
             return self.call.name not in PAGE_REWARDS
         return any(part.asks_for_message() for part in self.parts)
@@ -180,7 +180,7 @@ def read_condition(given: object, path: str, *, depth: int = 0) -> Condition:
     """Read a condition: a call as text, or an object with one of ``reward_function``, ``all``, ``any`` and ``not``.
 
     Raises:
-        InvalidCondition: it is something else, with the path of what is wrong.
+        InvalidCondition: The value is something else; the error has the path of the fault.
     """
     if isinstance(given, str):
         return Condition("call", call=_read_call(given, path))

@@ -1,8 +1,7 @@
-"""The browser environment: one window of a real browser, acted on with BrowserGym's actions.
+"""The browser environment: one window of a real browser, controlled by BrowserGym's actions.
 
-A session is a browser context of its own in a Chromium that was started before the server was ready. What the browser
-stands on is `browser_engine`, how it is kept from this server `browser_launch`; `browser_spec` reads tasks, and
-`browser_plays` judges them.
+A session is a separate browser context in a Chromium that was started before the server was ready. `browser_engine`
+runs the browser and `browser_launch` isolates it from this server. `browser_spec` reads tasks, `browser_plays` judges.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from envserver import (
 )
 
 OPEN_S = 45.0
-"""For a new window and its first page; the gateway gives an opening 60 s."""
+"""Seconds for a new window and its first page; the gateway gives an opening 60 s."""
 CLOSE_S = 5.0
 
 
@@ -45,7 +44,7 @@ class Browser(Environment):
     env_types: ClassVar[tuple[str, ...]] = ("browsergym", "browsergym_env")
     default_tool = "act"
     engine: ClassVar[Engine | None] = None
-    """Shared by the worker's sessions; each has a context of its own. The next session replaces one that is lost."""
+    """The worker's browser. Each session has its own context in it; the next session replaces a lost browser."""
     actions: ClassVar[Actions]
 
     _spec: Spec
@@ -57,11 +56,11 @@ class Browser(Environment):
     _reward = 0.0
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Open the task's pages; *seed* makes MiniWoB's tasks, all others are as they are written.
+        """Open the task's pages. *seed* determines MiniWoB's tasks; all other tasks are fixed.
 
         Raises:
-            InvalidTask: the task cannot be played; no session begins.
-            SessionLost: the browser is lost.
+            InvalidTask: The task cannot be played; no session starts.
+            SessionLost: The browser is lost.
         """
         self._spec = read_spec(task)
         self._engine = await running_engine()
@@ -74,7 +73,7 @@ class Browser(Environment):
         return self._shown(look, "", is_first=True)
 
     async def close(self) -> None:
-        """Close the window; a browser that does not let it go is killed."""
+        """Close the window; kill a browser that does not close it."""
         if self._window is not None and not self._engine.is_lost():
             try:
                 await self._engine.run(self._window.close, timeout_s=CLOSE_S)
@@ -100,7 +99,7 @@ class Browser(Environment):
         )
 
     def parse_text(self, text: str) -> ToolCall:
-        """Take a free text as an action, with or without a code fence round it."""
+        """Treat a free text as an action, with or without a code fence around it."""
         return ToolCall("act", {"action_str": text})
 
     def _open(self, seed: int) -> Look:
@@ -119,7 +118,7 @@ class Browser(Environment):
 
     def _step(self, action: str) -> tuple[Verdict, Look, str]:
         window = self._window
-        assert window is not None  # opened
+        assert window is not None  # `reset` has opened it
         self._steps += 1
         error = window.act(action, within_s=self._spec.step_s / 2)  # the rest is for the verdict and the look
         try:
@@ -127,7 +126,7 @@ class Browser(Environment):
             if not verdict.is_done and self._steps >= self._play.max_steps:
                 verdict = self._play.at_the_end(window, verdict)
                 verdict.info["truncated"] = True
-        except Exception as broken:  # a task's class too: no reward is better than a made-up one
+        except Exception as broken:  # a task's class may raise too: no reward is better than an invented reward
             raise SessionFailed(f"the task cannot be judged: {type(broken).__name__}: {broken}"[:2000]) from broken
         try:
             return verdict, window.look(), error
@@ -149,7 +148,7 @@ class Browser(Environment):
         return [text] if look.screenshot is None else [text, ImageBlock(look.screenshot, "image/png")]
 
     def _observation(self, look: Look, error: str) -> dict[str, Any]:
-        """Write the observation with BrowserGym's fields; the picture is the image block beside it."""
+        """Return the observation with BrowserGym's fields; the image block next to it has the picture."""
         return {
             "text": look.axtree,
             "url": look.url,
@@ -165,7 +164,7 @@ class Browser(Environment):
         }
 
     def _tell_state(self, look: Look) -> None:
-        """Let OpenEnv's `state()` have the fields of BrowserGym's typed one."""
+        """Set the state for OpenEnv's `state()`, with the fields of BrowserGym's typed state."""
         told = self._metadata()
         self.client_state = {
             **{key: told[key] for key in ("benchmark", "task_name", "max_steps")},
@@ -184,10 +183,10 @@ class Browser(Environment):
 
 
 async def running_engine() -> Engine:
-    """Give the worker's browser, a new one where the last was lost.
+    """Return the worker's browser; start a new browser if the last was lost.
 
     Raises:
-        SessionLost: none can be started.
+        SessionLost: No browser can be started.
     """
     engine = Browser.engine
     if engine is None or engine.is_lost() or engine.is_gone():
@@ -202,7 +201,7 @@ async def running_engine() -> Engine:
 
 
 def pixels(picture: str) -> list[list[list[int]]]:
-    """Give a PNG in base64 as rows of pixels, each of them red, green and blue."""
+    """Return a PNG in base64 as rows of pixels, each with red, green and blue."""
     array: Any = importlib.import_module("numpy").asarray
     image: Any = importlib.import_module("PIL.Image")
     opened = image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
@@ -211,7 +210,7 @@ def pixels(picture: str) -> list[list[list[int]]]:
 
 
 if __name__ == "__main__":
-    # Before the server is ready: no session waits for a browser, or for what BrowserGym and Playwright import.
+    # Before the server is ready: no session waits for a browser, or for the imports of BrowserGym and Playwright.
     Browser.engine = Engine()
     Browser.actions = Actions()
     register_miniwob()

@@ -1,7 +1,7 @@
-"""The pages of a task, given to the browser from memory or from a folder: no server listens anywhere.
+"""The pages of a task, which the browser gets from memory or from a folder: no server listens anywhere.
 
-Every request of the browser passes through here (`Site.answer`), whatever address it names; what no page is behind is
-refused. So a task may name any address for its pages, `http://localhost:8000/login` too.
+Every request of the browser passes through `Site.answer`, whatever its address; a request without a page is refused.
+Therefore a task may use any address for its pages, even `http://localhost:8000/login`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 ORIGIN = "http://task.test"
-"""Of pages that are named by a path alone; `.test` is nobody's (RFC 6761)."""
+"""The origin of pages that are named only by a path; the domain `.test` has no owner (RFC 6761)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What is at an address."""
+    """The content at an address."""
 
     body: bytes
     content_type: str
@@ -29,41 +29,41 @@ class Resource:
 REFUSED = Resource(b"<!doctype html><title>Refused</title><p>This address is not part of the task.", "text/html", 403)
 NOT_FOUND = Resource(b"<!doctype html><title>Not found</title><h1>Not found</h1>", "text/html", 404)
 Source = Callable[[str], Resource | None]
-"""Finds what is at a path of its origin; None: nothing."""
+"""Returns the resource at a path of its origin, or None."""
 
 
 class Site:
-    """What the browser of one session can reach."""
+    """The pages that the browser of one session can reach."""
 
     def __init__(self, *, base: str = ORIGIN) -> None:
-        """*base*: the origin of pages that are named by a path."""
+        """Create an empty site; *base* is the origin of pages that are named by a path."""
         self.base = base
         self._pages: dict[str, Resource] = {}
         self._sources: dict[str, Source] = {}
         self._origins = {base}
 
     def url(self, address: str) -> str:
-        """Make a path of the site a whole URL; a whole one stays."""
+        """Return the whole URL of a path of the site; return a URL unchanged."""
         return self.base + address if address.startswith("/") else address
 
     def put(self, address: str, body: str | bytes, content_type: str = "") -> None:
-        """Serve *body* at *address*, a path or a URL; the path's suffix says the type where none is given."""
+        """Serve *body* at *address*, a path or a URL; by default, the path's suffix determines the type."""
         url = _without_fragment(self.url(address))
         data = body.encode("utf-8") if isinstance(body, str) else body
         self._pages[url] = Resource(data, content_type or guessed_type(urlsplit(url).path))
         self._origins.add(origin_of(url))
 
     def mount(self, origin: str, source: Source) -> None:
-        """Let *source* answer what is asked of *origin*."""
+        """Answer requests to *origin* from *source*."""
         self._sources[origin] = source
         self._origins.add(origin)
 
     def may_open(self, url: str) -> bool:
-        """Whether *url* is of one of the site's origins; an empty tab is open to all."""
+        """Return True if *url* has an origin of the site; an empty tab is always allowed."""
         return url == "about:blank" or origin_of(url) in self._origins
 
     def find(self, url: str) -> Resource | None:
-        """Give what is at *url*: with its query, else without. A missing page of our origins is a 404 page."""
+        """Return the resource at *url*, with or without its query; a missing page of a known origin is a 404 page."""
         whole = _without_fragment(url)
         if (found := self._pages.get(whole) or self._pages.get(whole.partition("?")[0])) is not None:
             return found
@@ -75,10 +75,10 @@ class Site:
         return None
 
     def answer(self, route: Any) -> None:
-        """Answer one request of the browser: Playwright's handler of routes."""
+        """Answer one request of the browser; this is Playwright's handler of routes."""
         found = self.find(route.request.url)
         if found is None and route.request.is_navigation_request() and origin_of(route.request.url):
-            found = REFUSED  # a frame that shows an error of the browser's own cannot be looked into: that never ends
+            found = REFUSED  # a read of a frame with the browser's own error page never ends
         if found is None:
             route.abort("blockedbyclient")
         else:
@@ -87,7 +87,7 @@ class Site:
 
 
 def folder_source(root: Path) -> Source:
-    """Serve the files below *root*."""
+    """Return a source that serves the files below *root*."""
 
     def read(path: str) -> Resource | None:
         try:
@@ -102,7 +102,7 @@ def folder_source(root: Path) -> Source:
 
 
 def origin_of(url: str) -> str:
-    """Give scheme, host and port of an http(s) URL; empty for anything else."""
+    """Return scheme, host and port of an http(s) URL, or an empty text for any other URL."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port is not None else ""
@@ -115,7 +115,7 @@ def origin_of(url: str) -> str:
 
 
 def guessed_type(path: str) -> str:
-    """Guess a content type by a path's suffix; without one it is HTML."""
+    """Guess a content type from a path's suffix; without a known suffix it is HTML."""
     guessed, _ = mimetypes.guess_type(path)
     if guessed is None or guessed == "text/html":
         return "text/html; charset=utf-8"

@@ -1,6 +1,6 @@
-"""Reads a task of this environment; everything that is wrong with it is said with its path, before a session begins.
+"""Reads a task of this environment and reports every fault with its path, before a session starts.
 
-``python3 browser_spec.py FILE…`` checks files of tasks, one JSON object a line.
+``python3 browser_spec.py FILE…`` checks files of tasks, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BENCHMARKS: tuple[Benchmark, ...] = ("custom", "miniwob")
 MAX_PAGES, MAX_PAGE_CHARS = 100, 1_000_000
 MAX_STEPS = 200
 STEPS = 20
-"""Of a task that does not say."""
+"""The maximum number of steps of a task without its own."""
 STEP_S, MAX_STEP_S = 40, 120
-"""For one step, the look at what came of it among it; beyond it the browser is killed and the session has failed."""
+"""Default and maximum seconds of a step with its observation; then the browser is killed and the session fails."""
 MAX_COOKIES = 50
 TEMPLATES = (Path(__file__).resolve().parent / "templates", Path("/opt/openenv/custom_tasks"))
-"""Where `config.template` is looked for: also in a folder `templates` of the second."""
+"""The folders of `config.template`, together with a folder `templates` in each."""
 _PAGES = frozenset({"start_url", "html", "template", "pages", "cookies", "local_storage"})
 _NAMES = frozenset({"benchmark", "task_name", "goal"})
 _WAYS = frozenset({"viewport", "max_steps", "screenshot", "settle_ms", "step_timeout_s", "dialogs"})
@@ -36,16 +36,16 @@ _COOKIE_KEYS = frozenset({"name", "value", "url", "domain", "path", "httpOnly", 
 
 
 class InvalidTask(ValueError):
-    """A task that cannot be played; the message names what is wrong and where."""
+    """A task that cannot be played; the message names the fault and its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a declarative task is judged."""
+    """The conditions by which a declarative task is judged."""
 
     goal: Condition
     fail: Condition | None = None
-    """Ends the episode with 0 where it holds."""
+    """A condition that ends the episode with 0 if it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class Spec:
     goal: str
     view: View
     max_steps: int | None
-    """None: as many as the task's class says, else `STEPS`."""
+    """The maximum number of steps, or None for the number of the task's class, else `STEPS`."""
     step_s: float
     start_url: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
-    """None: a class judges, a custom one or a MiniWoB task's."""
+    """The conditions, or None if a class judges: a custom class or a MiniWoB task's."""
     has_view: bool = False
-    """Whether the task itself says how large its window is."""
+    """True if the task itself sets the size of its window."""
 
 
 def read_spec(task: Mapping[str, Any], *, variables: Mapping[str, str] = os.environ) -> Spec:
-    """Read *task*; *variables* may name the benchmark and the task where it does not.
+    """Read *task*; *variables* may name the benchmark and the task if the task does not.
 
     Raises:
-        InvalidTask: it cannot be played.
+        InvalidTask: The task cannot be played.
     """
     try:
         generic = parse_task(task)
@@ -105,10 +105,10 @@ def read_spec(task: Mapping[str, Any], *, variables: Mapping[str, str] = os.envi
 
 
 def read_evaluation(given: Mapping[str, Any]) -> Evaluation:
-    """Read a declarative task's ``evaluation``: a condition, and perhaps one that ends it with 0 (``fail``).
+    """Read a declarative task's ``evaluation``: a condition, and optionally ``fail``, which ends the task with 0.
 
     Raises:
-        InvalidTask: it cannot be judged.
+        InvalidTask: The task cannot be judged.
     """
     if "script" in given:
         raise InvalidTask("evaluation.script: this environment runs none; name a reward_function, all or any")
@@ -121,7 +121,7 @@ def read_evaluation(given: Mapping[str, Any]) -> Evaluation:
 
 
 def _named(task_id: str, config: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[Benchmark, str]:
-    """Say which benchmark, and which task of it: by the configuration, else the id, else the variables."""
+    """Return the benchmark and its task: from the configuration, else from the id, else from the variables."""
     head, _, tail = task_id.partition("/")
     by_id = (head, tail) if head in BENCHMARKS and tail else ("", "")
     benchmark = _text(config, "benchmark", "config.benchmark", default="") or by_id[0]
@@ -130,7 +130,7 @@ def _named(task_id: str, config: Mapping[str, Any], variables: Mapping[str, str]
         benchmark, name = variables.get("BROWSERGYM_BENCHMARK", ""), variables.get("BROWSERGYM_TASK_NAME", "")
     benchmark = benchmark or "custom"
     if benchmark not in BENCHMARKS:
-        raise InvalidTask(f"config.benchmark: {benchmark!r:.80} is none of {', '.join(BENCHMARKS)}")
+        raise InvalidTask(f"config.benchmark: {benchmark!r:.80} is not one of {', '.join(BENCHMARKS)}")
     name = name or (by_id[1] if by_id[0] == benchmark else "") or task_id
     if not name and not (_PAGES & config.keys()):
         raise InvalidTask("config.task_name: the task names neither a registered task nor pages of its own")
@@ -138,7 +138,7 @@ def _named(task_id: str, config: Mapping[str, Any], variables: Mapping[str, str]
 
 
 def _read_pages(config: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Give the start's address and the pages by theirs."""
+    """Return the start address and the pages by address."""
     given = config.get("pages", {})
     if not isinstance(given, Mapping) or len(given) > MAX_PAGES:
         raise InvalidTask(f"config.pages: an object of at most {MAX_PAGES} pages is wanted")
@@ -182,10 +182,10 @@ def _checked_page(html: object, path: str) -> str:
 
 
 def read_template(name: object, folders: tuple[Path, ...] = TEMPLATES) -> str:
-    """Read a page from a file beside the tasks.
+    """Read a page from a file next to the tasks.
 
     Raises:
-        InvalidTask: the name leads out of the folders, or there is no such file.
+        InvalidTask: The name leads out of the folders, or there is no such file.
     """
     if not isinstance(name, str) or not name or name.startswith("/") or ".." in Path(name).parts or "\0" in name:
         raise InvalidTask("config.template: the name of a file beside the tasks is wanted, without ..")
@@ -221,7 +221,7 @@ def _read_view(config: Mapping[str, Any], *, base: str) -> View:
 
 
 def _read_cookies(given: object, base: str) -> tuple[Mapping[str, Any], ...]:
-    """Read a list of cookies as Playwright takes them, or an object of names and values; they are the start's own."""
+    """Read a list of cookies in Playwright's form, or an object of names and values, for the start's origin."""
     if isinstance(given, Mapping):
         given = [{"name": name, "value": value} for name, value in given.items()]
     if not isinstance(given, list | tuple) or len(given) > MAX_COOKIES:
@@ -240,7 +240,7 @@ def _read_cookies(given: object, base: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _read_storage(given: object, base: str) -> dict[str, dict[str, str]]:
-    """Read keys and values of the start's origin, or such objects by origin."""
+    """Read an object of keys and values for the start's origin, or such objects by origin."""
     if not isinstance(given, Mapping):
         raise InvalidTask("config.local_storage: an object is wanted")
     if given and all(isinstance(values, Mapping) and origin_of(origin) for origin, values in given.items()):
@@ -274,7 +274,7 @@ def _number(given: Mapping[str, Any], key: str, least: int, most: int, default: 
 
 
 def check_file(path: Path) -> list[str]:
-    """Say what is wrong with a file's tasks, by line."""
+    """Return the faults of a file's tasks, with their lines."""
     problems = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

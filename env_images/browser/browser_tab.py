@@ -1,4 +1,4 @@
-"""What goes on in one tab, as the browser's own events tell: what an action began and has not come yet."""
+"""The activity of one tab, from the browser's own events: effects of an action that are not complete yet."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _HANDLED = """
 Promise.race([new Promise(done => requestAnimationFrame(() => setTimeout(done))),
               new Promise(done => setTimeout(done, 100))])
 """
-"""Ends after the page's next frame; soon as well in a tab that draws none, as it is in the background."""
+"""Code that ends after the page's next frame, or within 100 ms in a background tab, which draws no frames."""
 _ENDS = {
     "Page.frameStoppedLoading": "frameId",
     "Page.frameDetached": "frameId",
-    "Network.responseReceived": "requestId",  # what is in it follows at once, and its end may wait for who reads it
+    "Network.responseReceived": "requestId",  # its content follows immediately, and its end may wait for the reader
     "Network.loadingFailed": "requestId",
 }
-"""Events, and where they have the id of what has ended."""
+"""Events that end an activity, and the field with its id."""
 
 
 class Tab:
-    """What goes on in a tab, as the browser's own events tell."""
+    """The activity of a tab, from the browser's own events."""
 
     def __init__(self, session: Any) -> None:
-        """*session*: of the DevTools protocol, with the tab's page."""
+        """Follow the tab whose page *session* is connected to, by the DevTools protocol."""
         self.under_way: set[str] = set()
-        """Frames that navigate, and requests of scripts that an action began; by their ids."""
+        """Ids of frames that navigate, and of script requests that an action started."""
         self.is_acted_on = False
-        """Whether a request that begins now counts. Later ones do not: a page may ask for something all the time."""
+        """True if a request that starts now counts. Later requests do not count: a page may poll all the time."""
         self.has_begun = False
-        """Whether something was under way since it was last settled."""
+        """True if something was under way since the tab last settled."""
         self._session = session
         session.on("Page.frameRequestedNavigation", self._requested)
         session.on("Page.frameStartedNavigating", self._started)
@@ -41,14 +41,14 @@ class Tab:
             session.on(event, partial(self._ended, key))
         info = session.send("Target.getTargetInfo")["targetInfo"]
         self.target: str = info["targetId"]
-        """Also the main frame's id."""
+        """The tab's target id, which is also the main frame's id."""
         self.context: str = info["browserContextId"]
         session.send("Page.enable")
         session.send("Network.enable")
 
     async def handled(self) -> None:
-        """Wait until the page has handled what it was told, in a world where no script of it has changed anything."""
-        session = self._session._impl_obj  # Playwright's asynchronous one: see Window._run_until
+        """Wait until the page has handled its input, in a world that no script of the page has changed."""
+        session = self._session._impl_obj  # Playwright's asynchronous session: see Window._run_until
         world = await session.send("Page.createIsolatedWorld", {"frameId": self.target, "worldName": "settle"})
         asked = {"contextId": world["executionContextId"], "expression": _HANDLED, "awaitPromise": True}
         await session.send("Runtime.evaluate", asked)
@@ -63,7 +63,7 @@ class Tab:
 
     def _navigated(self, event: Any) -> None:
         if event["frame"]["id"] == self.target:
-            self.under_way.clear()  # with its document go its frames and requests
+            self.under_way.clear()  # its frames and requests end with its document
         self.under_way.discard(event["frame"]["id"])
 
     def _sent(self, event: Any) -> None:
@@ -79,8 +79,8 @@ class Tab:
 
 
 async def bounded(work: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Run *work* for *seconds* at most, whatever comes of it."""
+    """Run *work* for at most *seconds*, and ignore its result."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=max(0, seconds))
     if not task.cancel() and not task.cancelled():
-        task.exception()  # of a page that is gone, or has another document already: all was handled
+        task.exception()  # of a page that is gone or has another document: it has handled its input

@@ -1,10 +1,10 @@
 """Custom tasks in Python (RFC 005): the base class, and the names under which classes are offered.
 
-A class is registered explicitly, by the decorator or a plain call, when its module is imported: those named in
-``OPENENV_TASK_MODULE`` and our own (`browser_builtin`). Nothing is found by scanning.
+A class is registered explicitly, by the decorator or a plain call, when its module is imported. These modules are the
+modules in ``OPENENV_TASK_MODULE`` and `browser_builtin`. There is no scan for classes.
 
-Differences: beside the RFC's members there are `goal`, `pages` and `get_page_data`, all of which have defaults. The
-page has an origin of its own instead of ``about:blank``, so cookies, storage and further pages work.
+Differences: next to the RFC's members there are `goal`, `pages` and `get_page_data`, which all have defaults. The page
+has its own origin instead of ``about:blank``, so cookies, storage and further pages work.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}", re.IGNORECASE)
 
 
 class CustomBrowserGymEnvironment(ABC):
-    """A browser task: one page (or some), a reward for each step, and an end. An instance is one episode.
+    """A browser task: one or several pages, a reward for each step, and an end. An instance is one episode.
 
-    All of it runs in the environment server, on the thread that drives the browser: code that blocks ends the session.
+    All of it runs in the environment server, on the thread that drives the browser: blocking code ends the session.
     """
 
     task_name: str = "base-task"
     max_steps: int = 10
-    """The episode ends when it is reached."""
+    """The number of steps after which the episode ends."""
     goal: str = ""
-    """What the agent is to do; a task's `instruction` says another. Empty: the class's docstring."""
+    """The agent's goal. A task's `instruction` replaces it; if it is empty, the class's docstring is used."""
     pages: ClassVar[Mapping[str, str]] = {}
     """Further pages, HTML by path; the task's own page is at ``/``."""
 
     def __init__(self, *, page: Any, serve: Callable[[str, str], str]) -> None:
-        """
+        """Create the task of one episode.
+
         Args:
-            page: the Playwright page that the episode begins on.
-            serve: puts HTML at a path, and gives its address.
+            page: The Playwright page on which the episode starts.
+            serve: Puts HTML at a path and returns its address.
         """
         self.page = page
         self._serve = serve
 
     @abstractmethod
     def _get_html_content(self) -> str:
-        """Give the task's page: inline, or read from a file beside the module (`read_beside`)."""
+        """Return the task's page: inline, or read from a file next to the module (`read_beside`)."""
 
     @abstractmethod
     def _calculate_reward(self, page_data: dict[str, Any], action: str, error: str | None = None) -> float:
-        """Give this step's reward; *error* says what was wrong with *action*, *page_data* is `get_page_data`'s."""
+        """Return this step's reward; *error* is the fault of *action*, and *page_data* is from `get_page_data`."""
 
     @abstractmethod
     def _check_done(self, page_data: dict[str, Any]) -> bool:
-        """Say whether the episode is over."""
+        """Return True if the episode is over."""
 
     def _setup_page(self, html_content: str) -> None:
         """Load the page into the episode's Playwright page."""
@@ -64,11 +65,12 @@ class CustomBrowserGymEnvironment(ABC):
         self.page.goto(self._serve("/", html_content))
 
     def get_page_data(self, page: Any) -> dict[str, Any]:
-        """Read the state of *page*, the active tab; a subclass may add to it what its reward needs.
+        """Read the state of *page*, the active tab; a subclass may add data for its reward.
 
         Returns:
-            url, title, text (what can be read), html, fields (value by id, else name, of inputs; a box that is
-            checked has "on") and tabs (the addresses of all).
+            url, title, text (the visible text), html, fields (value by id, else by name, of inputs; a checked box has
+            "on") and
+                tabs (all addresses).
         """
         return {
             "url": page.url,
@@ -80,7 +82,7 @@ class CustomBrowserGymEnvironment(ABC):
         }
 
     def read_beside(self, name: str) -> str:
-        """Read the file *name* beside the module that defines the class, such as ``templates/login.html``."""
+        """Read the file *name* next to the module that defines the class, such as ``templates/login.html``."""
         import inspect
 
         return (Path(inspect.getfile(type(self))).resolve().parent / name).read_text(encoding="utf-8")
@@ -89,7 +91,7 @@ class CustomBrowserGymEnvironment(ABC):
 _Class = TypeVar("_Class", bound=type[CustomBrowserGymEnvironment])
 
 _CUSTOM_TASKS: dict[str, type[CustomBrowserGymEnvironment]] = {}
-"""The RFC's process-wide map; filled while modules are imported, and read by sessions after that."""
+"""The RFC's process-wide map, which imports fill and sessions read."""
 
 
 @overload
@@ -97,10 +99,11 @@ def register_custom_task(name: str) -> Callable[[_Class], _Class]: ...
 @overload
 def register_custom_task(name: str, task_class: _Class) -> _Class: ...
 def register_custom_task(name: str, task_class: Any = None) -> Any:
-    """Offer a class as ``custom/<name>``: ``@register_custom_task("name")``, or called with the class.
+    """Offer a class as ``custom/<name>``: ``@register_custom_task("name")``, or a call with the class.
 
     Raises:
-        ValueError: no name, one that is taken by another class, or no subclass of `CustomBrowserGymEnvironment`.
+        ValueError: The name is invalid or taken by another class, or it is not a `CustomBrowserGymEnvironment`
+            subclass.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{name!r:.80} cannot be a task's name: letters, digits and ._- are wanted")
@@ -119,7 +122,7 @@ def register_custom_task(name: str, task_class: Any = None) -> Any:
 
 
 def get_custom_task(name: str) -> type[CustomBrowserGymEnvironment]:
-    """Find a class by its name.
+    """Return a class by its name.
 
     Raises:
         ValueError: ``Unknown custom task: <name>``.
@@ -131,12 +134,12 @@ def get_custom_task(name: str) -> type[CustomBrowserGymEnvironment]:
 
 
 def list_custom_tasks() -> list[str]:
-    """Name the classes that are registered, in alphabetical order."""
+    """Return the names of the registered classes in alphabetical order."""
     return sorted(_CUSTOM_TASKS)
 
 
 def goal_of(cls: type[CustomBrowserGymEnvironment]) -> str:
-    """Say what a class asks of the agent."""
+    """Return the goal that a class sets for the agent."""
     return (cls.goal or cls.__dict__.get("__doc__") or cls.task_name).strip()
 
 

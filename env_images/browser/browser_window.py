@@ -1,10 +1,10 @@
-"""One session's window: its tabs, what its agent said, and what can be seen. On the engine's thread only.
+"""One session's window: its tabs, its agent's messages and its observation. Used on the engine's thread only.
 
-What it does around an action is BrowserGym's way (`browsergym.core.env`), without its chat window and its seconds of
-waiting: follow which tab is active, let pages settle, extract DOM and accessibility tree.
+Around an action it works as BrowserGym does (`browsergym.core.env`), without the chat window and the seconds of
+waiting: it follows the active tab, lets pages settle, and extracts DOM and accessibility tree.
 
-A task is judged by what is there after `Window.settle`. So that waits for what an action began for as long as it takes,
-within bounds: on a busy machine a fixed time is too short, and the reward would be of the page before.
+The state after `Window.settle` decides about a task. Therefore `settle` waits for the effects of an action as long as
+they take, within bounds. On a busy machine a fixed time is too short, and the reward would be for the previous page.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from browser_site import Site
 from browser_tab import Tab, bounded
 
 MAX_TABS = 8
-"""What a page opens beyond is closed again."""
+"""The maximum number of tabs; further tabs that a page opens are closed."""
 ACTION_TIMEOUT_MS = 5_000
 LOAD_TIMEOUT_MS = 10_000
 BEGUN_S = 8.0
-"""For all that an action began: what has not come by then, pages without their documents too, is looked at as it is."""
+"""Seconds for all effects of an action; later the window is read as it is, even pages without their documents."""
 PAUSE_S = 0.02
 MAX_AXTREE_CHARS, MAX_HTML_CHARS = 20_000, 40_000
 MAX_URL_CHARS, MAX_TITLE_CHARS, MAX_ERROR_CHARS, MAX_MESSAGE_CHARS = 2_000, 200, 1_000, 4_000
 MAX_MESSAGES = 50
 EXTRACTION_TRIES = 4
 IGNORED_ROLES = ("LineBreak", "InlineTextBox")
-"""BrowserGym's own list, and boxes of text: they say again what the line above says."""
+"""BrowserGym's own list, and text boxes, which repeat the line above them."""
 _PASSING = (
     "Frame was detached",
     "Frame with the given frameId is not found",
@@ -45,12 +45,12 @@ _PASSING = (
     "Cannot mark a child frame without a bid",
     "Cannot read properties of undefined",
 )
-"""Of pages that change while they are looked at (`browsergym.core.env`)."""
+"""Errors of pages that change while they are read (`browsergym.core.env`)."""
 _NO_DOCUMENT = ("", ":")
-"""URLs of a tab that has not had a document yet, in newer browsers and in older ones."""
+"""URLs of a tab without a document so far, in newer and older browsers."""
 _ATTEMPT = re.compile(r"(?:attempting|retrying) [a-z ]+ action")
 _INPUT = re.compile(r"performing [a-z ]+ action(?!.*intercepts pointer events)", re.DOTALL)
-"""In what Playwright's log has of the last attempt of a call that timed out: the browser was given its input."""
+"""Matches the last attempt in Playwright's log of a call that timed out if the browser was given its input."""
 _FOLLOW = """
 (() => {
   const tell = () => { window.browsergym_page_activated(); };
@@ -66,46 +66,46 @@ _FOLLOW = """
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a task wants its window."""
+    """A task's settings of its window."""
 
     width: int = 1024
     height: int = 640
     settle_ms: int = 150
-    """From an action to the look at what came of it."""
+    """Milliseconds between an action and the observation of its effects."""
     accept_dialogs: bool = False
-    """What becomes of alert, confirm and prompt; they are dismissed by default, as by BrowserGym."""
+    """True to accept alert, confirm and prompt; by default they are dismissed, as by BrowserGym."""
     cookies: Sequence[Mapping[str, Any]] = ()
     local_storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By origin."""
+    """Local storage by origin."""
     wants_screenshot: bool = True
     wants_pixels: bool = False
-    """The picture in the structured observation as well, as BrowserGym's typed clients have it; megabytes."""
+    """True to add the picture to the structured observation, as in BrowserGym's typed clients; takes megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is to be seen: every text of bounded length."""
+    """An observation, with every text of bounded length."""
 
     url: str
     titles: tuple[str, ...]
-    """Of the tabs, in their order."""
+    """The titles of the tabs, in their order."""
     active: int
     axtree: str
     html: str
     screenshot: str | None
-    """A PNG, as base64."""
+    """A PNG in base64."""
 
 
 class Window:
-    """A browser context of its own: no cookie, storage or cache is shared with any other."""
+    """A separate browser context that shares no cookie, storage or cache with another context."""
 
     def __init__(self, browser: Any, *, site: Site, view: View, actions: Actions, crashed: Callable[[], None]) -> None:
-        """*crashed* is called when a page's renderer has ended."""
+        """Open a window; *crashed* is called when a page's renderer has ended."""
         self.site = site
         self.messages: list[str] = []
-        """What the agent sent to the user, the newest last."""
+        """The agent's messages to the user, the newest last."""
         self.gave_up = False
-        """The agent reported the task as infeasible."""
+        """True if the agent reported the task as infeasible."""
         self._crashed = crashed
         self.last_error = ""
         self._view = view
@@ -113,11 +113,11 @@ class Window:
         self._history: dict[Any, None] = {}
         self._browser: Any = browser.new_browser_cdp_session()
         self._tabs: dict[Any, Tab] = {}
-        """By their pages."""
+        """The tabs by their pages."""
         self._given_up: set[str] = set()
-        """Targets of tabs that did not come."""
+        """Targets of tabs that never loaded."""
         self._unloaded: set[Any] = set()
-        """Frames that were given up, until they have another document."""
+        """Frames that no longer are waited for, until they have another document."""
         self._deadline = math.inf
         self.context: Any = browser.new_context(
             viewport={"width": view.width, "height": view.height},
@@ -136,16 +136,16 @@ class Window:
         self.page: Any = self.context.new_page()
         """The active tab."""
         self._acting: Any = self.page
-        """The tab that the last action was for."""
+        """The tab of the last action."""
 
     def close(self) -> None:
         self.context.close()
         self._browser.detach()
 
     def act(self, text: str, *, within_s: float) -> str:
-        """Carry an action out and let the pages settle; gives what is wrong with it, or an empty text.
+        """Carry out an action and let the pages settle; return the action's fault, or an empty text.
 
-        *within_s*: as long as this and the look at what came of it wait for pages, at most.
+        *within_s* is the maximum time in seconds that this call and the observation afterwards wait for pages.
         """
         self._deadline = time.monotonic() + within_s
         self._acting = self.page
@@ -159,7 +159,7 @@ class Window:
             self._actions.execute(code, self.page, tell=self._tell, give_up=self._give_up)
         except ActionError as error:
             self.last_error = str(error)
-        except Exception as error:  # noqa: BLE001  # Playwright's and the functions' own: the agent reads it
+        except Exception as error:  # noqa: BLE001  # errors of Playwright and of the functions: the agent reads them
             if not _was_carried_out(error, code):
                 self.last_error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         self.settle()
@@ -171,22 +171,22 @@ class Window:
         except _playwright_error() as error:
             raise ActionError(f"{selector!r:.100} is no CSS selector: {str(error)[:200]}") from None
         bid = found.get_attribute("bid") if found is not None else None
-        if bid is None or not (bid.isascii() and bid.isalnum()):  # a page's script may have written another one
+        if bid is None or not (bid.isascii() and bid.isalnum()):  # a page's script may have written another value
             raise ActionError(f"there is no element {selector!r:.100} on the page that was last seen")
         return str(bid)
 
     def settle(self) -> None:
-        """Let what was begun come to rest, within bounds, and see which tab is active now.
+        """Let the effects of an action come to rest, within bounds, and find the active tab.
 
-        It takes the view's ``settle_ms``, for what comes by itself. It takes up to `BEGUN_S` more while something is
-        under way: input that the page has not handled, a tab that is not there yet, a page without its document, a
-        script's request without its response.
+        This takes the view's ``settle_ms``, for effects without an event. It takes up to `BEGUN_S` more while something
+        is under way: input that the page has not handled, a tab that is not loaded yet, a page without its document, or
+        a script's request without its response.
         """
         now = time.monotonic()
         deadline = min(now + self._view.settle_ms / 1000 + BEGUN_S, self._deadline)
         rests_at = min(now + self._view.settle_ms / 1000, deadline)
         self._follow_tabs()
-        self._let_handle(deadline)  # first of all: then the browser knows what the input began
+        self._let_handle(deadline)  # first, because afterwards the browser knows what the input started
         while (left := rests_at - time.monotonic()) > 0:
             self._run_until(deadline, asyncio.sleep(min(left, PAUSE_S)))
         for tab in self._tabs.values():
@@ -203,12 +203,12 @@ class Window:
         self._find_active()
 
     def _let_handle(self, deadline: float) -> None:
-        """Wait until the tab that was acted on has handled what came to it."""
+        """Wait until the tab of the last action has handled its input."""
         if (tab := self._tabs.get(self._acting)) is not None:
             self._run_until(deadline, tab.handled())
 
     def _has_more(self, deadline: float) -> bool:
-        """Say whether to wait on; where something was begun and has come, the tab has handled that as well."""
+        """Return True to keep waiting. When effects are complete, the tab must handle them too."""
         if self._is_under_way(deadline):
             return True
         if not any(tab.has_begun for tab in self._tabs.values()):
@@ -219,7 +219,7 @@ class Window:
         return self._is_under_way(deadline)
 
     def _is_under_way(self, deadline: float) -> bool:
-        """Say whether something is still to come, once the pages that are there have their documents."""
+        """Return True if something is still under way, after the existing pages have their documents."""
         for page in self.context.pages[MAX_TABS:]:
             page.close()
         self._follow_tabs()
@@ -230,9 +230,9 @@ class Window:
         return bool(self._missing()) or any(tab.under_way for tab in self._tabs.values())
 
     def _missing(self) -> set[str]:
-        """Name the targets of tabs that the browser has begun and that never had a document.
+        """Return the targets of tabs that the browser has started and that never had a document.
 
-        Playwright tells of some of them and not of others: it depends on when it asked the browser.
+        Playwright reports only some of these tabs, which depends on the time of its request to the browser.
         """
         infos = self._browser.send("Target.getTargets")["targetInfos"]
         contexts = {tab.context for tab in self._tabs.values()}
@@ -240,7 +240,7 @@ class Window:
         return begun - {tab.target for page, tab in self._tabs.items() if page.url not in _NO_DOCUMENT} - self._given_up
 
     def _give_up_waiting(self) -> None:
-        """Forget what is late. A tab for an address that no page has, such as ``mailto:``, never comes: close it."""
+        """Forget late effects, and close tabs without a page, such as ``mailto:``, which never load."""
         missing = self._missing()
         self._given_up |= missing
         for page, tab in list(self._tabs.items()):
@@ -261,14 +261,15 @@ class Window:
                     self._tabs[page] = Tab(self.context.new_cdp_session(page))
 
     def _run_until(self, deadline: float, work: Coroutine[Any, Any, object]) -> None:
-        """Run *work* on Playwright's loop, which also handles what comes in: routes, dialogs, new tabs.
+        """Run *work* on Playwright's loop, which also handles events: routes, dialogs, new tabs.
 
-        Playwright's own calls have no deadline where a page never answers. What is not done by *deadline* is left.
+        Playwright's own calls have no deadline if a page never answers. Work that is not done by *deadline* is
+        abandoned.
         """
         self.context._sync(bounded(work, deadline - time.monotonic()))
 
     def look(self) -> Look:
-        """Extract what the agent is shown of the active tab."""
+        """Return the observation of the active tab for the agent."""
         dom, axtree, properties = self._extracted()
         written: Any = import_module("browsergym.utils.obs")
         pages = self.context.pages
@@ -303,7 +304,7 @@ class Window:
         return dom, axtree, properties
 
     def _screenshot(self) -> str:
-        """Take a picture in the scale that coordinates of actions are in, as `browsergym.core.observation` does."""
+        """Take a picture in the scale of the actions' coordinates, as `browsergym.core.observation` does."""
         scale = getattr(self.page, "_bgym_scale_factor", 1.0)
         size = {"width": self._view.width, "height": self._view.height, "mobile": False}
         session = self.context.new_cdp_session(self.page)
@@ -350,12 +351,12 @@ class Window:
 
 
 def is_refused(url: str) -> bool:
-    """Whether a frame has an error of the browser's own in it, as with ``file:``: a look into one never ends."""
+    """Return True if a frame shows the browser's own error, as with ``file:``: reading such a frame never ends."""
     return not url or url.startswith("chrome-error:")
 
 
 def clipped(text: str, most: int) -> str:
-    """Cut *text* to *most* characters, and say so in it."""
+    """Cut *text* to *most* characters, with a note about the cut."""
     if len(text) <= most:
         return text
     note = f"\n[cut after {most} characters]"
@@ -369,7 +370,7 @@ def _playwright_error() -> type[Exception]:
 
 
 def _is_loaded(frame: Any, deadline: float) -> bool:
-    """Wait for a frame's document; one that is gone, or whose first navigation failed, has none to wait for."""
+    """Wait for a frame's document; a removed frame, or a failed first navigation, has no document to wait for."""
     if is_refused(frame.url) or frame.url == ":":
         return True
     try:
@@ -380,7 +381,7 @@ def _is_loaded(frame: Any, deadline: float) -> bool:
 
 
 def _was_carried_out(error: Exception, code: str) -> bool:
-    """Say whether *error* is only of the wait for what the last call of *code* began: settling waits for that."""
+    """Return True if *error* only concerns the effects of the last call of *code*, which `settle` waits for."""
     if type(error).__name__ != "TimeoutError":
         return False
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]

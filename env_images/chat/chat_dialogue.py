@@ -1,7 +1,7 @@
-"""A conversation: what was said, what the agent replies, and what the scripted user says to that.
+"""A conversation: the messages so far, the agent's replies, and the scripted user's answers.
 
-The user never improvises: after a reply comes the first follow-up not said yet whose condition the reply meets. Where
-none is left that fits, or with the last turn, the reply was the final one.
+The user never improvises. After a reply, the user says the first unused follow-up whose condition the reply meets. If
+no follow-up fits, or in the last turn, the reply was the final reply.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MAX_MESSAGES = 100
 MAX_FOLLOW_UPS = 50
 MAX_TURNS = 50
 MAX_CHARS = 100_000
-"""Of one message of a task, or of a reply that is read; a longer reply counts as an empty one."""
+"""The maximum characters of a task's message or an agent's reply; a longer reply counts as empty."""
 
 ROLES = ("system", "user", "assistant")
 
 
 class InvalidChat(ValueError):
-    """The task's conversation cannot be held or judged; says where in the task and why."""
+    """The task's conversation is invalid or cannot be judged; the message names the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Said:
     """One message."""
 
     role: str
-    """One of `ROLES`."""
+    """A role of `ROLES`."""
     content: str
 
     def wire(self) -> dict[str, str]:
@@ -39,17 +39,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """What the user says next, once."""
+    """A message that the user says once, after a fitting reply."""
 
     say: str
     when: RewardCall | None
-    """Judges the agent's last reply; None: whatever it was."""
+    """Judges the agent's last reply; None fits every reply."""
 
     def fits(self, reply: str) -> bool:
-        """Say whether the condition holds.
+        """Return True if the condition holds.
 
         Raises:
-            RewardError: the function broke.
+            RewardError: The function broke.
         """
         return self.when is None or self.when(reply) >= 0.5
 
@@ -58,14 +58,15 @@ class Dialogue:
     """One conversation in progress."""
 
     def __init__(self, instruction: str, config: Mapping[str, Any]) -> None:
-        """
+        """Start the conversation of a task.
+
         Args:
-            instruction: the user's last message before the agent's first reply; may be empty where `config.messages`
-                ends with one.
-            config: `messages`, what was said before; `follow_ups`; `max_turns`, replies at most.
+            instruction: The user's last message before the agent's first reply; may be empty if `config.messages` ends
+                with a message of the user.
+            config: `messages`, the earlier messages; `follow_ups`; `max_turns`, the maximum number of replies.
 
         Raises:
-            InvalidChat: something is out of its form or bounds, or the user says nothing last.
+            InvalidChat: A value has a wrong form or is out of bounds, or the last message is not the user's.
         """
         known = ("messages", "follow_ups", "max_turns")
         if unknown := sorted(set(config) - set(known)):
@@ -84,13 +85,13 @@ class Dialogue:
         ):
             raise InvalidChat(f"config.max_turns: must be a whole number from 1 to {MAX_TURNS}")
         self.turns = 0
-        """Replies so far."""
+        """The number of replies so far."""
 
     def answer(self, reply: str) -> str | None:
-        """Add the agent's reply and give what the user says to it; None: the conversation is over.
+        """Add the agent's reply and return the user's answer, or None if the conversation is over.
 
         Raises:
-            RewardError: a condition broke.
+            RewardError: A condition broke.
         """
         self.turns += 1
         self.said.append(Said("assistant", reply))

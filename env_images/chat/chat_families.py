@@ -1,7 +1,7 @@
-"""The families of tasks: each draws, for a level, what the user says and how the last reply is judged.
+"""The families of tasks: each draws, for a level, the user's messages and the evaluation of the last reply.
 
-Every task brings a reference, a reply (or several, where the user says more) that earns 1. Not in the image: the server
-never needs it.
+Every task has a reference that earns 1: a reply, or several if the user says more. This module is not in the image,
+because the server never needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import date, timedelta
 from typing import Any, TypeAlias
 
 Drawn: TypeAlias = dict[str, Any]
-"""`instruction`, `config` and `evaluation` of a task."""
+"""The `instruction`, `config` and `evaluation` of a task."""
 
 NAMES = ["Amara", "Bruno", "Celine", "Dmitri", "Elif", "Farid", "Greta", "Hiro", "Ines", "Jonas", "Kirsten", "Luca"]
 WORDS = [
@@ -48,12 +48,12 @@ THINGS = ["apples", "books", "chairs", "lamps", "pencils", "plates", "stamps", "
 
 
 def drawn(instruction: str, evaluation: Mapping[str, Any], reference: str | list[str], **config: Any) -> Drawn:
-    """Put a task together."""
+    """Return a task from its parts."""
     return {"instruction": instruction, "config": config, "evaluation": {**evaluation, "reference": reference}}
 
 
 def exactly(instruction: str, answer: str, **config: Any) -> Drawn:
-    """Put a task together that has one right answer, to the letter."""
+    """Return a task with exactly one right answer, to the letter."""
     return drawn(instruction, {"reward_function": "exact_match", "expected": answer}, answer, **config)
 
 
@@ -140,7 +140,7 @@ def word_problem(dice: random.Random, level: int) -> Drawn:
 
 
 def json_output(dice: random.Random, level: int) -> Drawn:
-    """Ask for what a text tells, as JSON."""
+    """Ask for the contents of a text as JSON."""
     cities = ["Oslo", "Lima", "Kyoto", "Accra", "Porto"]
     people = [(name, dice.randint(19, 80), dice.choice(cities)) for name in dice.sample(NAMES, level)]
     told = " ".join(f"{name} is {age} years old and lives in {city}." for name, age, city in people)
@@ -219,7 +219,7 @@ PHRASES: Sequence[Mapping[str, tuple[str, Sequence[str]]]] = [
 
 
 def translation(dice: random.Random, level: int) -> Drawn:
-    """Ask for a common phrase in another language; marks at the end and the case do not count."""
+    """Ask for a common phrase in another language; final punctuation and case do not count."""
     language = dice.choice(sorted(PHRASES[level - 1]))
     phrase, known = PHRASES[level - 1][language]
     choices = [f"{translated}{mark}" for translated in known for mark in ("", ".", "!", "?", " ?")]
@@ -231,7 +231,7 @@ def translation(dice: random.Random, level: int) -> Drawn:
 
 
 def recall(dice: random.Random, level: int) -> Drawn:
-    """Tell facts, talk of something else, and ask for one of the facts."""
+    """State facts, talk about something else, and ask for one of the facts."""
     owners = dice.sample(NAMES, level)
     codes = {owner: dice.randrange(1_000, 9_999) for owner in owners}
     asked = dice.choice(owners)
@@ -284,7 +284,7 @@ def ordering(dice: random.Random, level: int) -> Drawn:
 
 
 def counting(dice: random.Random, level: int) -> Drawn:
-    """Ask how often something occurs."""
+    """Ask for the number of occurrences of something."""
     words = [dice.choice(WORDS[: 4 + 2 * level]) for _ in range(4 + 4 * level)]
     text, word, letter = " ".join(words), dice.choice(words), dice.choice("aeinr")
     question, count = [
@@ -319,7 +319,7 @@ def dates(dice: random.Random, level: int) -> Drawn:
 
 
 def history(dice: random.Random, level: int) -> Drawn:
-    """Go on with a conversation that the answer depends on."""
+    """Continue a conversation on which the answer depends."""
     words = dice.sample(WORDS, level + 3)
     gone, new = dice.choice(words), dice.choice([word for word in WORDS if word not in words])
     place = dice.randint(2, len(words) - 1)
@@ -342,7 +342,7 @@ def history(dice: random.Random, level: int) -> Drawn:
 
 
 def clarifying(dice: random.Random, level: int) -> Drawn:
-    """Leave details out that the user tells only when asked for them."""
+    """Omit details that the user states only on request."""
     name, people, hour = dice.choice(NAMES), dice.randint(2, 12), dice.randint(12, 21)
     day = dice.choice(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"])
     details: list[tuple[str, object, str, str, str]] = [
@@ -387,4 +387,4 @@ FAMILIES: Mapping[str, tuple[str, Callable[[random.Random, int], Drawn]]] = {
     "history": ("multi-turn", history),
     "clarifying": ("multi-turn", clarifying),
 }
-"""Name → its kind, and what draws a task of a level from 1 to 4."""
+"""Name → its kind, and the function that draws a task of a level from 1 to 4."""

@@ -1,4 +1,4 @@
-"""Scores the agent's final message by the reward functions that the task names.
+"""Scores the agent's final message by the task's reward functions.
 
 `python3 chat_scoring.py FILE…` checks tasks.
 """
@@ -21,34 +21,35 @@ COMBINATIONS = ("mean", "least")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a message is worth."""
+    """The score of a message."""
 
     reward: float
-    """In [0, 1]."""
+    """The reward in [0, 1]."""
     parts: Sequence[float]
-    """What each function gave, in the task's order."""
+    """The score of each function, in the task's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a task's final message is scored; made by `read`, which checks it."""
+    """The scoring of a task's final message; `read` creates and checks it."""
 
     calls: Sequence[RewardCall]
     weights: Sequence[float]
     combine: str
-    """`mean`, by weight, or `least`: all must hold."""
+    """`mean`, by weight, or `least`, for which all must hold."""
     references: Sequence[str]
-    """The replies that earn 1, in their order; empty where the task tells none."""
+    """The replies that earn 1, in their order; empty if the task has no reference."""
 
     @classmethod
     def read(cls, evaluation: Mapping[str, Any]) -> Evaluation:
         """Read a task's `evaluation`.
 
         One function: `{"reward_function": "exact_match('x')"}`. Several: `{"all": [{"reward_function": …, "weight": 2},
-        …], "combine": "mean"}`. With either, `reference`: a reply that earns 1, or a list of which the last does.
+        …], "combine": "mean"}`. Either form may have a `reference`: a reply that earns 1, or a list whose last reply
+        earns 1.
 
         Raises:
-            InvalidChat: the form is wrong, a function is not there or its arguments do not fit, or the reference does
+            InvalidChat: The form is wrong, a function does not exist, its arguments do not fit, or the reference does
                 not earn 1.
         """
         rest = dict(evaluation)
@@ -70,16 +71,16 @@ class Evaluation:
         return made
 
     def score(self, message: str) -> Score:
-        """Score the final message.
+        """Return the score of the final message.
 
         Raises:
-            RewardError: a function broke; no reward of 0.
+            RewardError: A function broke, which is not a reward of 0.
         """
         parts = [call(message) for call in self.calls]
         if self.combine == "least":
             return Score(min(parts), parts)
         weighted = sum(part * weight for part, weight in zip(parts, self.weights, strict=True))
-        # Rounded, as weights such as 0.1 do not add up: all right is 1.
+        # Rounded, because weights such as 0.1 do not sum exactly: all right must be 1.
         return Score(min(1.0, round(weighted / sum(self.weights), 9)), parts)
 
 
@@ -107,7 +108,7 @@ def _references(data: object) -> list[str]:
 
 
 def main(paths: Iterable[str]) -> int:
-    """Check the tasks of *paths*, JSON lines, each with a reference; 1 if one cannot be held, or not be won."""
+    """Check the tasks of *paths*, JSON lines with references; return 1 if a task is invalid or cannot be won."""
     faults = tasks = 0
     for line in (line for path in paths for line in Path(path).read_text("utf-8").split("\n") if line):
         tasks += 1

@@ -1,4 +1,4 @@
-"""The chat environment: a conversation with a scripted user, whose last reply is scored by named reward functions."""
+"""The chat environment: a conversation with a scripted user; named reward functions score the agent's last reply."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Chat(Environment):
     _evaluation: Evaluation
 
     def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Take the conversation; *seed* is unused, since the task says all.
+        """Read the task's conversation; *seed* is unused, because the task determines everything.
 
         Raises:
-            ValueError: the task's conversation cannot be held or judged; no session begins.
+            ValueError: The task's conversation is invalid or cannot be judged; no session starts.
         """
         given = parse_task(task)
         self._dialogue = Dialogue(given.instruction, given.config)
@@ -38,7 +38,7 @@ class Chat(Environment):
         return [TextBlock(f"{shown}\n\n{HOW_TO_ANSWER}", {"observation": self._observation()})]
 
     def messages(self) -> Sequence[Message]:
-        """Give the conversation as it stands before the agent's first reply."""
+        """Return the conversation before the agent's first reply."""
         return [Message(cast(Role, one.role), [TextBlock(one.content)]) for one in self._dialogue.said]
 
     @tool
@@ -61,7 +61,7 @@ class Chat(Environment):
         )
 
     def parse_text(self, text: str) -> ToolCall:
-        """Take the whole text as the reply."""
+        """Treat the whole text as the reply."""
         return ToolCall("reply", {"message": text})
 
     def _observation(self) -> dict[str, Any]:

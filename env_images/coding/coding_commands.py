@@ -1,7 +1,7 @@
-"""Judges a workspace by a test command, in a fresh fork that holds the agent's files and the hidden tests.
+"""Judges a workspace by a test command, in a fresh fork with the agent's files and the hidden tests.
 
-The agent's code and the tests meet in one process, so code that sets out to deceive its own tests can: README.md says
-what is kept from it and what is not.
+The agent's code and the tests run in one process, so code can deceive its own tests. README.md describes what is
+protected from such code and what is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GUARDED = (
     "sitecustomize.py",
     "usercustomize.py",
 )
-"""Names that decide how tests are run: they stay as the task has them, and new ones are left out."""
+"""Names of files that control how tests run. The task's own files stay, and the agent's new ones are omitted."""
 OUTPUT_BYTES = 256 * 1024
 NOT_FOUND = 127
 """A shell's status for a program that it does not find; the agent's code may end with it too."""
@@ -35,15 +35,15 @@ PROVIDE = """for name; do
     case $name in /*) path=$name ;; *) path=/usr/local/bin/$name ;; esac
     mkdir -p "${path%/*}" && printf '#!/bin/sh\\n' > "$path" && chmod 755 "$path"
 done"""
-"""For `sh -c`: makes each of the arguments a program that does nothing."""
+"""A script for `sh -c` that makes each of the arguments a program that does nothing."""
 
 _NAMES = [word for name in GUARDED for word in ("!", "-name", name)]
-# The repository that the task began with: a test command may ask it. The agent's own never comes here.
+# The task's original repository, which a test command may read. The agent's repository is never copied here.
 _NAMES += ["!", "-path", f"{WORKSPACE}/.git/*"]
 CLEAR = ["find", WORKSPACE, "-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", *_NAMES, "-delete"]
 UNPACK = [
     *("tar", "-C", WORKSPACE, "-xf", "-", "--no-same-owner", "--keep-directory-symlink", "--exclude=.git"),
-    # Bytecode may claim to be of any source, a hidden test's too.
+    # Bytecode may claim to belong to any source, even to a hidden test.
     *("--exclude=__pycache__", "--exclude=*.pyc"),
     *(f"--exclude={name}" for name in GUARDED),
 ]
@@ -53,10 +53,10 @@ _UNITTEST = re.compile(rb"^Ran (\d+) tests? in ", re.MULTILINE)
 
 
 class CommandJudge:
-    """Runs test commands in sandboxes of its own; one for a worker."""
+    """Runs test commands in its own sandboxes; a worker has one judge."""
 
     def __init__(self, *, sandboxes: Sandboxes, error: type[Exception]) -> None:
-        """*error* is what the sandboxes raise when one cannot go on."""
+        """Create a judge; *error* is the exception of a sandbox that cannot continue."""
         self._sandboxes = sandboxes
         self._error = error
 
@@ -64,9 +64,9 @@ class CommandJudge:
         """Run the command over *tree*, a tar archive from `collect`, on top of the task's own *layer*.
 
         Raises:
-            InvalidTask: the archive cannot be unpacked.
-            SessionFailed: the command needs a program that is not in the box; there is no verdict.
-            SandboxFault: a sandbox failed, or had no CPU, for a reason that is not the solution's; there is no verdict.
+            InvalidTask: The archive cannot be unpacked.
+            SessionFailed: The command needs a program that is not in the box; there is no verdict.
+            SandboxFault: A sandbox failed or had no CPU through no fault of the solution; there is no verdict.
         """
         time = Time(TOTAL_S, limit_s=evaluation.time_limit_s, is_charged=False)
 
@@ -88,10 +88,10 @@ class CommandJudge:
         return Verdict((outcome,), float(outcome.kind == "passed"))
 
     async def _refuse_missing(self, evaluation: Command, layer: Any, *, cpu_s: int) -> None:
-        """Tell a program that the box does not have from a wrong solution, by running the command without a solution.
+        """Distinguish a program missing in the box from a wrong solution, by a run of the command without a solution.
 
         Raises:
-            SessionFailed: there is one.
+            SessionFailed: The box lacks a program.
         """
 
         async def missing(provided: list[str]) -> list[str]:
@@ -104,11 +104,11 @@ class CommandJudge:
         try:
             if not (names := await missing([])):
                 return
-            # One that is still missing is no program: a folder that the agent is to make, or a text that a test
-            # expects. pytest may be wanted as a module, which no program stands for.
+            # A name that is still missing is not a program: it is a folder that the agent must make, or a text that a
+            # test expects. pytest may be required as a module, which no program provides.
             remaining = await missing(names)
         except Stopped:
-            return  # the command without a solution took too much: it tells nothing
+            return  # the command without a solution exceeded a limit, which proves nothing
         if names := [name for name in names if name == "pytest" or name not in remaining]:
             raise SessionFailed(f"the task cannot be judged: its command needs {', '.join(names)}, missing in the box")
 
@@ -127,13 +127,13 @@ async def _run(sandbox: Sandbox, evaluation: Command, *, cpu_s: int, wall_s: flo
 
 
 def _missing(done: Completed, evaluation: Command) -> list[str]:
-    """List the programs that the command or a hidden file names, and that its output calls missing."""
+    """Return the programs that the command or a hidden file names and the output calls missing."""
     script = "\n".join((evaluation.command, *evaluation.files.values()))
     return missing_programs(script, (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace"))
 
 
 def counted(done: Completed, evaluation: Command) -> Outcome:
-    """Judge a test command that has ended by its status and its number of tests."""
+    """Judge an ended test command by its status and its number of tests."""
     tests = counted_tests(done.stdout + b"\n" + done.stderr)
     right = done.status == 0 and evaluation.passed in (None, tests)
     kind: Kind = "passed" if right else "wrong"
@@ -141,6 +141,6 @@ def counted(done: Completed, evaluation: Command) -> Outcome:
 
 
 def counted_tests(output: bytes) -> int | None:
-    """Read the number of tests in the last summary of pytest ("5 passed") or unittest ("Ran 5 tests"); else None."""
+    """Return the number of tests in the last summary of pytest ("5 passed") or unittest ("Ran 5 tests"), or None."""
     found = _PYTEST.findall(output) or _UNITTEST.findall(output)
     return int(found[-1][:9]) if found else None

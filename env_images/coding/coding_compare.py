@@ -1,6 +1,6 @@
 """Compares answers with expected outputs, in the server and on plain JSON values only.
 
-An answer comes as text out of a sandbox, so no method of the solution's own (`__eq__`, `__hash__`) ever takes part.
+An answer arrives as text from a sandbox, so the solution's own methods (`__eq__`, `__hash__`) never take part.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import math
 from typing import Any
 
 FLOAT_TOLERANCE = 1e-9
-"""Relative and absolute; only where the expected output is itself a float."""
+"""The relative and absolute tolerance, used only if the expected output is a float."""
 
 
 class NotAnAnswer(Exception):
-    """The text is no JSON value that could be compared."""
+    """The text is not a comparable JSON value."""
 
 
 def parse(text: str) -> Any:
     """Read an answer.
 
     Raises:
-        NotAnAnswer: it is no JSON, NaN or an infinity, an integer of more than 4,300 digits, or nested too deeply.
+        NotAnAnswer: The text is not JSON, is NaN or an infinity, has an integer of over 4,300 digits, or is nested too
+            deep.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
@@ -30,9 +31,9 @@ def parse(text: str) -> Any:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Say whether *answer* is what was *expected*; the recursion goes no deeper than the expected value does.
+    """Return True if *answer* equals *expected*; the recursion goes only as deep as the expected value.
 
-    Numbers are equal by value, so 2.0 is 2; a boolean is never a number, and a text never anything else.
+    Numbers are equal by value, so 2.0 equals 2. A boolean never equals a number, and a text equals only a text.
     """
     match expected:
         case bool() | None:
@@ -59,7 +60,7 @@ def same(answer: Any, expected: Any) -> bool:
 
 
 def same_text(answer: bytes, expected: str) -> bool:
-    """Compare what a program printed: blanks at the ends of lines and empty lines at the end do not count."""
+    """Compare a program's output: blanks at line ends and empty lines at the end do not count."""
     return _lines(answer.decode("utf-8", "replace")) == _lines(expected)
 
 

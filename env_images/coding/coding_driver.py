@@ -1,8 +1,8 @@
-"""Runs in the sandbox, as `python3 -I -c`: calls a solution once and writes what it answers, as one framed line.
+"""Runs in the sandbox, as `python3 -I -c`: calls a solution once and writes its answer as one framed line.
 
-It knows the input of one case and no expected output. So it is no wall and needs to be none: a solution that takes it
-over can only say another answer, which is compared outside. What it does is for honest solutions: what they print,
-threads that they leave and what they do at exit must not spoil their answer.
+It knows the input of one case and no expected output. So it need not be protected: a solution that takes it over can
+only give another answer, which the server compares. It protects honest solutions: their output, remaining threads and
+exit handlers must not spoil their answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def result_of(request: dict[str, Any]) -> Any:
     """Load the solution and call its function, or run a test script in its namespace."""
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    with contextlib.suppress(SyntaxError):  # the beginning of a function, which the solution says again as a whole
+    with contextlib.suppress(SyntaxError):  # the start of a function, which the solution repeats as a whole
         exec(compile(request.get("prelude", ""), "prelude.py", "exec"), module.__dict__)
     exec(compile(request["source"], "solution.py", "exec"), module.__dict__)
     if "script" in request:
@@ -32,7 +32,7 @@ def result_of(request: dict[str, Any]) -> Any:
 
 
 def fault_of(error: BaseException) -> str:
-    """Describe *error* by its class, its text and the last line of the solution that it came through."""
+    """Describe *error* by its class, its text and the last line of the solution that it passed through."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "solution.py":
@@ -46,13 +46,13 @@ def fault_of(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Answer one request from standard input on standard output, and leave at once."""
+    """Answer one request from standard input on standard output, and exit immediately."""
     request = json.loads(sys.stdin.buffer.read())
     answers = os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)
-    # Taken before the solution can replace them by accident, with a function of the same name for example.
+    # Taken before the solution can replace them by accident, for example with a function of the same name.
     dumps, write, leave, encode = json.dumps, os.write, os._exit, str.encode
     try:
         text = '{"answer":' + dumps(result_of(request), allow_nan=False) + "}"

@@ -1,9 +1,9 @@
-"""Judges solutions: each case in a fresh process of a fresh sandbox, the answers compared here, in the server.
+"""Judges solutions: each case runs in a fresh process of a fresh sandbox, and the server compares the answers.
 
-No expected output ever enters a sandbox, so a solution that takes over everything around it there has won nothing: it
-still has to know the answer. A case sees no trace of another one: no file, no process, no clock of theirs.
+No expected output ever enters a sandbox. A solution that takes over its whole sandbox gains nothing, because it still
+needs the answer. A case sees no trace of another case: no file, no process and no clock.
 
-Other sessions share the worker's CPUs, and must not decide what a solution is worth: see `coding_time`.
+Other sessions share the worker's CPUs and must not influence a solution's score: see `coding_time`.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from envserver.sandbox import Judged
 DRIVER = Path(__file__).with_name("coding_driver.py").read_text("utf-8")
 PROGRAM = "/tmp/solution.py"
 OUTPUT_BYTES = 1024 * 1024
-"""Of what one case may print; the longest expected output of our own tasks has 4 KiB."""
+"""The maximum output of a case; the longest expected output of the project's own tasks has 4 KiB."""
 MAX_SOURCE_BYTES = 256 * 1024
 LIMITED = 'ulimit -t "$0"; exec "$@"'
-"""For `sh -c`: the first argument is the CPU time in whole seconds, the others are the command."""
+"""A script for `sh -c`: the first argument is the CPU time in whole seconds, the others are the command."""
 
 Kind: TypeAlias = Literal["passed", "wrong", "fault", "time", "killed", "output", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one case ended."""
+    """The end of one case."""
 
     kind: Kind
     detail: str = ""
-    """What the solution answered, or what went wrong; for public cases only, and bounded by `shown`."""
+    """The solution's answer or its fault; for public cases only, and bounded by `shown`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a solution is worth."""
+    """The score of a solution."""
 
     outcomes: tuple[Outcome, ...]
     score: float
-    """In [0, 1]."""
+    """The score in [0, 1]."""
 
     @property
     def passed(self) -> int:
-        """Count the cases that were passed."""
+        """The number of passed cases."""
         return sum(outcome.kind == "passed" for outcome in self.outcomes)
 
 
 class Judge:
-    """Runs solutions in sandboxes of its own; one for a worker, safe to use from many sessions on one loop."""
+    """Runs solutions in its own sandboxes. A worker has one judge, which many sessions on one loop may use."""
 
     def __init__(self, *, sandboxes: Sandboxes, error: type[Exception], total_s: float = TOTAL_S) -> None:
-        """*error* is what the sandboxes raise when one cannot go on."""
+        """Create a judge; *error* is the exception of a sandbox that cannot continue."""
         self._sandboxes = sandboxes
         self._error = error
         self._total_s = total_s
 
     async def judge(self, evaluation: Cases | Scripts, source: str, *, public: bool = False) -> Verdict:
-        """Run *source* on the hidden tests, or on the public ones.
+        """Run *source* on the hidden or the public tests.
 
         Raises:
-            SandboxFault: a sandbox failed, or had no CPU, for a reason that is not the solution's; there is no verdict.
+            SandboxFault: A sandbox failed or had no CPU through no fault of the solution; there is no verdict.
         """
         tests: Sequence[Case | str] = evaluation.public if public else evaluation.hidden
         time = Time(self._total_s, limit_s=evaluation.time_limit_s)
@@ -106,7 +106,7 @@ class Judge:
         return Outcome(kind, shown(ended.stdout.decode("utf-8", "replace")))
 
     async def _run(self, argv: Sequence[str], stdin: bytes, program: bytes | None, time: Time) -> Completed | Outcome:
-        """Run *argv* in a sandbox of its own; an outcome if it went past a limit."""
+        """Run *argv* in its own sandbox; return an outcome if it exceeded a limit."""
 
         async def attempt(judged: Judged, wall_s: float) -> Completed:
             async with to_judge_in(self._sandboxes, self._error) as sandbox:
@@ -130,7 +130,7 @@ class Judge:
 
 
 def with_prelude(prelude: str, source: str) -> dict[str, str]:
-    """Put *prelude* before *source*; one that begins with a blank completes the prelude's last function."""
+    """Put *prelude* before *source*; a source that starts with a blank completes the prelude's last function."""
     first = next((line for line in source.splitlines() if line.strip()), "")
     if prelude and first[:1] in (" ", "\t"):
         return {"source": f"{prelude.rstrip()}\n{source}"}
@@ -138,7 +138,7 @@ def with_prelude(prelude: str, source: str) -> dict[str, str]:
 
 
 def past_a_limit(done: Completed, *, cpu_s: int) -> Outcome | None:
-    """Say which limit a process went past, if it did."""
+    """Return the outcome of a process that exceeded a limit, or None."""
     if done.timed_out:
         return Outcome("time", "stopped: it took too long")
     if done.truncated:
@@ -149,7 +149,7 @@ def past_a_limit(done: Completed, *, cpu_s: int) -> Outcome | None:
 
 
 def framed(done: Completed, *, nonce: str, is_right: Callable[[object], bool]) -> Outcome:
-    """Read the driver's one line; anything else, before or after it too, is no answer."""
+    """Read the driver's one line; with any other output before or after it, there is no answer."""
     text = done.stdout.decode("utf-8", "replace")
     if not (text.startswith(nonce) and text.endswith("\n")) or "\n" in text[:-1]:
         return Outcome("fault", f"no answer: the process ended with status {done.status}")
@@ -159,7 +159,7 @@ def framed(done: Completed, *, nonce: str, is_right: Callable[[object], bool]) -
         return Outcome("fault", f"the answer cannot be read: {error}")
     match frame:
         case {"answer": answer, **rest} if not rest:
-            # The text as it came: to write the value again could fail, for one that is nested deeply.
+            # The original text: writing the value again could fail for a deeply nested value.
             return Outcome("passed" if is_right(answer) else "wrong", shown(text[len(nonce) + len('{"answer":') : -2]))
         case {"fault": str(fault), **rest} if not rest:
             return Outcome("fault", shown(fault))
@@ -167,7 +167,7 @@ def framed(done: Completed, *, nonce: str, is_right: Callable[[object], bool]) -
 
 
 def score(outcomes: Sequence[Outcome], *, credit: Literal["fraction", "all"]) -> float:
-    """Give the fraction that was passed; with *credit* "all", 1 or 0."""
+    """Return the fraction of passed cases; with *credit* "all", return 1 or 0."""
     if not outcomes:
         return 0.0
     fraction = sum(outcome.kind == "passed" for outcome in outcomes) / len(outcomes)

@@ -1,6 +1,6 @@
-"""What this environment needs of a sandbox, as protocols: `envserver.sandbox` has it, and so has anything that fits.
+"""The sandbox interface that this environment needs, as protocols, which `envserver.sandbox` provides.
 
-All of it is asynchronous and bounded; a sandbox has a writable root of its own and no network.
+All methods are asynchronous and bounded. A sandbox has its own writable root directory and no network.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "TERM": "dumb",
 }
-"""The whole environment of every process that is started in a sandbox here."""
+"""The whole environment of every process that this environment starts in a sandbox."""
 
 ITS_OWN_DOING = ("memory", "pids", "init")
-"""Reasons of a watchdog that are the code's inside: too much memory, too many processes, its first process killed. Any
-other end of a sandbox is a fault of the machinery."""
+"""Reasons of a watchdog that are the code's own fault: memory, processes, or a killed first process.
+
+Any other end of a sandbox is a fault of the infrastructure.
+"""
 
 
 class Completed(Protocol):
-    """How a process ended."""
+    """The end of a process."""
 
     @property
     def status(self) -> int | None:
@@ -34,30 +36,30 @@ class Completed(Protocol):
 
     @property
     def stdout(self) -> bytes:
-        """What it wrote, up to the bound."""
+        """The standard output, up to the bound."""
 
     @property
     def stderr(self) -> bytes:
-        """What it wrote, up to the bound."""
+        """The standard error, up to the bound."""
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was killed at its time limit."""
+        """True if the process was killed at its time limit."""
 
     @property
     def truncated(self) -> bool:
-        """Whether it wrote more than the bound."""
+        """True if the output exceeded the bound."""
 
 
 class Sandbox(Protocol):
     """One open sandbox."""
 
     judged: Judged | None
-    """The judge's claim to CPU time, set before `run`; what it then finds there is about that run."""
+    """The judge's claim to CPU time, set before `run`; afterwards it describes that run."""
 
     @property
     def killed(self) -> str | None:
-        """Why a watchdog ended the sandbox ("memory", "pids", …); None while it lives."""
+        """The reason why a watchdog ended the sandbox ("memory", "pids", …); None while it lives."""
 
     async def run(
         self,
@@ -70,46 +72,46 @@ class Sandbox(Protocol):
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
     ) -> Completed:
-        """Run a process to its end, or to *timeout_s*."""
+        """Run a process to its end or to *timeout_s*."""
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file inside; its directory exists."""
+        """Write a file inside; its directory must exist."""
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Read a file inside."""
 
     async def close(self) -> None:
-        """Kill everything in it and free what it holds; may be called again."""
+        """Kill all processes in the sandbox and free its resources; may be called again."""
 
 
 class Sandboxes(Protocol):
-    """Opens sandboxes; one for a worker."""
+    """Opens sandboxes; a worker has one."""
 
     async def open(self, layer: Any = None) -> Sandbox:
         """Open a fresh sandbox, on top of *layer* if given."""
 
     async def layer(self, key: str, build: Callable[[Any], Awaitable[None]], *, moment: int | None = None) -> Any:
-        """Give the layer that *build* makes in a sandbox; it runs once for each *key* that is still kept.
+        """Return the layer that *build* makes in a sandbox; it runs once for each *key* that is still kept.
 
         Its files are dated at *moment*, in seconds since the epoch, if given.
         """
 
 
 class SandboxFault(SessionLost):
-    """A sandbox could not do its part: the machinery's fault and nobody's solution's, so there is no reward."""
+    """A sandbox failed through a fault of the infrastructure and not of the solution, so there is no reward."""
 
 
 class Stopped(Exception):
-    """A watchdog ended a sandbox for what ran there: the outcome of a case, and no fault."""
+    """A watchdog ended a sandbox because of the code in it: the outcome of a case, not a fault."""
 
 
 @asynccontextmanager
 async def to_judge_in(sandboxes: Sandboxes, error: type[Exception], layer: Any = None) -> AsyncIterator[Sandbox]:
-    """Open a sandbox to judge in, and close it; *error* is what it raises when it cannot go on.
+    """Open a sandbox for judging and close it; *error* is the exception of a sandbox that cannot continue.
 
     Raises:
-        Stopped: it was ended for what ran there.
-        SandboxFault: it failed for another reason; there is no verdict.
+        Stopped: The watchdog ended it because of the code in it.
+        SandboxFault: It failed for another reason; there is no verdict.
     """
     try:
         sandbox = await sandboxes.open(layer)

@@ -1,7 +1,7 @@
-"""The coding environment: a sandbox to work in, and hidden tests that judge what was written there.
+"""The coding environment: a sandbox to work in, and hidden tests that judge the agent's work.
 
-The agent is root in its sandbox and sees no byte of this server. What is judged runs in further sandboxes that the
-agent never had; see `coding_judge` and `coding_commands`.
+The agent is root in its sandbox and cannot see this server. Submitted code runs in further sandboxes that the agent
+never had; see `coding_judge` and `coding_commands`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, to
 from envserver.sandbox import Limits, SandboxError
 
 EXECUTE_S = 60.0
-"""For one command, by default; a task's `config.execute_timeout_s` may say another, up to `MOST_EXECUTE_S`."""
+"""Default seconds of a command; a task's `config.execute_timeout_s` may differ, up to `MOST_EXECUTE_S`."""
 MOST_EXECUTE_S = 300.0
 CLOSE_S = 10.0
-"""For ending a judgement: a kill and two unmounts."""
+"""Seconds to end a judgement: a kill and two unmounts."""
 SHOWN_BYTES = 64 * 1024
-"""Of a command's output, each stream, and of a file that is read."""
+"""Shown bytes of a command's output, per stream, and of a file that is read."""
 MAX_FILE_BYTES = 1024 * 1024
 LIMITS = Limits(memory_bytes=384 * 2**20, pids=128, disk_bytes=128 * 2**20)
-"""Of the agent's sandbox, and of each that judges."""
+"""The limits of the agent's sandbox and of each sandbox for judging."""
 
 
 class Coding(Environment):
@@ -49,11 +49,11 @@ class Coding(Environment):
     _judging: asyncio.Task[Verdict] | None = None
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Open the sandbox with the task's files in it; *seed* is unused, since the task says all.
+        """Open the sandbox with the task's files in it; *seed* is unused, because the task determines everything.
 
         Raises:
-            InvalidTask: the task cannot be asked or judged; no session begins.
-            SandboxFault: no sandbox could be opened.
+            InvalidTask: The task cannot be asked or judged; no session starts.
+            SandboxFault: No sandbox could be opened.
         """
         text = instruction(task)
         config = task.get("config")
@@ -63,7 +63,7 @@ class Coding(Environment):
         return opening(text, self._evaluation, files=sorted(self._start.files))
 
     async def close(self) -> None:
-        """Close the sandbox, and end a judgement that is under way: nobody is left to hear of it."""
+        """Close the sandbox and cancel a running judgement, because no client waits for it any more."""
         self._closed = True
         if self._judging is not None:
             self._judging.cancel()
@@ -148,7 +148,7 @@ class Coding(Environment):
         return finished(await self._judged(evaluation, source, public=False))
 
     def parse_text(self, text: str) -> ToolCall:
-        """Take the last fenced block of code as the solution, or else the whole text."""
+        """Treat the last fenced block of code as the solution, or else the whole text."""
         return ToolCall("submit", {"code": marked_code(text)})
 
     @property
@@ -163,14 +163,14 @@ class Coding(Environment):
         except SandboxError as error:
             raise SandboxFault(f"no sandbox could be opened: {error}") from error
         self._sandbox = sandbox
-        if self._closed:  # `close` may come while a sandbox is being opened, and has then found none
+        if self._closed:  # `close` may be called while a sandbox opens, and then finds no sandbox
             await sandbox.close()
 
     async def _begin_again(self, error: SandboxError) -> StepResult:
         """Replace a sandbox that its watchdog ended.
 
         Raises:
-            SandboxFault: it ended for another reason: the trainer is to see it.
+            SandboxFault: It ended for another reason, which the trainer must see.
         """
         reason = self._live.killed
         if reason not in ITS_OWN_DOING:
@@ -183,13 +183,13 @@ class Coding(Environment):
         )
 
     async def _refused(self, error: SandboxError, text: str) -> StepResult:
-        """Tell the agent what its sandbox refused; go on in a new one where that has ended."""
+        """Return the sandbox's refusal to the agent; open a new sandbox if it has ended."""
         if error.code == "ended":
             return await self._begin_again(error)
         return StepResult(f"{text}: {str(error).strip()[:500]}")
 
     async def _solution(self) -> str | StepResult:
-        """Read solution.py, or say why there is none."""
+        """Return the contents of solution.py, or an answer that states why it cannot be read."""
         try:
             data = await self._live.read_file(SOLUTION, max_bytes=MAX_SOURCE_BYTES + 1)
         except SandboxError as error:
@@ -203,10 +203,10 @@ class Coding(Environment):
         return await self._while_open(judge.judge(evaluation, source, public=public))
 
     async def _while_open(self, judgement: Coroutine[Any, Any, Verdict]) -> Verdict:
-        """Await *judgement*, which `close` ends.
+        """Await *judgement*, which `close` cancels.
 
         Raises:
-            SandboxFault: the session was closed meanwhile.
+            SandboxFault: The session was closed meanwhile.
         """
         self._judging = asyncio.get_running_loop().create_task(judgement)
         if self._closed:
@@ -232,7 +232,7 @@ class Coding(Environment):
 
 
 def finished(verdict: Verdict) -> StepResult:
-    """End the episode; of the hidden tests no more is told than how many were passed."""
+    """End the episode; the agent learns only the number of passed hidden tests."""
     total = len(verdict.outcomes)
     return StepResult(
         f"Passed {verdict.passed} of {total} hidden tests.",
@@ -243,21 +243,21 @@ def finished(verdict: Verdict) -> StepResult:
 
 
 def absolute(path: str) -> str:
-    """Put a relative path into the workspace."""
+    """Return a path as absolute; a relative path is in the workspace."""
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
 
 
 def marked_code(text: str) -> str:
-    """Find the last fenced block of *text*; all of it if there is none."""
+    """Return the last fenced block of *text*, or the whole text if it has no block."""
     blocks = re.findall(r"^```[^\n`]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return str(blocks[-1]) if blocks else text
 
 
 def execute_timeout_s(config: object) -> float:
-    """Read `execute_timeout_s` of a task's configuration; `EXECUTE_S` if it says nothing.
+    """Return `execute_timeout_s` of a task's configuration, by default `EXECUTE_S`.
 
     Raises:
-        InvalidTask: it is no number above 0 and up to `MOST_EXECUTE_S`.
+        InvalidTask: The value is not a number above 0 and up to `MOST_EXECUTE_S`.
     """
     given = config.get("execute_timeout_s", EXECUTE_S) if isinstance(config, dict) else EXECUTE_S
     if not isinstance(given, int | float) or isinstance(given, bool) or not 0 < given <= MOST_EXECUTE_S:

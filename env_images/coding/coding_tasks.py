@@ -1,7 +1,7 @@
 """A task's evaluation, read and checked: test cases, test scripts, or a test command.
 
-A task's own words are in README.md. `evaluation` may be left out where the task has `test_cases` itself, the form in
-which the Open Reward Standard shows a coding task.
+README.md describes the fields of a task. A task may have `test_cases` itself and omit `evaluation`, the form in which
+the Open Reward Standard shows a coding task.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ MOST_CASES = 200
 MOST_TIME_LIMIT_S = 60.0
 DEFAULT_TIME_LIMIT_S = 5.0
 MAX_INPUT_BYTES = 4 * 1024 * 1024
-"""Of one case's input, as JSON."""
+"""The maximum bytes of one case's input, as JSON."""
 MAX_TREE_BYTES = 16 * 1024 * 1024
-"""Of a task's files together, and of a workspace that is judged."""
+"""The maximum bytes of a task's files together, and of a judged workspace."""
 
 Credit: TypeAlias = Literal["fraction", "all"]
 
 _TEST = re.compile(r"test_.*\.py|.*_test\.py")
-"""What pytest collects. Where a script judges, the task's files of such names are put back before it runs, and so are
-those that the script names: the agent may read them, and change them for itself alone."""
+"""The names of the files that pytest collects.
+
+Before a script judges, the task's files with such names are restored, and so are the files that the script names. The
+agent may read them, and its changes to them have no effect on the judgement.
+"""
 
 
 class InvalidTask(ValueError):
-    """The task cannot be asked or judged; no session begins."""
+    """The task cannot be asked or judged; no session starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +41,45 @@ class Case:
     """One call of a function or one run of a program."""
 
     arguments: list[Any] | None
-    """For a function."""
+    """The arguments of a function, or None."""
     stdin: str | None
-    """For a program."""
+    """The input of a program, or None."""
     output: Any
-    """What is expected: a JSON value from a function, a text from a program."""
+    """The expected result: a JSON value from a function, a text from a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Judged by comparing answers."""
+    """An evaluation that compares answers."""
 
     function: str | None
-    """None: the solution is a program, from standard input to standard output."""
+    """The function's name, or None for a program from standard input to standard output."""
     public: tuple[Case, ...]
     hidden: tuple[Case, ...]
     time_limit_s: float
-    """CPU time of one case."""
+    """CPU time of one case in seconds."""
     credit: Credit
 
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """Judged by Python code that raises unless the solution is right; runs in the solution's own process."""
+    """An evaluation by Python code that raises unless the solution is right; it runs in the solution's own process."""
 
     public: tuple[str, ...]
     hidden: tuple[str, ...]
     prelude: str
-    """Code that stands before every solution: what a prompt imports and defines."""
+    """Code in front of every solution: a prompt's imports and definitions."""
     time_limit_s: float
     credit: Credit
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Judged by a command's exit status, run over the agent's files and hidden ones."""
+    """An evaluation by the exit status of a command over the agent's files and hidden files."""
 
     command: str
     files: Mapping[str, str]
-    """Path within the workspace to text; written over whatever the agent has there."""
+    """Texts by path within the workspace; they overwrite the agent's files."""
     passed: int | None
     """If given, the number of tests that the command's summary (pytest's or unittest's) must show."""
     time_limit_s: float
@@ -86,10 +89,10 @@ Evaluation: TypeAlias = Cases | Scripts | Command
 
 
 def read_evaluation(task: Mapping[str, Any]) -> Evaluation:
-    """Check a task's evaluation.
+    """Read and check a task's evaluation.
 
     Raises:
-        InvalidTask: the shape is wrong, a bound is passed, or nothing in it is hidden.
+        InvalidTask: The shape is wrong, a bound is exceeded, or it has no hidden test.
     """
     data = task.get("evaluation", task)
     if not isinstance(data, Mapping):
@@ -106,10 +109,10 @@ def read_evaluation(task: Mapping[str, Any]) -> Evaluation:
 
 
 def instruction(task: Mapping[str, Any]) -> str:
-    """Find the problem's statement.
+    """Return the problem's statement.
 
     Raises:
-        InvalidTask: there is none.
+        InvalidTask: The task has no statement.
     """
     for key in ("instruction", "description", "prompt"):
         if isinstance(text := task.get(key), str) and text.strip():
@@ -118,10 +121,10 @@ def instruction(task: Mapping[str, Any]) -> str:
 
 
 def read_files(data: object, *, name: str) -> dict[str, str]:
-    """Check a file tree: relative paths, without '..', to texts; *name* is for the error.
+    """Read and check a file tree: relative paths, without '..', to texts; *name* is for the error.
 
     Raises:
-        InvalidTask: it is something else, or larger than `MAX_TREE_BYTES`.
+        InvalidTask: The value is something else, or larger than `MAX_TREE_BYTES`.
     """
     if not isinstance(data, Mapping):
         raise InvalidTask(f"{name} must map relative paths without '..' to texts")
@@ -205,7 +208,7 @@ def _rows(data: object, *, name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _parted(rows: Sequence[tuple[Any, bool]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Part into public and hidden."""
+    """Split the tests into public and hidden."""
     public = tuple(item for item, is_public in rows if is_public)
     hidden = tuple(item for item, is_public in rows if not is_public)
     if not hidden:

@@ -1,4 +1,4 @@
-"""What the agent is told: the opening, a command's output, and how the public tests went."""
+"""Texts for the agent: the opening, a command's output, and the results of the public tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coding_workspace import SOLUTION, WORKSPACE
 
 
 def opening(text: str, evaluation: Evaluation, *, files: Sequence[str]) -> str:
-    """Say what is asked, what is there and how to answer; of the tests only the public ones."""
+    """Return the problem, the available files and the way to answer; only public tests are shown."""
     parts = [text]
     if not isinstance(evaluation, Command):
         if evaluation.public:
@@ -32,7 +32,7 @@ def opening(text: str, evaluation: Evaluation, *, files: Sequence[str]) -> str:
 
 
 def examples(evaluation: Cases | Scripts) -> Iterable[str]:
-    """Write the public tests."""
+    """Yield the public tests as texts."""
     for test in evaluation.public:
         if isinstance(test, str):
             yield test.strip()
@@ -41,7 +41,7 @@ def examples(evaluation: Cases | Scripts) -> Iterable[str]:
 
 
 def example(evaluation: Cases, case: Case) -> str:
-    """Write one public case: a call and its result, or an input and its output."""
+    """Return one public case as text: a call and its result, or an input and its output."""
     if evaluation.function is None:
         return f"input:\n{case.stdin}\noutput:\n{case.output}"
     arguments = ", ".join(map(repr, case.arguments or []))
@@ -49,7 +49,7 @@ def example(evaluation: Cases, case: Case) -> str:
 
 
 def completed_text(done: Completed, *, timeout_s: float) -> str:
-    """Write a command's output and how it ended."""
+    """Return a command's output and its end as text."""
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (done.stdout, done.stderr)]
     lines = [part for part in parts if part]
     if done.truncated:
@@ -62,7 +62,7 @@ def completed_text(done: Completed, *, timeout_s: float) -> str:
 
 
 def public_report(evaluation: Cases | Scripts, verdict: Verdict) -> str:
-    """Say for each public test how it went."""
+    """Return the result of each public test as text."""
     lines = [f"Passed {verdict.passed} of {len(verdict.outcomes)} public tests."]
     tests: Sequence[Case | str] = evaluation.public
     for text, test, outcome in zip(examples(evaluation), tests, verdict.outcomes, strict=True):
@@ -73,7 +73,7 @@ def public_report(evaluation: Cases | Scripts, verdict: Verdict) -> str:
 
 
 def reason(test: Case | str, outcome: Outcome) -> str:
-    """Say why a public test was not passed."""
+    """Return the reason why a public test was not passed."""
     if outcome.kind == "wrong" and isinstance(test, Case):
         return f"your answer: {outcome.detail}" + (
             "" if test.stdin is not None else f"\n  expected: {shown(json.dumps(test.output))}"

@@ -1,4 +1,4 @@
-"""The workspace: the directory in which the agent works, how it begins, and how it is taken along to be judged."""
+"""The workspace: the directory in which the agent works, its initial state, and its archive for the judge."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from coding_tasks import MAX_TREE_BYTES, InvalidTask, read_files
 WORKSPACE = "/root/task"
 SOLUTION = f"{WORKSPACE}/solution.py"
 MOMENT = 1_767_225_600
-"""When all files of a workspace are dated, so that sessions in different workers begin alike: 2026-01-01, UTC."""
+"""The date of all files of a workspace, so that sessions in different workers start alike: 2026-01-01, UTC."""
 PREPARE_S = 60.0
-"""For each step of preparing or collecting a workspace."""
+"""Seconds for each step that prepares or collects a workspace."""
 
-# Without git's advice and warnings, which would stand before the reason of a failure.
+# Without git's advice and warnings, which would precede the reason of a failure.
 CLONE = (
     'git -c advice.detachedHead=false -c init.defaultBranch=main clone -q --template= "$1" "$2" '
     '&& git -C "$2" checkout -q "$3" && rm "$1"'
@@ -30,25 +30,25 @@ COLLECT = 'tar -C "$0" -cf - .'
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a task's workspace begins."""
+    """The initial state of a task's workspace."""
 
     files: Mapping[str, str]
     bundle: bytes | None
-    """A git bundle, cloned into the workspace."""
+    """A git bundle that is cloned into the workspace."""
     commit: str | None
-    """What is checked out of it."""
+    """The commit that is checked out of the bundle."""
 
     @property
     def key(self) -> str:
-        """Name the layer: equal starts share one."""
+        """The key of the layer: equal starts share a layer."""
         whole = json.dumps([sorted(self.files.items()), self.commit]).encode() + b"\0" + (self.bundle or b"")
         return hashlib.sha256(whole).hexdigest()
 
     def build(self) -> Callable[[Sandbox], Awaitable[None]]:
-        """Give what prepares a fresh sandbox.
+        """Return the function that prepares a fresh sandbox.
 
         Raises (when it runs):
-            InvalidTask: the bundle cannot be cloned, or has no such commit.
+            InvalidTask: The bundle cannot be cloned, or has no such commit.
         """
 
         async def prepare(sandbox: Sandbox) -> None:
@@ -67,7 +67,7 @@ def read_start(config: object) -> Start:
     """Read `files` and `git` of a task's configuration.
 
     Raises:
-        InvalidTask: the shape is wrong, or a bound is passed.
+        InvalidTask: The shape is wrong, or a bound is exceeded.
     """
     given: Mapping[str, object] = config if isinstance(config, Mapping) else {}
     files = read_files(given.get("files", {}), name="config.files")
@@ -80,17 +80,17 @@ def read_start(config: object) -> Start:
 
 
 async def put(sandbox: Sandbox, path: str, data: bytes) -> None:
-    """Write a file and make its directory; what is in its place, a link or a directory too, goes first."""
+    """Write a file and make its directory; a file, link or directory in its place is removed first."""
     place = 'rm -rf -- "$0" && mkdir -p -- "$(dirname -- "$0")"'
     await checked(sandbox, ["sh", "-c", place, path], f"{path} cannot be written")
     await sandbox.write_file(path, data)
 
 
 async def collect(sandbox: Sandbox) -> bytes:
-    """Give the workspace as a tar archive, made by the agent's own `tar`: bytes to be unpacked in a sandbox only.
+    """Return the workspace as a tar archive from the agent's own `tar`, which may be unpacked in a sandbox only.
 
     Raises:
-        InvalidTask: it has more than `MAX_TREE_BYTES`, or cannot be read; the agent can mend that.
+        InvalidTask: It has more than `MAX_TREE_BYTES`, or cannot be read; the agent can correct that.
     """
     done = await sandbox.run(
         ["sh", "-c", COLLECT, WORKSPACE],
@@ -107,11 +107,11 @@ async def collect(sandbox: Sandbox) -> bytes:
 
 
 async def checked(sandbox: Sandbox, argv: list[str], failure: str, *, stdin: bytes = b"") -> None:
-    """Run a step that has to succeed.
+    """Run a step that must succeed.
 
     Raises:
-        InvalidTask: it ended with another status than 0; the error begins with *failure*.
-        SandboxFault: it did not end.
+        InvalidTask: It ended with a status other than 0; the error starts with *failure*.
+        SandboxFault: It did not end.
     """
     done = await sandbox.run(argv, stdin=stdin, cwd="/", env=ENVIRONMENT, timeout_s=PREPARE_S)
     if done.timed_out:

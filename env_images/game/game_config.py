@@ -18,15 +18,15 @@ from game_titles import ALIASES, TITLES, read_parameters
 
 
 def read_game(config: Mapping[str, Any], *, seed: int) -> tuple[Game, int]:
-    """Make the game of a task's `config`; give it and the turns that it may take.
+    """Return the game of a task's `config` and its number of turns.
 
     Args:
         config: `{"game": "grid", "level": …}` or `{"game": <a title of game_titles>, "parameters": …}`; `seed` and
             `max_turns` go with both.
-        seed: where the configuration has none.
+        seed: The seed if the configuration has no seed.
 
     Raises:
-        InvalidGame: no such game, or something about it is out of bounds.
+        InvalidGame: There is no such game, or a value is out of bounds.
     """
     named = config.get("game")
     title = ALIASES.get(str(named).lower(), named)
@@ -55,7 +55,7 @@ def _whole(config: Mapping[str, Any], key: str, least: int, most: int, *, defaul
 
 
 def main(paths: Iterable[str]) -> int:
-    """Open the games of all tasks of *paths*, JSON lines; 1 if one cannot be played."""
+    """Open the games of all tasks of *paths*, JSON lines; return 1 if a game cannot be played."""
     faults = tasks = 0
     for line in (line for path in paths for line in Path(path).read_text("utf-8").split("\n") if line):
         tasks += 1

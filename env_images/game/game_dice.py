@@ -1,8 +1,8 @@
 """Randomness for games that draw from Python's module `random`, so that sessions of one process do not share it.
 
-TextArena's games call `random.seed(…)` and `random.choice(…)`: one generator for the whole process, which every session
-that opens would set back. Their modules are given `DICE` under the name `random` instead. It passes each draw on to the
-generator that is in play in this thread; outside of a game there is none, and nothing of the process's own is touched.
+TextArena's games call `random.seed(…)` and `random.choice(…)`: one generator for the whole process, which every opening
+session would reset. Instead, their modules get `DICE` under the name `random`. It passes each draw to the generator in
+play in this thread. Outside of a game there is no generator, and the process's own random state is never touched.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _in_play: contextvars.ContextVar[random.Random] = contextvars.ContextVar("dice_i
 
 
 class Dice:
-    """Stands for the module `random`; has whatever a `random.Random` has."""
+    """A substitute for the module `random`, with all attributes of a `random.Random`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Give the method of the generator in play.
+        """Return the method of the generator in play.
 
         Raises:
-            LookupError: no generator is in play.
+            LookupError: No generator is in play.
         """
         return getattr(_in_play.get(), name)
 
     @contextmanager
     def of(self, generator: random.Random) -> Iterator[None]:
-        """Put *generator* into play for what runs inside the block."""
+        """Put *generator* into play for the code in the block."""
         token = _in_play.set(generator)
         try:
             yield

@@ -1,4 +1,4 @@
-"""The grid world: one player on a map of walls, keys, doors and hazards, who is to reach the goal."""
+"""The grid world: one player, who must reach the goal, on a map of walls, keys, doors and hazards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Grid:
     move_form = f"one of [{'], ['.join(MOVES)}]"
 
     def __init__(self, level: Level) -> None:
-        """
+        """Start the level.
+
         Raises:
-            InvalidGame: no goal can be reached.
+            InvalidGame: No goal can be reached.
         """
         self._level = level
         self._state = State(level.start)
@@ -83,7 +84,7 @@ class Grid:
         return "You opened a door." if move == "open" else f"You went {move}."
 
     def _shown(self) -> str:
-        """Draw what the player sees, a line each row, and tell the keys."""
+        """Draw the player's view, one line per row, and list the keys."""
         level, (row, column) = self._level, self._state.place
         far = level.view
         rows = range(level.rows) if far is None else range(row - far, row + far + 1)
@@ -94,7 +95,7 @@ class Grid:
         return f"{drawn}\n{here}Keys that you have: {', '.join(sorted(self._state.keys)) or 'none'}."
 
     def _cell(self, place: Place, *, bare: bool = False) -> str:
-        """Give the character of a cell as it is now; *bare*: without the player on it, keys as they were."""
+        """Return the current character of a cell; *bare* omits the player and shows keys as at the start."""
         cell = self._level.cells.get(place, WALL)
         if bare:
             return cell

@@ -18,18 +18,18 @@ KEYS, DOORS = "abc", "ABC"
 """Key `a` opens every door `A`."""
 
 LARGEST_SIDE = 20
-"""Cells; with the doors' bound it bounds the search for the shortest way to 25,600 states, a fifth of a second."""
+"""The maximum side in cells. With the doors' bound it limits the search to 25,600 states, a fifth of a second."""
 MOST_DOORS = 3
 SMALLEST_SIDE = 3
 MOST_DRAWS = 200
-"""Levels drawn from one seed before giving up; fifteen were the most that any level of the tasks needed."""
+"""The maximum number of levels drawn from one seed; any level of the tasks needed at most fifteen."""
 
 STEPS: Mapping[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 MOVES = (*STEPS, "pick", "open")
 
 
 class State(NamedTuple):
-    """Where a player stands and what changed since the start."""
+    """A player's place and the changes since the start."""
 
     place: Place
     keys: frozenset[str] = frozenset()
@@ -38,17 +38,17 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """A map: `cells` by place, walls left out, and where the player starts."""
+    """A map: `cells` by place, without walls, and the player's start."""
 
     rows: int
     columns: int
     start: Place
     cells: Mapping[Place, str] = field(repr=False)
     view: int | None = None
-    """How far the player sees in each direction, in cells; None: everything."""
+    """The player's view in each direction, in cells, or None for the whole map."""
 
     def after(self, state: State, move: str) -> State | None:
-        """Give the state after *move*, one of `MOVES`; None where it changes nothing."""
+        """Return the state after *move*, one of `MOVES`, or None if the move changes nothing."""
         if move in STEPS:
             place = neighbour(state.place, move)
             return state._replace(place=place) if self._is_free(state, place) else None
@@ -59,7 +59,7 @@ class Level:
         return state._replace(opened=state.opened | doors) if doors else None
 
     def opens(self, state: State, place: Place) -> bool:
-        """Say whether a door is at *place* whose key the player has."""
+        """Return True if there is a door at *place* whose key the player has."""
         cell = self.cells.get(place, WALL)
         return cell in DOORS and cell.lower() in state.keys
 
@@ -70,7 +70,7 @@ class Level:
         return self.cells[state.place] == HAZARD
 
     def distance(self, start: State) -> int | None:
-        """Count the fewest moves from *start* to a goal; None where there is no way."""
+        """Return the fewest moves from *start* to a goal, or None if there is no way."""
         known, waiting = {start}, deque([(start, 0)])
         while waiting:
             state, moves = waiting.popleft()
@@ -89,12 +89,12 @@ class Level:
 
 
 def neighbour(place: Place, direction: str) -> Place:
-    """Give the place next to *place*; it may be outside the map."""
+    """Return the place next to *place*, which may be outside the map."""
     return place[0] + STEPS[direction][0], place[1] + STEPS[direction][1]
 
 
 def around(place: Place) -> Iterable[Place]:
-    """Give the four places next to *place*."""
+    """Return the four places next to *place*."""
     return (neighbour(place, direction) for direction in STEPS)
 
 
@@ -102,11 +102,11 @@ def read_level(data: object, *, seed: int) -> Level:
     """Read `config.level`: `{"map": [row, …]}`, or `{"width", "height", "walls", "doors", "hazards", "seed"}`.
 
     Args:
-        data: the JSON value; `view` (cells, default everything) goes with both forms.
-        seed: for a drawn level whose data has no `seed`.
+        data: The JSON value; `view` (in cells, by default the whole map) goes with both forms.
+        seed: The seed of a drawn level whose data has no `seed`.
 
     Raises:
-        InvalidGame: the form is wrong, or no goal can be reached.
+        InvalidGame: The form is wrong, or no goal can be reached.
     """
     if not isinstance(data, Mapping):
         raise InvalidGame("config.level: must be an object with a map, or with width and height")
@@ -129,10 +129,10 @@ def read_level(data: object, *, seed: int) -> Level:
 
 
 def parse_map(rows: object, *, view: int | None = None) -> Level:
-    """Read a map, a list of rows of equal length; what is outside of it is wall.
+    """Read a map, a list of rows of equal length; all places outside of it are walls.
 
     Raises:
-        InvalidGame: it is too large, ragged, has an unknown cell, or not one start.
+        InvalidGame: The map is too large, ragged, has an unknown cell, or not exactly one start.
     """
     if not isinstance(rows, list) or not 1 <= len(rows) <= LARGEST_SIDE:
         raise InvalidGame(f"config.level.map: must be a list of 1 to {LARGEST_SIDE} rows")
@@ -155,15 +155,15 @@ def parse_map(rows: object, *, view: int | None = None) -> Level:
 
 
 def draw_map(width: int, height: int, *, walls: int, doors: int, hazards: int, seed: int) -> list[str]:
-    """Draw a solvable map: rooms side by side with a door between each two, the key before its door.
+    """Draw a solvable map: rooms side by side with a door between neighbors, each key before its door.
 
     Args:
-        walls: share of the rooms' cells that are wall, in percent.
-        doors: number of doors; each takes a column of its own.
-        hazards: number of deadly cells.
+        walls: The share of the rooms' cells that are walls, in percent.
+        doors: The number of doors; each takes its own column.
+        hazards: The number of deadly cells.
 
     Raises:
-        InvalidGame: none of `MOST_DRAWS` maps could be solved.
+        InvalidGame: None of `MOST_DRAWS` maps could be solved.
     """
     generator = random.Random(seed)
     for _ in range(MOST_DRAWS):
@@ -179,7 +179,7 @@ def draw_map(width: int, height: int, *, walls: int, doors: int, hazards: int, s
 def _drawn(
     generator: random.Random, width: int, height: int, *, walls: int, doors: int, hazards: int
 ) -> list[str] | None:
-    """Draw a map that may have no solution; None where the things do not fit in."""
+    """Draw a map that may have no solution; return None if the objects do not fit in."""
     borders = [round((number + 1) * width / (doors + 1)) - 1 for number in range(doors)]
     cells = {(r, c): WALL if c in borders else FLOOR for r in range(height) for c in range(width)}
     rooms: list[list[Place]] = [[] for _ in range(doors + 1)]

@@ -1,4 +1,4 @@
-"""The reward functions that a task's `evaluation` may name; each takes the outcome of a game and gives [0, 1]."""
+"""The reward functions that a task's `evaluation` may name; each maps the outcome of a game to [0, 1]."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ _SAMPLE = Outcome(is_won=True, progress=1.0, turns=2, optimal_turns=1)
 
 @reward_function("won")
 def won(outcome: Outcome) -> float:
-    """Give 1 for a game that is won, else 0."""
+    """Return 1 for a won game, else 0."""
     return float(outcome.is_won)
 
 
 @reward_function("progress")
 def progress(outcome: Outcome) -> float:
-    """Give 1 for a game that is won, else how far the player came by the game's own measure, below 1."""
+    """Return 1 for a won game, else the player's progress by the game's own measure, below 1."""
     return outcome.progress
 
 
 @reward_function("efficiency")
 def efficiency(outcome: Outcome, slack: float = 1.0) -> float:
-    """Give 1 for a game won in at most *slack* times the fewest turns, less in proportion for more; 0 if not won."""
+    """Return 1 for a win in at most *slack* times the fewest turns, less for more turns, and 0 without a win.
+
+    Beyond that number the reward falls in proportion to the turns.
+    """
     if not isinstance(slack, int | float) or isinstance(slack, bool) or not 1 <= slack <= 100:
         raise ValueError("slack must be a number from 1 to 100")
     if not outcome.is_won or outcome.optimal_turns is None:
@@ -39,11 +42,11 @@ def read_evaluation(evaluation: Mapping[str, object], *, optimal_turns: int | No
     """Read a task's `evaluation`: `{"reward_function": "efficiency(slack=1.5)"}`, or the arguments as further keys.
 
     Args:
-        optimal_turns: of the game that is to be judged.
+        optimal_turns: The fewest turns of the judged game, if known.
 
     Raises:
-        InvalidGame: no such function, arguments that do not fit, or `efficiency` of a game whose fewest turns are not
-            known.
+        InvalidGame: There is no such function, the arguments do not fit, or `efficiency` is used for a game whose
+            fewest turns are unknown.
     """
     try:
         call = read_reward({"reward_function": DEFAULT, **evaluation})

@@ -1,4 +1,4 @@
-"""The game environment: a game for one player, one tool to make a move; grid worlds and games of TextArena."""
+"""The game environment: a game for one player with one tool for moves; grid worlds and games of TextArena."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class GameWorld(Environment):
     _max_turns: int
 
     def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Set the game up; *seed* is for a task whose configuration has none.
+        """Set up the game; *seed* applies if the task's configuration has no seed.
 
         Raises:
-            ValueError: the task has no game that can be played and judged; no session begins.
+            ValueError: The task has no game that can be played and judged; no session starts.
         """
         given = parse_task(task)
         self._game, self._max_turns = read_game(given.config, seed=seed)
@@ -69,7 +69,7 @@ class GameWorld(Environment):
         )
 
     def parse_text(self, text: str) -> ToolCall:
-        """Take the whole text; `act` finds the move in it."""
+        """Pass on the whole text, in which `act` finds the move."""
         return ToolCall("act", {"message": text})
 
     def _observation(self) -> dict[str, Any]:

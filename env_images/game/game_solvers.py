@@ -1,7 +1,7 @@
-"""Players that win every offered game, from what they are shown; they prove that the tasks can be solved.
+"""Players that win every offered game from a player's view; they prove that the tasks can be solved.
 
-A player is a generator: it is sent what it sees, first the opening, and yields moves without brackets. Not in the
-image: the server never needs it.
+A player is a generator: it receives observations, first the opening, and yields moves without brackets. This module is
+not in the image, because the server never needs it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, TypeAlias
 from game_levels import MOVES, STEPS, Level, Place, State, neighbour, read_level
 
 Player: TypeAlias = Generator[str, str, None]
-"""Yields moves, is sent observations."""
+"""A generator that yields moves and receives observations."""
 Parameters: TypeAlias = Mapping[str, Any]
 
 
 def player_of(game: str, config: Mapping[str, Any], parameters: Parameters, opening: str) -> Player:
-    """Make the player of *game*, ready for its first `next`."""
+    """Return the player of *game*, ready for its first `next`."""
     if game == "grid":
         return _listed(way_through(read_level(config["level"], seed=config.get("seed", 0))))
     return PLAYERS[game](parameters, opening)
 
 
 def play(player: Player, act: Callable[[str], tuple[str, bool]]) -> None:
-    """Let *player* play: *act* makes a move and gives what is seen then and whether the game is over."""
+    """Let *player* play: *act* makes a move and returns the observation and whether the game is over."""
     move, over = next(player), False
     while not over:
         seen, over = act(f"[{move}]")
@@ -36,7 +36,7 @@ def play(player: Player, act: Callable[[str], tuple[str, bool]]) -> None:
 
 
 def way_through(level: Level) -> list[str]:
-    """Find the shortest list of moves to a goal; the level has one."""
+    """Return the shortest list of moves to a goal, which the level must have."""
     start = State(level.start)
     came: dict[State, tuple[State, str] | None] = {start: None}
     waiting = deque([start])
@@ -54,8 +54,8 @@ def way_through(level: Level) -> list[str]:
 
 
 def _listed(moves: Iterable[str]) -> Player:
-    """Play a list of moves, whatever is seen."""
-    for move in moves:  # noqa: UP028 - an iterator cannot be sent what is seen
+    """Play a list of moves, whatever the observations."""
+    for move in moves:  # noqa: UP028 - an iterator cannot receive observations
         yield move
 
 
@@ -112,7 +112,7 @@ def _codebreaker(parameters: Parameters, _: str) -> Player:
 
 
 def _switcher(parameters: Parameters, opening: str) -> Player:
-    """Solve the linear equations over two values: each light's presses beside it make its state."""
+    """Solve the linear equations over two values: the presses around each light make its state."""
     size = parameters["size"]
     lit = [cell == "O" for row in re.findall(r"^\d+: (.*)$", opening, re.MULTILINE) for cell in row.split()]
     rows = []
@@ -143,7 +143,7 @@ def _slider(_: Parameters, opening: str) -> Player:
 
 
 def slid(board: list[list[int]], step: str) -> list[list[int]]:
-    """Slide a board of 2048 in one direction."""
+    """Return a board of 2048 after a slide in one direction."""
     if step in ("up", "down"):
         turned = [list(column) for column in zip(*board, strict=True)]
         return [list(row) for row in zip(*slid(turned, "left" if step == "up" else "right"), strict=True)]
@@ -181,13 +181,13 @@ def _sweeper(parameters: Parameters, opening: str) -> Player:
         cells = {(r, c): cell for r, row in enumerate(drawn) for c, cell in enumerate(row)}
         hidden = {place for place, cell in cells.items() if cell == "."}
         safe = _safe(cells, hidden)
-        # A guess where nothing is certain; the tasks are drawn so that none is needed.
+        # A guess if no cell is certain; the tasks are drawn so that no guess is necessary.
         row, column = min(safe or hidden)
         seen = yield f"{row} {column}"
 
 
 def _safe(cells: Mapping[Place, str], hidden: set[Place]) -> set[Place]:
-    """Find hidden cells that hold no mine, from each number alone and from pairs of numbers."""
+    """Return hidden cells without a mine, found from each number alone and from pairs of numbers."""
     facts: set[tuple[frozenset[Place], int]] = set()
     for (row, column), cell in cells.items():
         if cell.isdigit():
@@ -232,7 +232,7 @@ def _filler(_: Parameters, opening: str) -> Player:
 
 
 def solutions(equation: str) -> list[dict[str, int]]:
-    """Find every assignment of digits to letters that solves an addition of words."""
+    """Return every assignment of digits to letters that solves an addition of words."""
     *addends, total = re.findall("[A-Z]+", equation)
     weights: dict[str, int] = {}
     for word, sign in [*((word, 1) for word in addends), (total, -1)]:
@@ -281,7 +281,7 @@ def _fencer(parameters: Parameters, opening: str) -> Player:
 
 
 def combination(numbers: Sequence[int], target: int) -> list[str] | None:
-    """Find moves of Countdown that make *target* of *numbers*; None where there are none."""
+    """Return moves of Countdown that make *target* from *numbers*, or None if there are no such moves."""
     for i, j in itertools.permutations(range(len(numbers)), 2):
         rest = [number for place, number in enumerate(numbers) if place not in (i, j)]
         a, b = numbers[i], numbers[j]

@@ -1,12 +1,12 @@
 """Plays the games of `game_titles` with TextArena's own code, loaded without the package around it.
 
-Importing the package `textarena` the usual way loads its online play, its judges and their requirements (requests,
-websockets, nltk, openai, chess). Here only the core and the modules of the offered games are loaded, under bare parent
-packages whose `__init__` never ran: 2 MiB and 15 ms, nothing else to install, nothing that could ask for a download.
+A usual import of the package `textarena` loads its online play, its judges and their requirements (requests,
+websockets, nltk, openai, chess). This module loads only the core and the modules of the offered games, under bare
+parent packages whose `__init__` never runs. This takes 2 MiB and 15 ms, and needs no other package and no download.
 
-Differences from TextArena's own loop: the session counts the turns, so an invalid move costs one too and the last
-turn is the one that the rules name (TextArena grants one more, where it counts at all); only the last pair of brackets
-of a message is a move; each game draws from a generator of its own (see `game_dice`).
+Differences from TextArena's own loop: the session counts the turns, so an invalid move costs a turn too. The last turn
+is the turn that the rules name (TextArena grants one more, if it counts at all). Only the last pair of brackets of a
+message is a move. Each game draws from its own generator (see `game_dice`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from game_titles import TITLES
 PACKAGE = "textarena"
 
 MOST_DRAWS = 100
-"""Boards drawn from one seed before giving up; of the smallest ones every sixteenth is solved already."""
+"""The maximum number of boards drawn from one seed; every sixteenth of the smallest boards is already solved."""
 
 _FROM_GAME = -1
-"""TextArena's `GAME_ID`: who sends what the game itself says."""
+"""TextArena's `GAME_ID`: the sender of the game's own messages."""
 
 
 def load() -> None:
-    """Import TextArena's core and every offered game; the second time does nothing.
+    """Import TextArena's core and every offered game; a second call does nothing.
 
     Raises:
-        ImportError: TextArena is not installed, or a game is not where it was.
+        ImportError: TextArena is not installed, or a game is not in its place.
     """
     core = _core()
     for title in TITLES.values():
@@ -44,18 +44,19 @@ def load() -> None:
 
 
 class TextArenaGame:
-    """One game of TextArena's for one player."""
+    """One game of TextArena for one player."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], *, seed: int, max_turns: int) -> None:
-        """
+        """Start a game.
+
         Args:
-            name: a key of `TITLES`.
-            parameters: as `read_parameters` gives them.
-            seed: from which the same game comes each time.
-            max_turns: for the rules' text; the caller counts the turns.
+            name: A key of `TITLES`.
+            parameters: The parameters from `read_parameters`.
+            seed: The seed, which always gives the same game.
+            max_turns: The number of turns for the rules' text; the caller counts the turns.
 
         Raises:
-            InvalidGame: this seed, and those tried after it, give games that are over before they begin.
+            InvalidGame: This seed and the seeds tried after it give games that are over at the start.
         """
         title = TITLES[name]
         self.name = name
@@ -72,7 +73,7 @@ class TextArenaGame:
         for attempt in range(MOST_DRAWS):
             try:
                 self._game.reset(1, seed=seed + (attempt << 64))
-            except ZeroDivisionError:  # lights out: a scramble that undid itself, which its measure divides by
+            except ZeroDivisionError:  # lights out: a scramble that undid itself, by which its measure divides
                 continue
             return
         raise InvalidGame(f"config.seed: {seed} gives boards that are solved already")
@@ -105,13 +106,13 @@ class TextArenaGame:
         return float(getattr(self._game, self._title.measure)())
 
     def _seen(self) -> str:
-        """Take what the game said since the last time; not the player's own messages."""
+        """Return the game's messages since the last call, without the player's own messages."""
         _, observations = self._game.get_observation()
         return "\n".join(str(message).strip("\n") for sender, message, _ in observations if sender == _FROM_GAME)
 
 
 def _core() -> ModuleType:
-    """Give the package `textarena`, with the few names that its games use."""
+    """Return the package `textarena` with the few names that its games use."""
     if PACKAGE in sys.modules and hasattr(sys.modules[PACKAGE], "SinglePlayerState"):
         return sys.modules[PACKAGE]
     package = _bare(PACKAGE)
@@ -119,14 +120,14 @@ def _core() -> ModuleType:
     for name in ("GAME_ID", "Env", "Info", "ObservationType", "State"):
         setattr(package, name, getattr(core, name))
     state = importlib.import_module(f"{PACKAGE}.state")
-    package.SinglePlayerState = state.SinglePlayerState  # type: ignore[attr-defined]  # a module of our own making
+    package.SinglePlayerState = state.SinglePlayerState  # type: ignore[attr-defined]  # a bare module from `_bare`
     for drawing in (core, state):
         drawing.random = DICE  # type: ignore[attr-defined]  # see game_dice
     return package
 
 
 def _module(core: ModuleType, folder: str) -> ModuleType:
-    """Import the game in *folder*, drawing from `DICE`."""
+    """Import the game in *folder* so that it draws from `DICE`."""
     envs = f"{core.__name__}.envs"
     if envs not in sys.modules:
         _bare(envs)

@@ -1,8 +1,8 @@
-"""The games of TextArena that are offered: where each one is, its parameters with their bounds, and what it lacks.
+"""The offered games of TextArena: their modules, their parameters with bounds, and their peculiarities.
 
-Left out, though they run without a download: `FifteenPuzzle` (every other board cannot be solved, and solving one
-raises), `PegJump` (its jumps are not those of the board that it shows), `Bandit` (of two wrong answers the worse one
-scores more), `Sokoban` (needs numpy), `RushHour` (may offer a board without a solution), `Blackjack` (luck).
+Some games run without a download but are not offered. `FifteenPuzzle`: every other board is unsolvable, and solving a
+board raises. `PegJump`: its jumps differ from its displayed board. `Bandit`: the worse of two wrong answers scores
+more. `Sokoban` needs numpy, `RushHour` may offer a board without a solution, and `Blackjack` is luck.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Number:
     most: int
 
     def read(self, value: object) -> int:
-        """
+        """Return *value* as a parameter of this kind.
+
         Raises:
-            ValueError: *value* is not of this kind; so for the other kinds.
+            ValueError: *value* is not of this kind; this also applies to the other kinds.
         """
         if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
             raise ValueError(f"must be a whole number from {self.least} to {self.most}")
@@ -65,11 +66,11 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text of one form as a parameter."""
+    """A text of a fixed form as a parameter."""
 
     default: str
     form: str
-    """A regular expression for the whole of it."""
+    """A regular expression for the whole text."""
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or len(value) > 60 or not re.fullmatch(self.form, value):
@@ -81,12 +82,12 @@ Parameter: TypeAlias = Number | Flag | Numbers | Pattern
 
 
 def never_wrong(_: Mapping[str, Any]) -> None:
-    """Find nothing wrong with parameters that are right one by one."""
+    """Return None: each parameter is checked on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """One game of TextArena's."""
+    """One game of TextArena."""
 
     module: str
     """Its folder below `textarena.envs`."""
@@ -94,19 +95,19 @@ class Title:
     move_form: str
     parameters: Mapping[str, Parameter]
     max_turns: int
-    """Default of the task's `max_turns`."""
+    """The default of the task's `max_turns`."""
     moves: Sequence[str] = ()
-    """Where the same moves are offered all the time."""
+    """The moves, if the game always offers the same moves."""
     takes_turn_limit: bool = True
-    """Whether the game tells the limit to the player, as its parameter `max_turns`."""
+    """True if the game shows the limit to the player, through its parameter `max_turns`."""
     optimal_turns: Callable[[Mapping[str, Any]], int | None] = field(default=lambda _: None)
-    """The fewest turns that win for these parameters, where that is known."""
+    """Returns the fewest turns that win with these parameters, if known."""
     measure: str = "_get_percentage_completion"
-    """The game's method that says how far the player came."""
+    """The name of the game's method that returns the player's progress."""
     fault: Callable[[Mapping[str, Any]], str | None] = never_wrong
-    """Says what is wrong with parameters that are right one by one."""
+    """Returns the fault in a combination of parameters that are valid one by one, or None."""
     is_won: Callable[[Any], bool] = field(default=lambda game: bool(game.state.rewards[0] >= 1))
-    """Judges a game that ended, and not by an invalid move."""
+    """Returns True if a game that ended, and not by an invalid move, is won."""
 
 
 def _guesses(given: Mapping[str, Any]) -> str | None:
@@ -248,10 +249,10 @@ ALIASES: Mapping[str, str] = {
 
 
 def read_parameters(name: str, given: object) -> dict[str, Any]:
-    """Read `config.parameters` of the game *name*; what is not given has its default.
+    """Read `config.parameters` of the game *name*; missing parameters have their defaults.
 
     Raises:
-        InvalidGame: an unknown parameter, or a value out of bounds.
+        InvalidGame: A parameter is unknown, or a value is out of bounds.
     """
     title = TITLES[name]
     if given is None:

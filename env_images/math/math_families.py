@@ -1,9 +1,9 @@
 """The families of tasks, and how they are loaded from reasoning-gym.
 
-Importing the package `reasoning_gym` the usual way runs its `__init__`, which loads every family it has, and with them
-matplotlib, Pillow and more: 111 MiB resident and 0.6 s. Only the modules in `MODULES` are loaded here, under bare
-parent packages whose `__init__` never ran: 65 MiB and 0.25 s, most of it sympy and numpy. That leans on where a
-family's module is; the versions are pinned, and the image's build scores all tasks once, so a move is found there.
+A usual import of the package `reasoning_gym` runs its `__init__`. This loads all its families, and with them
+matplotlib, Pillow and more: 111 MiB resident and 0.6 s. This module loads only the modules in `MODULES`, under bare
+parent packages whose `__init__` never runs: 65 MiB and 0.25 s, mostly for sympy and numpy. It depends on the place of a
+family's module. The versions are pinned, and the image's build scores all tasks once, so the build detects a move.
 """
 
 from __future__ import annotations
@@ -40,26 +40,28 @@ MODULES: Mapping[str, str] = {
     "simple_geometry": "geometry.simple_geometry",
     "time_intervals": "arithmetic.time_intervals",
 }
-"""Family (reasoning-gym's registered name) to its module below the package. None of these evaluates the answer or the
-task's data as code (`countdown`, `simple_integration`, `bitwise_arithmetic` … do), and none takes long for an answer of
-bounded length."""
+"""The module below the package for each family, by reasoning-gym's registered name.
+
+No module evaluates the answer or the task's data as code (`countdown`, `simple_integration`, `bitwise_arithmetic` …
+do), and no module takes long for an answer of bounded length.
+"""
 
 
 class Dataset(Protocol):
-    """What is used of a reasoning-gym dataset: generator and scorer in one."""
+    """The used interface of a reasoning-gym dataset, which is both generator and scorer."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Generate the entry at *index*: `question`, `answer` and `metadata`; ValueError if the generator gives up."""
+        """Return the entry at *index*: `question`, `answer` and `metadata`; ValueError if the generator gives up."""
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
-        """Score *answer* against *entry*: at least `answer` and `metadata`."""
+        """Score *answer* against *entry*, which has at least `answer` and `metadata`."""
 
 
 def make_dataset(family: str, **parameters: Any) -> Dataset:
     """Create the family's dataset with the generator's *parameters*.
 
     Raises:
-        ImportError: the family cannot be found.
+        ImportError: The family cannot be found.
     """
     import_families([family])
     factory = importlib.import_module(f"{PACKAGE}.factory")
@@ -71,7 +73,7 @@ def import_families(families: Iterable[str]) -> None:
     """Register *families* with reasoning-gym, by their modules.
 
     Raises:
-        ImportError: one is not where it was, or the package (or one of its requirements) is not installed.
+        ImportError: A module is not in its place, or the package (or one of its requirements) is not installed.
     """
     for family in families:
         if family not in _registered():
@@ -81,12 +83,12 @@ def import_families(families: Iterable[str]) -> None:
 
 
 def _registered() -> Mapping[str, object]:
-    """Give what reasoning-gym knows by now."""
+    """Return the families that reasoning-gym has registered so far."""
     return getattr(sys.modules.get(f"{PACKAGE}.factory"), "DATASETS", {})
 
 
 def _open_parents(module: str) -> None:
-    """Make the packages above *module* importable without running their `__init__`; those already imported stay."""
+    """Make the packages above *module* importable without running their `__init__`; imported packages stay."""
     parts = module.split(".")
     for depth in range(1, len(parts)):
         name = ".".join(parts[:depth])

@@ -1,6 +1,6 @@
-"""Questions that are judged by a named reward function of `envserver.generic` instead of a family's scorer.
+"""Questions that a named reward function of `envserver.generic` judges instead of a family's scorer.
 
-Further keys of `evaluation` are the function's arguments; what is judged is the answer as it was submitted.
+Further keys of `evaluation` are the function's arguments. The function judges the submitted answer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from math_scorers import MAX_ANSWER_CHARS, InvalidEvaluation, Verdict, describe
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A question's reward function with its arguments; made by `Named.read`, which checks both."""
+    """A question's reward function with its arguments; `Named.read` creates and checks it."""
 
     call: RewardCall
 
     @property
     def family(self) -> str:
-        """The function's name, where other tasks have a family."""
+        """The function's name, in place of another task's family."""
         return self.call.name
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Named:
-        """Check the `evaluation` of a task.
+        """Read and check the `evaluation` of a task.
 
         Raises:
-            InvalidEvaluation: there is no such function, or the arguments do not fit it.
+            InvalidEvaluation: There is no such function, or the arguments do not fit it.
         """
         try:
             return cls(read_reward(data))
@@ -39,10 +39,10 @@ class Named:
             raise InvalidEvaluation(f"evaluation.reward_function: {error}") from error
 
     async def judge(self, answer: str) -> Verdict:
-        """Score *answer*; an empty one, and one longer than `MAX_ANSWER_CHARS`, is worth nothing.
+        """Score *answer*; an empty answer, or an answer longer than `MAX_ANSWER_CHARS`, scores 0.
 
         Raises:
-            SessionFailed: the function broke, so there is no reward.
+            SessionFailed: The function broke, so there is no reward.
         """
         answer = answer.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:

@@ -1,13 +1,13 @@
-"""Works out the answers a second time, without reasoning-gym, from what a generated entry says about its problem.
+"""Computes the answers a second time, without reasoning-gym, from a generated entry's data about its problem.
 
-A wrong reference answer teaches a model the wrong thing and no scorer notices, so the generator keeps only entries that
-`confirmed` agrees with. reasoning-gym 0.1.25 needs it: among others it takes floors of inexact divisions for results
-(`basic_arithmetic`), loses real roots (`polynomial_equations`), asks for angles of 257 degrees in convex polygons
-(`simple_geometry`) and counts business days up to a date of the next year to which the question gives this one
-(`calendar_arithmetic`). What has two right answers, or one that guessing finds, goes the same way: 03/04/2031, or a
-greatest common divisor of 1.
+A wrong reference answer teaches a model the wrong thing, and no scorer notices it. Therefore the generator keeps only
+entries for which `confirmed` returns True. reasoning-gym 0.1.25 needs this check. For example, it takes floors of
+inexact divisions as results (`basic_arithmetic`), loses real roots (`polynomial_equations`), and asks for angles of 257
+degrees in convex polygons (`simple_geometry`). It counts business days up to a date of the next year although the
+question names the current year (`calendar_arithmetic`). Problems with two right answers, such as 03/04/2031, are
+refused too. So are problems whose answer a guess finds, such as a greatest common divisor of 1.
 
-Not in the image: the server never needs it.
+This module is not in the image, because the server never needs it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WEEKDAYS = list(calendar.day_name)
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 _AMBIGUOUS_DATE = re.compile(r"\b\d\d/(0\d|1[012])/\d{4}")
-"""Month first to reasoning-gym, day first to half of the world."""
+"""A date in reasoning-gym's order, month first, that half of the world reads day first."""
 
 
 def confirmed(family: str, question: str, answer: str, metadata: Metadata) -> bool:
-    """Tell whether *answer* is right, and the only right one, for the problem that *question* and *metadata* state.
+    """Return True if *answer* is the only right answer to the problem that *question* and *metadata* state.
 
-    *metadata* is the generator's own, before anything is stored; False also means that the problem is one to leave out.
+    *metadata* is the generator's own, before it is stored. False also means that the problem must be omitted.
     """
     try:
         return not _AMBIGUOUS_DATE.search(question) and _CHECKS[family](question, answer, metadata)
@@ -83,8 +83,8 @@ def _decimal(question: str, answer: str, _: Metadata) -> bool:
     with localcontext() as context:
         context.prec = 12
         rounded = Decimal(exact.numerator) / Decimal(exact.denominator)
-    # The scorer allows one unit of the operands' last place: up to 0.1, so a small result would come for nothing. Each
-    # operation of the reference was rounded to 12 digits, so its last ones may differ from ours.
+    # The scorer allows one unit of the operands' last place, up to 0.1, so a guess could find a small result. Each
+    # operation of the reference was rounded to 12 digits, so its last digits may differ from these.
     return abs(rounded) >= 1 and abs(Decimal(answer) - rounded) <= Decimal("1e-9") * max(Decimal(1), abs(rounded))
 
 
@@ -105,13 +105,13 @@ def _linear_equation(_: str, answer: str, metadata: Metadata) -> bool:
     def left_at(x: Fraction) -> Fraction:
         return exact_value(re.sub(rf"\b{metadata['variable']}\b", f"({x})", left))
 
-    # Linear by construction, so two values give the slope, and a slope of 0 would let every x through.
+    # Linear by construction, so two values give the slope. With a slope of 0, every x would be a solution.
     slope = left_at(Fraction(1)) - left_at(Fraction(0))
     return slope != 0 and (exact_value(right) - left_at(Fraction(0))) / slope == Fraction(answer)
 
 
 def _polynomial(_: str, answer: str, metadata: Metadata) -> bool:
-    # The generator has loaded it by now; the other families do not need it.
+    # The generator has loaded sympy by now; the other families do not need it.
     from sympy import Poly, parse_expr  # type: ignore[import-untyped]  # sympy has no stubs
 
     roots = Poly(parse_expr(metadata["polynomial_expr"])).real_roots(multiple=False)
@@ -133,7 +133,7 @@ def _complex(_: str, __: str, metadata: Metadata) -> bool:
 
 
 def _gcd(_: str, answer: str, metadata: Metadata) -> bool:
-    # 1 is left out: it is the answer for three of five random pairs, so guessing it would pay.
+    # 1 is omitted: it is the answer for three of five random pairs, so a guess would earn a reward.
     return math.gcd(*metadata["numbers"]) == int(answer) > 1
 
 
@@ -170,7 +170,8 @@ def _triangle(_: str, answer: str, metadata: Metadata) -> bool:
             opposite, after, before = sides[1], sides[0], sides[2]
             cosine = (after**2 + before**2 - opposite**2) / (2 * after * before)
             expected, places = [math.degrees(math.acos(max(-1.0, min(1.0, cosine))))], 2
-            # The question asks for 3 decimals and the scorer rounds them to 2: no angle where that makes a difference.
+            # The question asks for 3 decimals and the scorer rounds them to 2: omit angles for which that makes a
+            # difference.
             if abs(100 * expected[0] % 1 - 0.5) < 0.06:
                 return False
         case "incircle_radius":
@@ -179,7 +180,7 @@ def _triangle(_: str, answer: str, metadata: Metadata) -> bool:
                 return False
         case _:
             expected, places = _orthocenter(a, b, c), 3
-    # Half a unit of the last place, and a little for our own floats.
+    # Half a unit of the last place, and a margin for this module's own floats.
     return len(numbers) == len(expected) and all(
         abs(number - value) <= 0.51 * 10**-places for number, value in zip(numbers, expected, strict=True)
     )
@@ -211,7 +212,7 @@ def _dice(_: str, answer: str, metadata: Metadata) -> bool:
 
 def _sequence(question: str, answer: str, metadata: Metadata) -> bool:
     shown = [int(term) for term in question.removesuffix(", ?").split(",")]
-    # "3, 1, 0, 0, 0, ?" says too little about its rule.
+    # "3, 1, 0, 0, 0, ?" reveals too little of its rule.
     return [*shown, int(answer)] == list(metadata["sequence"]) and len(set(shown)) >= 4
 
 
@@ -259,7 +260,7 @@ def _clock_s(clock: str) -> int:
 
 
 def _legs(_: str, answer: str, metadata: Metadata) -> bool:
-    from reasoning_gym.arithmetic.leg_counting import ANIMALS  # the question does not say how many legs a beetle has
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS  # the question omits the number of a beetle's legs
 
     animals: Mapping[str, int] = metadata["animals"]
     return int(answer) == sum(count * int(ANIMALS[animal]) for animal, count in animals.items())

@@ -1,8 +1,7 @@
 """Scores answers with reasoning-gym's own scorers, one for each family of tasks.
 
-Differences from calling the scorers directly: the answer is stripped and bounded, an answer of nan or inf is turned
-away (`complex_arithmetic` would score "nan" 1.0), and an exception that an odd answer causes in a scorer is a score
-of 0.
+Differences from direct calls of the scorers: the answer is stripped and bounded. An answer of nan or inf is refused
+(`complex_arithmetic` would score "nan" 1.0). If an odd answer causes an exception in a scorer, the score is 0.
 """
 
 from __future__ import annotations
@@ -26,25 +25,27 @@ SCORER_PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "decimal_arithmetic": {"max_num_decimal_places": 10},  # its precision of 12 digits minus 2
     "time_intervals": {"max_time_difference_seconds": 86_400, "max_date_difference_days": 100_000},
 }
-"""The generator parameters that a family's scorer reads again, as a tolerance or a scale, each with its largest value;
-the smallest is 1. The scorers of the other families read none."""
+"""The generator parameters that a family's scorer reads again, as a tolerance or a scale, with their largest values.
+
+The smallest value is 1. The scorers of the other families read no parameters.
+"""
 
 MAX_ANSWER_CHARS = 2_000
 """Eight times the longest reference answer (a list of moves for `jugs`); below the 4,300 digits that `int` accepts."""
 
 MAX_ENTRY_CHARS = 4_000
-"""Twelve times the largest entry, written out: a trainer's own task must not slow the scorer for its neighbours."""
+"""Twelve times the largest entry, written out: a trainer's own task must not slow the scorer for other sessions."""
 
 CACHED_SCORERS = 256
-"""Scorers kept; each family has one, the two of `SCORER_PARAMETERS` one per combination of parameters."""
+"""The number of kept scorers. A family has one; those in `SCORER_PARAMETERS` have one per combination of parameters."""
 
 PARTIAL_ABOVE = 0.05
-"""Some scorers give up to this much for any answer in the right form; more means that something in it is right."""
+"""Some scorers give up to this score for any answer in the right form; a higher score means a partly right answer."""
 
 _NOT_FINITE = re.compile(r"nan|inf")
 
 _ANSWER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What scorers let out for odd answers: `int("x")`, an int too large for a float, JSON nested a thousand deep."""
+"""Exceptions of scorers for odd answers: `int("x")`, an int too large for a float, JSON nested a thousand deep."""
 
 
 class InvalidEvaluation(ValueError):
@@ -53,19 +54,19 @@ class InvalidEvaluation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How one task is scored; made by `Evaluation.read`, which checks it."""
+    """The scoring of one task; `Evaluation.read` creates and checks it."""
 
     family: str
     parameters: tuple[tuple[str, int], ...]
     entry: Mapping[str, Any]
-    """`answer`, the reference as a string, and `metadata`, what else the scorer reads."""
+    """`answer`, the reference as a string, and `metadata`, further data for the scorer."""
 
     @classmethod
     def read(cls, data: object) -> Evaluation:
-        """Check the `evaluation` of a task line.
+        """Read and check the `evaluation` of a task line.
 
         Raises:
-            InvalidEvaluation: the shape is wrong, or the family or a parameter is not one that is offered.
+            InvalidEvaluation: The shape is wrong, or the family or a parameter is not offered.
         """
         match data:
             case {
@@ -83,32 +84,32 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an answer is worth."""
+    """The score of an answer."""
 
     score: float
-    """In [0, 1]; 1 is right."""
+    """The score in [0, 1]; 1 is right."""
     text: str
-    """One sentence for the model; says nothing about the reference answer."""
+    """One sentence for the model, without information about the reference answer."""
 
 
 class Scorers:
-    """The families' scorers, loaded on first use or all at once by `load`; safe to use from many threads."""
+    """The families' scorers, loaded on first use or all together by `load`; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, tuple[tuple[str, int], ...]], Dataset] = {}
 
     def load(self) -> None:
-        """Import every family, so that no session waits for it.
+        """Import every family, so that no session waits for an import.
 
         Raises:
-            ImportError: a family can be found neither by its module nor by its name.
+            ImportError: A family can be found neither by its module nor by its name.
         """
         with self._lock:
             import_families(MODULES)
 
     def judge(self, evaluation: Evaluation, answer: str) -> Verdict:
-        """Score *answer*; bounded in time by `MAX_ANSWER_CHARS`, whatever it holds."""
+        """Score *answer*; `MAX_ANSWER_CHARS` bounds the time for any answer."""
         answer = answer.strip()
         if reason := refusal(answer):
             return Verdict(0.0, f"Incorrect: {reason}.")
@@ -121,10 +122,10 @@ class Scorers:
         return Verdict(score, describe(score))
 
     def check(self, evaluation: Evaluation) -> None:
-        """Prove that the task can be solved: its reference answer, given as an answer, scores 1.
+        """Prove that the task can be solved: its reference answer must score 1.
 
         Raises:
-            InvalidEvaluation: it does not, so no reward of this task would mean anything.
+            InvalidEvaluation: It does not, so a reward of this task would mean nothing.
         """
         if self.judge(evaluation, evaluation.entry["answer"]).score != 1.0:
             raise InvalidEvaluation(f"the reference answer does not score 1 in the family {evaluation.family}")
@@ -142,7 +143,7 @@ class Scorers:
 
 
 def refusal(answer: str) -> str | None:
-    """Say why no scorer should see *answer* (already stripped), or None when one may."""
+    """Return the reason why no scorer may see *answer* (already stripped), or None."""
     if not answer:
         return "the answer is empty"
     if len(answer) > MAX_ANSWER_CHARS:
@@ -154,12 +155,12 @@ def refusal(answer: str) -> str | None:
 
 
 def bounded(score: float) -> float:
-    """Put *score* into [0, 1]; a scorer's arithmetic may leave it, or end in nan."""
+    """Return *score* within [0, 1]; a scorer's arithmetic may exceed it or end in nan."""
     return min(1.0, max(0.0, float(score))) if math.isfinite(score) else 0.0
 
 
 def describe(score: float) -> str:
-    """Put *score* into a sentence."""
+    """Return *score* as a sentence."""
     if score == 1.0:
         return "Correct."
     if score <= PARTIAL_ABOVE:
@@ -169,7 +170,7 @@ def describe(score: float) -> str:
 
 
 def _parameters(family: str, given: object) -> tuple[tuple[str, int], ...]:
-    """Check the scorer's parameters of a task: those of `SCORER_PARAMETERS`, all of them and no other."""
+    """Check a task's scorer parameters, which must be exactly the parameters in `SCORER_PARAMETERS`."""
     largest = SCORER_PARAMETERS.get(family, {})
     if not isinstance(given, Mapping) or set(given) != set(largest):
         raise InvalidEvaluation(
@@ -182,7 +183,7 @@ def _parameters(family: str, given: object) -> tuple[tuple[str, int], ...]:
 
 
 def main(paths: Iterable[str]) -> int:
-    """Check all families and the tasks of *paths*, JSON lines; 1 if one cannot be solved."""
+    """Check all families and the tasks of *paths*, JSON lines; return 1 if a task cannot be solved."""
     scorers = Scorers()
     scorers.load()
     faults = tasks = 0

@@ -1,7 +1,7 @@
-"""The math environment: one question, one tool to answer it, scored by the family's own reasoning-gym scorer, or by a
-reward function that the task names.
+"""The math environment: one question and one tool for the answer.
 
-There is no calculator among the tools: in most families the calculation is the task.
+The family's own reasoning-gym scorer scores the answer, or a reward function that the task names. There is no
+calculator among the tools, because in most families the calculation is the task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # imported for the tasks that need it
     from math_named import Named
 
 MOST_ATTEMPTS = 10
-"""Upper bound of a task's `max_attempts`: more would let a model search instead of think."""
+"""The upper bound of a task's `max_attempts`: more attempts would let a model search instead of think."""
 
 
 class Math(Environment):
@@ -26,16 +26,16 @@ class Math(Environment):
     env_types = ("reasoning_gym", "reasoning_gym_env")
     default_tool = "submit"
     scorers: ClassVar[Scorers] = Scorers()
-    """Shared by all sessions of the worker; holds nothing of any session."""
+    """The scorers that all sessions of the worker share; they hold no data of a session."""
 
     _evaluation: Evaluation | Named
     _attempts_left: int
 
     def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Take the question; *seed* is unused, since the task says all.
+        """Read the question; *seed* is unused, because the task determines everything.
 
         Raises:
-            ValueError: the task cannot be asked or scored; no session begins.
+            ValueError: The task cannot be asked or scored; no session starts.
         """
         question = task.get("instruction")
         if not isinstance(question, str) or not question.strip():
@@ -55,7 +55,7 @@ class Math(Environment):
         else:
             verdict = await self._evaluation.judge(answer)
         if verdict.score < 1.0 and self._attempts_left > 0:
-            # No score before the end: how near an attempt came would lead to the answer.
+            # No score before the end: the score of an attempt would lead to the answer.
             return StepResult(f"Not right. Attempts left: {self._attempts_left}.")
         return StepResult(
             verdict.text,
@@ -65,7 +65,7 @@ class Math(Environment):
         )
 
     def parse_text(self, text: str) -> ToolCall:
-        """Take what is marked as the answer, the last one of several, or else the whole text."""
+        """Treat the last marked answer as the answer, or else the whole text."""
         return ToolCall("submit", {"answer": marked_answer(text)})
 
 
@@ -73,7 +73,7 @@ def evaluation_of(data: object) -> Evaluation | Named:
     """Read a task's `evaluation`: a family's, or a reward function's.
 
     Raises:
-        InvalidEvaluation: a ValueError; it is neither.
+        InvalidEvaluation: It is neither; this is a ValueError.
     """
     if isinstance(data, Mapping) and data.get("reward_function") not in (None, "reasoning_gym"):
         from math_named import Named
@@ -83,7 +83,7 @@ def evaluation_of(data: object) -> Evaluation | Named:
 
 
 def instructions(question: str, *, attempts: int) -> str:
-    """Say what is asked and how to answer."""
+    """Return the question and the way to answer."""
     how_often = "one attempt" if attempts == 1 else f"{attempts} attempts"
     return (
         f"{question}\n\n"
@@ -94,9 +94,9 @@ def instructions(question: str, *, attempts: int) -> str:
 
 
 def marked_answer(text: str) -> str:
-    r"""Find what *text* puts last into `<answer>…</answer>`, else into `\boxed{…}`; all of it if nothing is marked.
+    r"""Return the last `<answer>…</answer>` of *text*, else the last `\boxed{…}`, else the whole text.
 
-    Each mark is searched once from the end: a pattern for both takes seconds for a text of nothing but opening tags.
+    Each mark is searched once from the end, because a pattern for both takes seconds for a text of only opening tags.
     """
     end = text.rfind("</answer>")
     if end >= 0 and (start := text.rfind("<answer>", 0, end)) >= 0:
@@ -108,7 +108,7 @@ def marked_answer(text: str) -> str:
 
 
 def _braced(text: str) -> str:
-    """Cut *text* before the brace that closes one opened in front of it; all of it if none does."""
+    """Cut *text* before the brace that closes a brace opened in front of it; return the whole text if there is none."""
     depth = 1
     for place, character in enumerate(text):
         depth += (character == "{") - (character == "}")
@@ -118,10 +118,10 @@ def _braced(text: str) -> str:
 
 
 def max_attempts(config: object) -> int:
-    """Read `max_attempts` of a task's configuration; 1 if it says nothing.
+    """Return `max_attempts` of a task's configuration, by default 1.
 
     Raises:
-        ValueError: it is no integer from 1 to `MOST_ATTEMPTS`.
+        ValueError: The value is not an integer from 1 to `MOST_ATTEMPTS`.
     """
     given: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
     attempts = given.get("max_attempts", 1)

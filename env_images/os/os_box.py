@@ -1,6 +1,6 @@
-"""What the os environment needs of a sandbox: the methods of `envserver.sandbox` that it calls, and no more.
+"""The sandbox interface that the os environment needs: only the methods of `envserver.sandbox` that it calls.
 
-Shell, judge and set-up know these protocols only, so that anything that runs commands in a root of its own will do.
+Shell, judge and setup use only these protocols, so any implementation with its own root directory works.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 HOME = "/root"
-"""Where init scripts, shell and judge start: many tasks use `~` and relative paths."""
+"""The start directory of init scripts, shell and judge: many tasks use `~` and relative paths."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "HOME": HOME,
@@ -19,14 +19,13 @@ ENVIRONMENT: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
 }
-"""Equal for all processes of a session. Time zone and locale are named, so that dates and sorting are the same
-everywhere."""
+"""The same variables for all processes of a session. Time zone and locale are set, so dates and sorting never vary."""
 
 
 def is_refusal(error: Exception) -> bool:
-    """Say whether *error* of a sandbox means that this file or program is not to be had, and the box is otherwise well.
+    """Return True if a sandbox's *error* refuses this file or program only, while the box is otherwise intact.
 
-    Told by its code, not by its class: the library is not imported where there are no sandboxes.
+    The error's code decides, not its class, because the library is not imported where there are no sandboxes.
     """
     return isinstance(error, OSError) or getattr(error, "code", None) == "refused"
 
@@ -53,14 +52,15 @@ class Terminal(Protocol):
     def is_closed(self) -> bool: ...
     async def write(self, data: bytes, /) -> None: ...
     async def read(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Give what there is, at most *max_bytes*.
+        """Return the available bytes, at most *max_bytes*.
 
-        Empty at the end of the stream; nothing within *timeout_s* is empty with `is_closed` false, or a TimeoutError.
+        The result is empty at the end of the stream. If no byte arrives within *timeout_s*, the result is empty with
+        `is_closed` False, or the method raises TimeoutError.
         """
         ...
 
     def silence(self) -> None:
-        """Turn echo and the CR before each newline off, until something inside turns them on again."""
+        """Turn off echo and the CR before each newline, until a program inside turns them on again."""
         ...
 
     async def interrupt(self) -> None: ...
@@ -69,7 +69,7 @@ class Terminal(Protocol):
 
 
 class Sandbox(Protocol):
-    """A root file system with processes of its own."""
+    """A root file system with its own processes."""
 
     @property
     def killed(self) -> str | None: ...
@@ -93,7 +93,7 @@ class Sandbox(Protocol):
 
 
 class Sandboxes(Protocol):
-    """Where sandboxes come from."""
+    """Opens sandboxes and keeps layers."""
 
     async def open(self, layer: Any = None) -> Sandbox: ...
     async def layer(

@@ -1,4 +1,4 @@
-"""One session's box: prepared from its task, acted in through its shell, judged, given back."""
+"""One session's box: prepared from its task, used through its shell, judged, and closed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from os_scripts import Script, run_script
 from os_shell import Output, Shell
 
 INIT_TIMEOUT_S = 40.0
-"""For one init script; a start as a whole has 50 s at the gateway."""
+"""Seconds for one init script; the gateway gives a whole start 50 s."""
 MOMENT_S = 3_600
-"""The files that init scripts write are dated at the beginning of such a span: members of a group that open within one
-span, in whatever workers, begin alike. A date that is always the same would do so in any case. But tasks ask which
-files were modified in the last days, and compare such files with others that are dated `3 days ago`."""
+"""The files of init scripts are dated at the start of such a span of seconds.
+
+Members of a group that open within one span start alike in all workers. A constant date would ensure that in any case.
+But tasks ask which files were modified in the last days, and compare them with files dated `3 days ago`.
+"""
 MOST_EXPECTED = 4_096
-"""Expected values kept, so that of a group's members only the first works its value out; some 100 bytes each."""
+"""The maximum number of kept expected values, some 100 bytes each. Only a group's first member computes its value."""
 
 
 OWN_DOING = ("memory", "pids", "init")
-"""Reasons of a sandbox's end that its own commands brought about: too much memory, too many processes, and its first
-process ended, which root inside can bring about. Any other is a failure of the worker's."""
+"""Reasons of a sandbox's end that its own commands caused: memory, processes, or the end of its first process.
+
+Root inside can end the first process. Any other reason is a failure of the worker.
+"""
 
 
 class SetupFailed(RuntimeError):
-    """An init script failed: no session begins, and no reward is given."""
+    """An init script failed: no session starts, and there is no reward."""
 
 
 class Episode:
@@ -44,12 +48,12 @@ class Episode:
 
     @property
     def killed(self) -> str | None:
-        """Why the box was ended while the session went on; None while it lives."""
+        """The reason why the box was ended while the session went on; None while it lives."""
         return self._sandbox.killed
 
     @property
     def is_own_doing(self) -> bool:
-        """Whether the session's own commands brought the box down."""
+        """True if the session's own commands ended the box."""
         return self._sandbox.killed in OWN_DOING
 
     async def bash(self, script: str) -> Output:
@@ -57,11 +61,11 @@ class Episode:
         return await self._shell.run(script)
 
     async def judge(self, answer: str | None) -> float:
-        """Say what the answer is worth, 1 is solved; the shell stays open, as processes count in some tasks."""
+        """Return the answer's score, where 1 is solved; the shell stays open, because some tasks check processes."""
         return await self._judge.score(answer)
 
     async def close(self) -> None:
-        """Give the box back with all that runs in it."""
+        """Close the box and end all its processes."""
         await self._sandbox.close()
 
 
@@ -69,7 +73,7 @@ class Episodes:
     """Opens episodes. One per worker."""
 
     def __init__(self, sandboxes: Sandboxes, *, clock: Callable[[], float] = time.time) -> None:
-        """*clock* gives the seconds since the epoch."""
+        """Create the opener; *clock* returns the seconds since the epoch."""
         self._sandboxes = sandboxes
         self._clock = clock
         self._expected: OrderedDict[str, str] = OrderedDict()
@@ -78,8 +82,8 @@ class Episodes:
         """Prepare a box for *problem*; its init scripts run once for all sessions of one task and seed.
 
         Raises:
-            SetupFailed: an init script failed.
-            JudgeFailed: what is expected could not be worked out.
+            SetupFailed: An init script failed.
+            JudgeFailed: The expected value could not be computed.
         """
         moment = int(self._clock()) // MOMENT_S * MOMENT_S
         sandbox = await self._prepared(problem, seed=seed, moment=moment)
@@ -97,7 +101,7 @@ class Episodes:
 
             judge = Judge(problem.evaluation, sandbox, instruction=problem.instruction, untouched=untouched)
             await self._expect(judge, problem, problem.expected_key(seed, moment))
-        except BaseException:  # a cancellation too: the trainer hung up
+        except BaseException:  # also after a cancellation: the trainer disconnected
             await sandbox.close()
             raise
         return Episode(problem, sandbox, shell, judge)
@@ -135,7 +139,7 @@ class Episodes:
 
 
 async def _begun(problem: Problem, sandbox: Sandbox) -> Shell:
-    """Open the session's shell and type what the task begins with."""
+    """Open the session's shell and type the task's start line."""
     shell = Shell(sandbox)
     await shell.open()
     if problem.start:
@@ -144,10 +148,10 @@ async def _begun(problem: Problem, sandbox: Sandbox) -> Shell:
 
 
 async def _initialise(sandbox: Sandbox, scripts: tuple[Script, ...], *, seed: int) -> None:
-    """Run the init scripts, with the random numbers of *seed*.
+    """Run the init scripts with the random numbers of *seed*.
 
     Raises:
-        SetupFailed: one of them failed, or did not end in time.
+        SetupFailed: A script failed, or did not end in time.
     """
     async with contextlib.AsyncExitStack() as stack:
         if any(reads_devices(script.code) for script in scripts) and await stack.enter_async_context(

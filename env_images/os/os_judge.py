@@ -1,8 +1,8 @@
-"""Decides whether a session's task is solved: by the answer alone, or by checks on the answer and on the box.
+"""Decides whether a session's task is solved, by the answer alone or by checks on the answer and on the box.
 
-What is expected is worked out after the task's init scripts and before the agent's first action, and kept here,
-outside the box, where the agent is root. Matchers run here too. Only a check of the end state, and items with
-AgentBench's own order (`after`), run something in the box at the end.
+The expected value is computed after the task's init scripts and before the agent's first action. It is kept here,
+outside the box, because the agent is root in the box. Matchers run here too. Only checks of the end state, and items
+with AgentBench's own order (`after`), run programs in the box at the end.
 """
 
 from __future__ import annotations
@@ -21,64 +21,64 @@ if TYPE_CHECKING:  # imported for the tasks that name a reward function
     from envserver.generic import RewardCall
 
 JUDGE_TIMEOUT_S = 45.0
-"""All scripts of a judgement together; the client gives a whole request 60 s."""
+"""Seconds for all scripts of a judgement; the client gives a whole request 60 s."""
 SCRIPT_TIMEOUT_S = 30.0
 MOST_READ_BYTES = 2**20
 NO_ANSWER = "None"
-"""What matchers see when the episode was finished without an answer, as in AgentBench."""
+"""The answer for matchers if the episode ended without an answer, as in AgentBench."""
 
 
 class InvalidEvaluation(ValueError):
-    """The task's evaluation cannot be used: no session begins."""
+    """The task's evaluation cannot be used: no session starts."""
 
 
 class JudgeFailed(RuntimeError):
-    """The judgement could not be made, by a mistake of the task's author: a failure, and never a reward of 0."""
+    """The judgement failed by a mistake of the task's author: a failure, and never a reward of 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """Compares the first parameter, the answer, with the second, what is expected."""
+    """Compares the first parameter, the answer, with the second, the expected value."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Takes the text of a file of the box as the next parameter; fails where it cannot be read."""
+    """Adds the text of a file in the box as the next parameter; fails if it cannot be read."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """Compares the last parameter with *text*, both as `string-match` does."""
+    """Compares the last parameter with *text*, as `string-match` does."""
 
     text: str
 
 
 Check = Script | Matcher | Read | Equals | None
-"""One step of a `check` list; None stands for the example."""
+"""One step of a `check` list; None means the example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a task is judged; made by `Evaluation.read`, which checks it."""
+    """The evaluation of a task; `Evaluation.read` creates and checks it."""
 
     match: Callable[[str], bool] | None
     checks: tuple[Check, ...]
     example: Script | None
     after: bool
-    """Work out what is expected at the end, in the box that the agent has changed."""
+    """True to compute the expected value at the end, in the box that the agent has changed."""
     reward: RewardCall | None = None
-    """Judges the answer by itself, in place of all of the above."""
+    """A function that judges the answer alone, instead of the fields above."""
 
     @classmethod
     def read(cls, data: object) -> Evaluation:
-        """Check the `evaluation` of a task.
+        """Read and check the `evaluation` of a task.
 
         Raises:
-            InvalidEvaluation: the shape is wrong, or a name in it is unknown.
+            InvalidEvaluation: The shape is wrong, or a name in it is unknown.
         """
         if not isinstance(data, Mapping):
             raise InvalidEvaluation("evaluation must be an object")
@@ -105,7 +105,7 @@ class Evaluation:
 
     @property
     def needs_expected(self) -> bool:
-        """Whether the example is to be run before the agent's first action."""
+        """True if the example must run before the agent's first action."""
         return not self.after and self.match is None and None in self.checks
 
 
@@ -120,25 +120,26 @@ class Judge:
         instruction: str = "",
         untouched: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None,
     ) -> None:
-        """
+        """Create the judge of a session.
+
         Args:
-            evaluation: how the task is judged.
-            sandbox: the session's.
-            instruction: what the agent was told.
-            untouched: opens another box as the session's was before the agent's first action.
+            evaluation: The task's evaluation.
+            sandbox: The session's sandbox.
+            instruction: The agent's instruction.
+            untouched: Opens another box in the state before the agent's first action.
         """
         self._evaluation = evaluation
         self._sandbox = sandbox
         self._instruction = instruction
         self._untouched = untouched
         self.expected: str | None = None
-        """The example's output; None until it is known, or where it is not needed before the end."""
+        """The example's output; None until it is known, or if it is not needed before the end."""
 
     async def prepare(self) -> None:
-        """Work out what is expected, in the box as the init scripts left it.
+        """Compute the expected value, in the box as the init scripts left it.
 
         Raises:
-            JudgeFailed: the example failed.
+            JudgeFailed: The example failed.
         """
         if self._evaluation.needs_expected and self._evaluation.example is not None:
             done = await _run(self._sandbox, self._evaluation.example)
@@ -148,10 +149,10 @@ class Judge:
             self.expected = done.stdout.decode("utf-8", "replace")
 
     async def score(self, answer: str | None) -> float:
-        """Say what *answer*, None for an episode without one, is worth: from 0 to 1, where 1 is solved.
+        """Return the score of *answer*, which is None for an episode without an answer: 0 to 1, where 1 is solved.
 
         Raises:
-            JudgeFailed: a script did not end in time or lacks a program, the example or a reward function failed.
+            JudgeFailed: A script did not end in time or lacks a program, or the example or a reward function failed.
         """
         if (reward := self._evaluation.reward) is None:
             return await self.judge(answer)
@@ -163,10 +164,10 @@ class Judge:
             raise JudgeFailed(str(error)) from error
 
     async def judge(self, answer: str | None) -> bool:
-        """Say whether *answer*, None for an episode without one, solves the task, where no reward function is named.
+        """Return True if *answer* solves a task without a reward function; it is None for an episode without an answer.
 
         Raises:
-            JudgeFailed: a script did not end in time or lacks a program, or the example failed.
+            JudgeFailed: A script did not end in time or lacks a program, or the example failed.
         """
         if self._evaluation.match is not None:
             return answer is not None and self._evaluation.match(answer)
@@ -183,7 +184,7 @@ class Judge:
         return True
 
     async def _step(self, check: Check, parameters: Sequence[str]) -> str | None:
-        """Run one check; its output, or None where it fails."""
+        """Run one check; return its output, or None if it fails."""
         match check:
             case Matcher(name):
                 return "" if len(parameters) > 1 and MATCHERS[name](parameters[0], parameters[1]) else None
@@ -197,9 +198,9 @@ class Judge:
                 return await self._example(parameters)
 
     async def _checked(self, check: Script, parameters: Sequence[str]) -> str | None:
-        """Run a script of the task; its output, or None where it fails.
+        """Run a script of the task; return its output, or None if it fails.
 
-        A program that is missing is the author's mistake, unless the agent removed it or was told to make it.
+        A missing program is the author's mistake, unless the agent removed it or the instruction names it.
         """
         from envserver.sandbox import TELLING, missing_programs
 
@@ -218,9 +219,10 @@ class Judge:
         return None
 
     async def _refuse_missing(self, names: Sequence[str]) -> None:
-        """
+        """Fail if an untouched box lacks a program of *names*.
+
         Raises:
-            JudgeFailed: a box that no agent has acted in lacks a program of *names*.
+            JudgeFailed: A box without an agent's actions lacks a program of *names*.
         """
         if not names or self._untouched is None:
             return
@@ -232,19 +234,19 @@ class Judge:
                     raise JudgeFailed(f"a check needs {name}, which is not in the box")
 
     def _is_told(self, name: str) -> bool:
-        """Say whether the agent was told of a program *name*, and so may be the one who has to make it."""
+        """Return True if the instruction mentions a program *name*, so that the agent may have to make it."""
         return re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", self._instruction) is not None
 
     async def _example(self, parameters: Sequence[str]) -> str | None:
-        """Give what is expected; None where the agent made the example fail, which is a wrong answer.
+        """Return the expected value, or None if the agent made the example fail, which is a wrong answer.
 
         Raises:
-            JudgeFailed: the example fails in a box that no agent has acted in as well.
+            JudgeFailed: The example also fails in a box without an agent's actions.
         """
         if self.expected is not None:
             return self.expected
         example = self._evaluation.example
-        assert example is not None  # `Evaluation.read` has seen to it
+        assert example is not None  # `Evaluation.read` ensures it
         done = await _run(self._sandbox, example, parameters)
         if not (fault := self._example_fault(done)):
             assert not isinstance(done, str)
@@ -257,7 +259,7 @@ class Judge:
         return None
 
     def _example_fault(self, done: Completed | str) -> str:
-        """Say why nothing can be expected by this run of the example; empty where something can."""
+        """Return the reason why this run of the example gives no expected value, or an empty text."""
         if isinstance(done, str):
             return f"the example does not start: {done}"
         if done.timed_out:
@@ -274,12 +276,12 @@ class Judge:
         except Exception as error:
             if not is_refusal(error):
                 raise
-            return None  # not there, or no file: the agent's doing
+            return None  # missing, or not a plain file, by the agent's fault
         return data.decode("utf-8", "replace")
 
 
 async def _run(sandbox: Sandbox, script: Script, arguments: Sequence[str] = ()) -> Completed | str:
-    """Run *script*; a text is why it does not start."""
+    """Run *script*; return a text with the reason if it does not start."""
     try:
         return await run_script(sandbox, script, arguments=arguments, timeout_s=SCRIPT_TIMEOUT_S)
     except Exception as error:
@@ -289,7 +291,7 @@ async def _run(sandbox: Sandbox, script: Script, arguments: Sequence[str] = ()) 
 
 
 def integer_match(answer: str, expected: str) -> bool:
-    """Compare as whole numbers; what is no number is never equal."""
+    """Compare as whole numbers; a text that is not a number never matches."""
     try:
         return int(answer) == int(expected)
     except ValueError:  # also for more than the 4,300 digits that `int` accepts
@@ -297,20 +299,20 @@ def integer_match(answer: str, expected: str) -> bool:
 
 
 def string_match(answer: str, expected: str) -> bool:
-    """Compare as text, without white space around and with one kind of line end."""
+    """Compare as text, without surrounding white space and with one kind of line end."""
     return _unified(answer) == _unified(expected)
 
 
 def size_match(answer: str, expected: str) -> bool:
-    """Compare sizes such as `5K`, `5120` or `5120B`; both sides in whole numbers."""
+    """Compare sizes such as `5K`, `5120` or `5120B`, both in whole numbers."""
     sizes = size_bytes(answer), size_bytes(expected)
     return sizes[0] is not None and sizes[0] == sizes[1]
 
 
 def size_bytes(text: str) -> int | None:
-    """Read a size; units are powers of 1024.
+    """Return a size in bytes, or None; units are powers of 1024.
 
-    Difference from AgentBench, which looks for the suffix `B` first and so turns `5KB` away: `5KB` is 5 KiB here.
+    Difference from AgentBench, which checks the suffix `B` first and so refuses `5KB`: here `5KB` is 5 KiB.
     """
     if (found := re.fullmatch(r"\s*(\d{1,30})\s*([KMGTP]?)(?:I?B|BYTES?)?\s*", text.upper())) is None:
         return None
@@ -324,7 +326,7 @@ MATCHERS: Mapping[str, Callable[[str, str], bool]] = {
     "containing": lambda answer, expected: expected.strip() in answer,
     "in": lambda answer, expected: answer.strip() in expected,
 }
-"""By the names of AgentBench's scripts."""
+"""The matchers by the names of AgentBench's scripts."""
 
 
 def _unified(text: str) -> str:
@@ -342,7 +344,7 @@ def _reward(data: Mapping[str, Any]) -> RewardCall:
 
 
 def _with_check(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write ``script``, the generic form, as the one step of ``check`` that it is."""
+    """Convert the generic form ``script`` into a ``check`` of one step."""
     if "check" in data or "match" in data:
         raise InvalidEvaluation("evaluation must have script, or check or match, not both")
     script = data["script"]

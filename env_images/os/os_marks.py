@@ -1,7 +1,7 @@
-"""Finds where a command's output begins and ends in the bytes of a terminal.
+"""Finds the start and the end of a command's output in the bytes of a terminal.
 
-A mark is a fresh random word that is typed in two halves, so that neither an echo of the typed line nor the mark of
-an earlier command can be taken for it.
+A mark is a fresh random word that is typed in two halves, so neither an echo of the typed line nor the mark of an
+earlier command can be mistaken for it.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import secrets
 from dataclasses import dataclass
 
 KEPT_BYTES = 65_536
-"""Of one command's output; the rest is read and dropped, so that `yes` cannot grow the server."""
+"""The kept bytes of one command's output; the rest is read and dropped, so that `yes` cannot grow the server."""
 
 _TAIL_BYTES = 256
-"""More than a mark with its numbers takes: what the last read may have cut in two."""
+"""More bytes than a mark with its numbers has, because the last read may have split a mark."""
 
 
-# One pattern for all marks: to compile one takes longer than all else that is done here. Their words tell them apart.
-# A command may have run `stty onlcr`. Only the one line end that the mark itself prints is cut from the output.
+# One pattern for all marks: compiling a pattern takes longer than all other work here. The words of marks distinguish
+# them. A command may have run `stty onlcr`. Only the one line end that the mark itself prints is cut from the output.
 _PRINTED = re.compile(rb"\r?\n[0-9a-f]{24}:(\d+):(\d+):\r*\n")
 
 
 TYPED = re.compile(r"\\?command printf '\\?n%s%s:%d:%d:\\?n' [0-9a-f]{12} [0-9a-f]{12} \$\? \$\$\n?")
-"""A typed mark that a program read as its input and showed, with backslashes or, as bash's `read` has it, without."""
+"""A typed mark that a program read as input and displayed, with backslashes or, as by bash's `read`, without them."""
 
 
 class Mark:
-    """A line that the shell is asked to print; it tells the last status and the shell's own process id."""
+    """A line that makes the shell print the last status and its own process id."""
 
     def __init__(self) -> None:
         first, second = secrets.token_hex(6), secrets.token_hex(6)
         self.line = rf"\command printf '\n%s%s:%d:%d:\n' {first} {second} $? $$"
-        """Short, so that a nested shell that edits its line shows it on one row."""
+        """The typed line. It is short, so that a nested shell that edits its line shows it on one row."""
         self.word = (first + second).encode()
-        """What it prints before the numbers."""
+        """The word that the mark prints before the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A mark that was printed."""
+    """A printed mark."""
 
     status: int
     shell_pid: int
 
 
 class Capture:
-    """Takes a terminal's bytes until one of its marks comes; keeps the first `KEPT_BYTES` before it."""
+    """Reads a terminal's bytes until one of its marks arrives; keeps the first `KEPT_BYTES` before it."""
 
     def __init__(self, *marks: Mark) -> None:
         self.marks = list(marks)
@@ -57,11 +57,11 @@ class Capture:
 
     @property
     def output(self) -> bytes:
-        """What came before the mark, or all there is where none came."""
+        """The bytes before the mark, or all bytes if no mark has arrived."""
         return bytes(self._kept[:KEPT_BYTES])
 
     def feed(self, data: bytes) -> Found | None:
-        """Take *data*; what follows a mark is dropped."""
+        """Add *data* and return the mark, if found; bytes after a mark are dropped."""
         start = self.seen_bytes - len(self._tail)
         window = self._tail + data
         hits = [hit for mark in self.marks if (hit := _first_hit(mark, window))]
@@ -77,7 +77,7 @@ class Capture:
 
 
 def _first_hit(mark: Mark, window: bytes) -> re.Match[bytes] | None:
-    """Find the first place in *window* where *mark* was printed."""
+    """Return the first place in *window* where *mark* was printed."""
     at = window.find(mark.word)
     while at >= 0:
         hit = _PRINTED.match(window, at - 2 if window[at - 2 : at] == b"\r\n" else at - 1)

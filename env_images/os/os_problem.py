@@ -12,40 +12,40 @@ from os_judge import Evaluation
 from os_scripts import Script
 
 DEFAULT_TURNS = 8
-"""As AgentBench has it, and `[areal].max_turns` of environment.toml."""
+"""The default number of turns, as in AgentBench and in `[areal].max_turns` of environment.toml."""
 MOST_TURNS = 200
 
 
 class InvalidTask(ValueError):
-    """The task cannot be played: no session begins."""
+    """The task cannot be played: no session starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a session needs to know of its task; `reference`, the solution, is not among it."""
+    """A session's data about its task, without `reference`, the solution."""
 
     instruction: str
     init: tuple[Script, ...]
     start: str
-    """Typed into the session's shell; empty for nothing."""
+    """A line that is typed into the session's shell, or an empty text."""
     live_init: bool
-    """The init scripts leave processes: they run for each session anew."""
+    """True if the init scripts leave processes, so that they run again for each session."""
     evaluation: Evaluation
     max_turns: int
     newlines: int
-    """Line ends in front of an output that is shown: 1, or 2 for AgentBench's own form."""
+    """The number of line ends in front of a displayed output: 1, or 2 for AgentBench's own form."""
 
     @property
     def init_sleeps(self) -> bool:
-        """Whether an init script waits, to tell files apart by their times."""
+        """True if an init script waits, so that file times differ."""
         return any("sleep" in script.code for script in self.init)
 
     @classmethod
     def read(cls, task: Mapping[str, Any]) -> Problem:
-        """Check a task line.
+        """Read and check a task line.
 
         Raises:
-            InvalidTask: a field is missing or has a shape that it must not have.
+            InvalidTask: A field is missing or has an invalid shape.
         """
         instruction, config = task.get("instruction"), task.get("config") or {}
         if not isinstance(instruction, str) or not instruction.strip():
@@ -72,16 +72,16 @@ class Problem:
         )
 
     def key(self, seed: int, moment: int) -> str:
-        """Name the state after the init scripts: equal for all sessions that begin in the same one.
+        """Return the name of the state after the init scripts, equal for all sessions that start in the same state.
 
         Args:
-            moment: at which its files are dated.
+            moment: The date of its files.
         """
         draws = any(script.draws for script in self.init)
         return _digest([[[script.language, script.code] for script in self.init], seed if draws else None, moment])
 
     def expected_key(self, seed: int, moment: int) -> str:
-        """Name what is expected in that state: equal where it need not be worked out again."""
+        """Return the name of the expected value in that state; equal names have equal values."""
         example = self.evaluation.example
         return _digest([self.key(seed, moment), self.start, example and [example.language, example.code]])
 

@@ -1,4 +1,4 @@
-"""What a model is told before its first turn: the rules, one worked dialogue, the problem."""
+"""A model's first prompt: the rules, one worked dialogue, and the problem."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ Act: answer(220)"""
 
 
 def instructions(problem: str, *, max_turns: int) -> str:
-    """Write the first prompt; *problem* stands last, so that all prompts share their beginning."""
+    """Return the first prompt; *problem* is last, so that all prompts share their beginning."""
     return f"{_RULES.format(turns=max_turns)}\n\n{_DIALOGUE}\n\nNow your problem: {problem}"

@@ -1,7 +1,7 @@
-"""Random numbers of init scripts: what they read from the kernel's random devices is made from the session's seed.
+"""Random numbers of init scripts: reads of the kernel's random devices are replaced by numbers from the session's seed.
 
-The members of a group may be in two workers, and have to begin alike. So a script reads a named pipe in place of the
-device. A program in the box feeds it: each reader gets a stream of its own, made from the seed and the reader's number.
+The members of a group may be in two workers, and must start alike. Therefore a script reads a named pipe instead of the
+device. A program in the box feeds it: each reader gets its own stream, made from the seed and the reader's number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _DD = re.compile(r"\bif=/dev/u?random\b")
 _SHUF = re.compile(r"(^|[|;&(`!]|\b(?:do|then|else|xargs)\s)(\s*)shuf\b(?![^\n|;&]*--random-source)", re.MULTILINE)
 _TIMEOUT_S = 10.0
 
-# A reader waits in its open until the pipe has a writer, and then in its read until something is written. In between
-# another pipe takes the name, so that two readers, one after the other, never share a stream.
+# A reader waits in its open until the pipe has a writer, and then in its read until bytes are written. Meanwhile
+# another pipe takes the name, so that two successive readers never share a stream.
 _FEEDER = """
 import os, random, sys, threading
 path, seed = sys.argv[1:]
@@ -47,12 +47,12 @@ while True:
 
 
 def reads_devices(code: str) -> bool:
-    """Say whether a script draws from the kernel, by a device or with `shuf`."""
+    """Return True if a script draws from the kernel, by a device or with `shuf`."""
     return bool(_DEVICE.search(code) or _SHUF.search(code))
 
 
 def with_pipe(code: str, *, language: str) -> str:
-    """Write a script so that it draws from `PIPE` instead; bash's `dd` then has to wait for whole blocks."""
+    """Return a script that draws from `PIPE` instead; bash's `dd` then must wait for whole blocks."""
     if language == "bash":
         code = _DD.sub(f"if={PIPE} iflag=fullblock", code)
         code = _SHUF.sub(rf"\1\2shuf --random-source={PIPE}", code)
@@ -61,7 +61,7 @@ def with_pipe(code: str, *, language: str) -> str:
 
 @contextlib.asynccontextmanager
 async def feeding(sandbox: Sandbox, *, seed: int) -> AsyncIterator[bool]:
-    """Feed `PIPE` in *sandbox* and remove it at the end; False where the box has no Python for that."""
+    """Feed `PIPE` in *sandbox* and remove it at the end; yield False if the box has no Python for that."""
     try:
         started = await sandbox.run(
             ["/usr/bin/python3", "-c", _FEEDER, PIPE, str(seed)], cwd="/", env=ENVIRONMENT, timeout_s=_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""The scripts of a task: what they are written in, and how one is run in a box."""
+"""The scripts of a task: their languages, and their execution in a box."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from os_random import reads_devices
 
 LANGUAGES = ("bash", "python", "c", "c++")
 _INTERPRETERS = {"bash": "/bin/bash", "python": "/usr/bin/python3", "c": "/usr/bin/cc", "c++": "/usr/bin/c++"}
-"""By absolute paths: the shell's own PATH is the agent's."""
+"""Absolute paths, because the agent controls the shell's own PATH."""
 _SUFFIXES = {"c": ".c", "c++": ".cc"}
 _COMPILE_TIMEOUT_S = 30.0
 
@@ -25,10 +25,10 @@ class Script:
 
     @classmethod
     def read(cls, data: object) -> Script:
-        """Take a text, which is bash, or `{"language", "code"}`.
+        """Read a text, which is bash, or `{"language", "code"}`.
 
         Raises:
-            ValueError: it is neither, or the language is unknown.
+            ValueError: The value is neither, or the language is unknown.
         """
         given: Mapping[str, Any] = (
             {"code": data} if isinstance(data, str) else data if isinstance(data, Mapping) else {}
@@ -42,18 +42,18 @@ class Script:
 
     @property
     def interpreter(self) -> str:
-        """The program that runs or compiles it."""
+        """The program that runs or compiles the script."""
         return _INTERPRETERS[self.language]
 
     @property
     def draws(self) -> bool:
-        """Whether the seed decides what it does."""
+        """True if the seed determines the script's behavior."""
         return (self.language == "bash" and "RANDOM" in self.code) or reads_devices(self.code)
 
     def seeded(self, seed: int) -> Script:
-        """Set bash's `$RANDOM`, where it is used, so that all sessions of one task and seed agree.
+        """Return the script with bash's `$RANDOM` set, if used, so that all sessions of one task and seed agree.
 
-        Bash draws anew in a subshell: `$(echo $RANDOM)` is not decided by this.
+        Bash draws again in a subshell, so the seed does not determine `$(echo $RANDOM)`.
         """
         if self.language != "bash" or "RANDOM" not in self.code:
             return self
@@ -61,7 +61,7 @@ class Script:
 
 
 async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
-    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` … or `sys.argv[1:]`."""
+    """Run *script* as a separate process in the box; *arguments* are its `$1`, `$2` … or `sys.argv[1:]`."""
     if script.language in _SUFFIXES:
         return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
     argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]

@@ -1,7 +1,7 @@
-"""The os environment: a Linux box of its own for each session, one shell in it, and a judge at the end.
+"""The os environment: a Linux box for each session, one shell in it, and a judge at the end.
 
-An action is one of three tools, or free text in the Think/Act form. Tools act in the box; the judge and what it
-expects are here, outside it.
+An action is one of three tools, or free text in the Think/Act form. Tools act in the box. The judge and its expected
+values are here, outside the box.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LIMITS = Limits(
     memory_bytes=256 * 2**20,  # AgentBench gives 1 GiB; no task here needs a tenth of this
     pids=256,
     disk_bytes=64 * 2**20,
-    cpu_s=120,  # a command has 30 s, so this is for what is left behind in the background
+    cpu_s=120,  # a command has 30 s, so this limits programs that stay in the background
     output_bytes=65_536,
 )
-"""Of one session."""
+"""The limits of one session."""
 
 
 class Os(Environment):
@@ -35,22 +35,22 @@ class Os(Environment):
     default_tool = "bash_action"
     sandbox_limits = LIMITS
     episodes: ClassVar[Episodes | None] = None
-    """The worker's boxes; made for the first session."""
+    """The worker's boxes, created for the first session."""
 
     _problem: Problem
     _episode: Episode | None = None
     _parsed: Act | None = None
-    """What the free text of this turn said, thought included."""
+    """The action of this turn's free text, including its thought."""
     _turns = 0
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Prepare the box and the expected value; *seed* is bash's `$RANDOM` in init scripts that use it.
+        """Prepare the box and the expected value; *seed* determines bash's `$RANDOM` in init scripts that use it.
 
         Raises:
-            InvalidTask: the task cannot be played; no session begins.
-            SetupFailed: an init script failed.
-            JudgeFailed: the expected value could not be worked out.
-            SessionLost: no box could be had.
+            InvalidTask: The task cannot be played; no session starts.
+            SetupFailed: An init script failed.
+            JudgeFailed: The expected value could not be computed.
+            SessionLost: No box could be opened.
         """
         self._problem = Problem.read(task)
         try:
@@ -73,7 +73,7 @@ class Os(Environment):
         return cls.episodes
 
     def parse_text(self, text: str) -> ToolCall | str:
-        """Read the Think/Act form; a text without an action spends a turn and is told how to act."""
+        """Read the Think/Act form; a text without an action costs a turn and is answered with the form of actions."""
         self._parsed = parse(text)
         match self._parsed:
             case None:
@@ -125,12 +125,12 @@ class Os(Environment):
         except SandboxError as error:
             if not is_refusal(error):
                 return self._ended(episode, act, error)
-            score = 0.0  # the agent put something into the judge's way; the box is otherwise well
+            score = 0.0  # the agent obstructed the judge; the box is otherwise intact
         text = "Solved." if score == 1.0 else "Not solved." if score == 0.0 else f"Partly solved: {score:.2f} of 1."
         return self._end(text, act, score=score, answer=answer or "")
 
     def _act(self, kind: str, content: str) -> Act:
-        """Count the turn; give its action, with the thought where it came as text."""
+        """Count the turn and return its action, with the thought if it came as text."""
         self._turns += 1
         parsed, self._parsed = self._parsed, None
         if parsed is not None and parsed.kind == kind:
@@ -143,11 +143,11 @@ class Os(Environment):
         return self._episode
 
     def _ended(self, episode: Episode, act: Act, error: Exception | None) -> StepResult:
-        """End a session whose own commands brought its box down: the agent's failure, and no other's.
+        """End a session whose own commands ended its box, which is the agent's failure.
 
         Raises:
-            SessionLost: the box is gone for another reason.
-            Exception: *error* itself, where the box goes on.
+            SessionLost: The box is gone for another reason.
+            Exception: *error* itself, if the box goes on.
         """
         if episode.is_own_doing:
             text = f"The box was ended by what ran in it ({episode.killed})."
@@ -172,7 +172,7 @@ class Os(Environment):
 
 
 def shown(act: Act) -> dict[str, Any]:
-    """Write an action as AReaL's `parsed_action`."""
+    """Return an action in the form of AReaL's `parsed_action`."""
     return {"thought": act.thought, "action": act.kind, "content": act.content}
 
 

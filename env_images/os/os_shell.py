@@ -1,8 +1,8 @@
-"""One bash that lives as long as its session: directory, variables, jobs and nested shells persist from turn to turn.
+"""One bash that lives as long as its session: directory, variables, jobs and nested shells persist between turns.
 
-A command reaches the shell as a file, not as typed text, so an unbalanced quote is a syntax error and a line longer
+A command reaches the shell as a file, not as typed text. So an unbalanced quote is a syntax error, and a line longer
 than the terminal's 4,095 bytes stays whole. Only three short lines are typed: a begin mark, the line that runs the
-file, and an end mark (see os_marks). What stands between the marks is the output.
+file, and an end mark (see os_marks). The text between the marks is the output.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from os_marks import TYPED, Capture, Mark
 from os_text import plain
 
 COMMAND_TIMEOUT_S = 30.0
-"""AgentBench's limit for one command."""
+"""AgentBench's limit for one command, in seconds."""
 GRACE_S = 2.0
-"""How long an interrupted or killed command may take to give the shell back, and a shell to say that it is ready."""
+"""Seconds for an interrupted or killed command to end, and for a shell to report that it is ready."""
 PATIENCE_S = 15.0
-"""The same for a shell that waits for nothing but a processor: on a full machine it is late by no fault of its own."""
+"""The same for a shell that only waits for a CPU: on a full machine it is late through no fault of its own."""
 OPEN_TIMEOUT_S = 10.0
-"""For a login shell's profile scripts on a busy machine; usually some ten milliseconds."""
+"""Seconds for a login shell's profile scripts on a busy machine; usually they take some ten milliseconds."""
 MOST_OUTPUT_BYTES = 32 * 2**20
-"""A command that writes more is interrupted at once: `yes` would keep a core of the server busy until its limit."""
+"""The maximum output of a command before it is interrupted: `yes` would occupy a core of the server until its limit."""
 
 COMMAND_FILE = "/run/command"
-"""Neutral, since bash's error messages show it, and outside the places whose files tasks count."""
+"""A neutral name, because bash's error messages show it, outside the places whose files tasks count."""
 
 _ARGV = ("/bin/bash", "--login", "--noediting")
 _READ_BYTES = 65_536
 _WAIT_S = 2.0
-"""The longest single wait for bytes; after it the shell is looked for."""
+"""The longest single wait for bytes, in seconds; then the shell's process is checked."""
 _ARRIVAL_S = 0.5
-"""How long what a shell has written may take to arrive: the kernel passes it on in a thread of its own."""
+"""Seconds until written bytes arrive: the kernel passes them on in its own thread."""
 
-# Each turn again: `su - jack` starts a nested shell with a prompt and a line editor of its own. `read` finds the end of
-# its input, where it would wait for a terminal: nobody types there, and the mark that ends a command is not for it.
+# In each turn: `su - jack` starts a nested shell with its own prompt and line editor. `read` gets the end of input
+# instead of waiting for a terminal: no user types there, and the mark that ends a command is not for it.
 _READ = 'read() { if [ -t 0 ]; then \\command read "$@" < /dev/null; else \\command read "$@"; fi; }; '
 _SILENCE = f"set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; {_READ}"
 
@@ -59,17 +59,17 @@ class _End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command did."""
+    """The result of a command."""
 
     text: str
     status: int | None
-    """None: the shell ended, or had to be ended. For logs; never for a reward."""
+    """The exit status, or None if the shell ended or was ended. For logs; never for a reward."""
     notice: str = ""
-    """What befell the command or the shell, in a line for the model; empty where nothing did."""
+    """Events of the command or the shell, in a line for the model, or an empty text."""
 
 
 class Shell:
-    """A session's shell. One command at a time."""
+    """A session's shell. It runs one command at a time."""
 
     def __init__(
         self, sandbox: Sandbox, *, command_timeout_s: float = COMMAND_TIMEOUT_S, grace_s: float = GRACE_S
@@ -80,14 +80,14 @@ class Shell:
         self._terminal: Terminal | None = None
         self._status = 0
         self._pid = 0
-        """Of the shell that answered last: the first, or one nested in it."""
+        """The process id of the shell that answered last: the first, or a shell nested in it."""
         self._first_pid = 0
 
     async def open(self) -> None:
         """Start the shell.
 
         Raises:
-            ShellGone: it could not be started, or did not answer.
+            ShellGone: The shell could not be started, or did not answer.
         """
         await self.close()
         environment = {**ENVIRONMENT, "TERM": "dumb", "PAGER": "cat"}
@@ -96,7 +96,7 @@ class Shell:
         except Exception as error:
             if not is_refusal(error):
                 raise
-            raise ShellGone(f"the shell did not start: {error}") from error  # the agent removed it, or its home
+            raise ShellGone(f"the shell did not start: {error}") from error  # the agent removed it or its home
         self._terminal, self._status, self._first_pid = terminal, 0, 0
         if not await self._begin(terminal, OPEN_TIMEOUT_S):
             await self.close()
@@ -104,7 +104,7 @@ class Shell:
         self._first_pid = self._pid
 
     async def _restarted(self) -> str:
-        """Open another shell; say what became of it. This command's output is not lost where none opens."""
+        """Open another shell and return a note about it; this command's output is kept even if no shell opens."""
         try:
             await self.open()
         except ShellGone:
@@ -121,16 +121,18 @@ class Shell:
         """Run *script* in the shell, for at most `COMMAND_TIMEOUT_S` and the graces.
 
         Raises:
-            ShellGone: there is no shell and none could be opened.
+            ShellGone: There is no shell, and no shell could be opened.
         """
         await self._sandbox.write_file(COMMAND_FILE, f"{script}\n".encode("utf-8", "replace"), mode=0o644)
         terminal, notices = await self._ready()
         mark = Mark()
         capture = Capture(mark)
-        # After `||`, as a failing subshell alone would end a shell under `set -e`; the file finds it in `$?`.
+        # After `||`, because a failing subshell alone would end a shell under `set -e`; the file finds the status in
+        # `$?`.
         hand_on = f"(exit {self._status}) || " if self._status else ""
         end = _End.CLOSED
-        # Not the bare names: an agent's function called `.` or `printf` would run in their place, here and ever after.
+        # Not the bare names: an agent's function called `.` or `printf` would run in their place, here and in later
+        # turns.
         if await _typed(terminal, f"{hand_on}\\command . {COMMAND_FILE}\n{mark.line}\n"):
             end = await self._read(terminal, capture, self._command_timeout_s)
         if end in (_End.LATE, _End.FLOODED):
@@ -144,10 +146,10 @@ class Shell:
         return output
 
     async def _ready(self) -> tuple[Terminal, list[str]]:
-        """Wait for a begin mark, in a new shell where the old one does not answer.
+        """Wait for a begin mark, in a new shell if the old shell does not answer.
 
-        A mark of its own, and not typed together with the command: a shell that is late would run the command, and the
-        one that replaces it would again.
+        The mark is typed separately from the command. Otherwise a late shell would run the command, and its replacement
+        would run it again.
         """
         notices = []
         if self._terminal is None or not await self._begin(self._terminal, self._grace_s):
@@ -158,7 +160,7 @@ class Shell:
         return self._terminal, notices
 
     async def _begin(self, terminal: Terminal, timeout_s: float) -> bool:
-        """Silence the shell and read until it is ready; False where it is not within *timeout_s*."""
+        """Silence the shell and read until it is ready; return False if it is not ready within *timeout_s*."""
         mark = Mark()
         capture = Capture(mark)
         terminal.silence()
@@ -166,17 +168,17 @@ class Shell:
             return False
         if await self._answer(terminal, capture, timeout_s) is not _End.MARKED or capture.found is None:
             return False
-        # Once more: a nested shell's line editor has restored what it found, which may have been an echo.
+        # Once more: a nested shell's line editor has restored the settings that it found, possibly an echo.
         terminal.silence()
         self._pid = capture.found.shell_pid
         return True
 
     async def _stop(self, terminal: Terminal, capture: Capture) -> _End:
-        """Interrupt what runs, and kill it where that does not help, until the shell answers."""
+        """Interrupt the running command, then kill it if necessary, until the shell answers."""
         for stop in (terminal.interrupt, terminal.kill_foreground):
             await stop()
-            # A fresh one, since a command that reads its input has swallowed the first. The empty line before it is for
-            # bash itself, which loses a character when it is interrupted while it waits for input.
+            # A fresh mark, because a command that reads its input has swallowed the first. The empty line before it is
+            # for bash itself, which loses a character when it is interrupted while it waits for input.
             capture.marks.append(Mark())
             if not await _typed(terminal, f"\n{capture.marks[-1].line}\n"):
                 return _End.CLOSED
@@ -186,26 +188,27 @@ class Shell:
         return _End.LATE
 
     async def _answer(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:
-        """Wait for a mark that the shell has nothing to do before, as `_read` does.
+        """Wait for a mark before which the shell has no work, as `_read` does.
 
-        A shell that is late since the machine is full is waited for, up to `PATIENCE_S`: another one in its place would
-        lose the agent's directory and variables, and with them its reward.
+        A shell that is late because the machine is full gets up to `PATIENCE_S`. A new shell in its place would lose
+        the agent's directory and variables, and with them its reward.
         """
         clock = asyncio.get_running_loop().time
         patient_until = clock() + PATIENCE_S
         end = await self._read(terminal, capture, timeout_s)
         while end is _End.LATE and clock() < patient_until:
             is_runnable = await self._is_runnable()
-            # Also from a shell that runs no more: it may have answered after the last read, and wait for a line since.
+            # Also from a shell that no longer runs: it may have answered after the last read, and wait for a line since
+            # then.
             end = await self._read(terminal, capture, min(timeout_s, _WAIT_S if is_runnable else _ARRIVAL_S))
             if not is_runnable:
                 break
         return end
 
     async def _read(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:
-        """Feed *capture* until one of its marks comes, the stream ends, time is up or there is too much.
+        """Feed *capture* until one of its marks arrives, the stream ends, the time is up, or the output is too large.
 
-        What has come by then counts, even where this process was itself kept from looking until its time was up.
+        Bytes that have arrived by then count, even if this process itself could not read them before its time was up.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
@@ -226,11 +229,11 @@ class Shell:
                 return _End.MARKED
             if capture.seen_bytes > flooded_at:
                 return _End.FLOODED
-            await asyncio.sleep(0)  # bytes that are there are read without a wait: the other sessions' turn
+            await asyncio.sleep(0)  # available bytes are read without a wait, so yield to other sessions
         return _End.LATE
 
     async def _is_runnable(self) -> bool:
-        """Say whether the shell that answered last runs, or waits for no more than a processor or a disk."""
+        """Return True if the shell that answered last runs, or waits only for a CPU or a disk."""
         if not self._pid:
             return False
         try:
@@ -242,7 +245,7 @@ class Shell:
         return told.rpartition(b")")[2].split()[:1] in ([b"R"], [b"D"])
 
     async def _is_alive(self) -> bool:
-        """Look for the shell's process: a job in the background holds the terminal open when the shell has ended."""
+        """Check the shell's process: a background job keeps the terminal open after the shell has ended."""
         if not self._first_pid:
             return True
         try:
@@ -270,7 +273,7 @@ def _without_prompt(text: str, mark: Mark) -> str:
 
 
 async def _typed(terminal: Terminal, line: str) -> bool:
-    """Type *line*; False where nobody is there to read it."""
+    """Type *line*; return False if no process can read it."""
     try:
         await terminal.write(line.encode())
     except OSError:

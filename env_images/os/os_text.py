@@ -1,7 +1,7 @@
-"""What a model writes and what it is shown, as text: the Think/Act form, and the observations of a shell.
+"""A model's texts and a shell's observations: the Think/Act form, and the display of outputs.
 
-Nothing here runs anything. A text that has no usable action is no error of the request: it gets a reminder and costs a
-turn.
+This module runs no program. A text without a usable action is not an error of the request: it gets a reminder and costs
+a turn.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 SPECIAL_TOKENS = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")
-"""What tokenizers leave at the end of a decoded turn."""
+"""Tokens that tokenizers leave at the end of a decoded turn."""
 
 LONGEST_OBSERVATION_CHARS = 800
-"""AgentBench's limit, in characters; the line in front of the output does not count."""
+"""AgentBench's limit in characters, not counting the line in front of the output."""
 KEPT_OBSERVATION_CHARS = 780
 CUT = "\n[truncated because the output is too long]"
 
@@ -40,12 +40,12 @@ class Act:
 
     kind: Literal["bash", "answer", "finish"]
     content: str
-    """The command, the answer, or nothing for `finish`."""
+    """The command, the answer, or an empty text for `finish`."""
     thought: str = ""
 
 
 def parse(text: str) -> Act | None:
-    """Read a model's turn; None where it holds no usable action.
+    """Read a model's turn; return None if it has no usable action.
 
     The last valid `Act:` counts, and for `bash` every block of the whole text, joined by an empty line.
     """
@@ -64,9 +64,9 @@ def parse(text: str) -> Act | None:
 
 
 def blocks(text: str) -> list[str]:
-    """Give the contents of all ```` ```bash ```` blocks that are closed.
+    """Return the contents of all closed ```` ```bash ```` blocks.
 
-    Line by line: a pattern takes minutes for a text of nothing but opening fences.
+    The text is read line by line, because a pattern takes minutes for a text of only opening fences.
     """
     found: list[str] = []
     opened: list[str] | None = None
@@ -90,16 +90,16 @@ def without_special_tokens(text: str) -> str:
 
 
 def plain(output: bytes) -> str:
-    """Turn what a terminal gave into text: UTF-8 with replacements, LF, no escape sequences, no control characters."""
+    """Return a terminal's output as text: UTF-8 with replacements, LF, no escape sequences, no control characters."""
     text = output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub("", _ESCAPE.sub("", text))
 
 
 def observation(output: str, *, notice: str = "", newlines: int = 1) -> str:
-    """Show an output, cut at `LONGEST_OBSERVATION_CHARS`; *notice* is a line of ours behind it, never cut.
+    """Return an output for display, cut at `LONGEST_OBSERVATION_CHARS`; the line *notice* follows it and is never cut.
 
-    *newlines* stand between the first line and the output: 1, or 2 as AgentBench's own code has it. The newline that
-    ends nearly every output is left out.
+    *newlines* is the number of line ends before the output: 1, or 2 as in AgentBench's own code. The newline at the end
+    of nearly every output is omitted.
     """
     output = output.removesuffix("\n")
     if len(output) > LONGEST_OBSERVATION_CHARS:

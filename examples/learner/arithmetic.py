@@ -1,9 +1,9 @@
-"""Reading and reducing arithmetic: what the policy sees of a `math` task, and what it can do about it.
+"""Reading and reducing arithmetic: the policy's view of a `math` task, and its moves.
 
-The text is cut into numbers, operators and brackets. A decision reduces two neighbouring numbers to one: which two, and
-by which procedure. The policy is not told what an operator means, what binds tighter, or in which order equals are
-taken: it sees the operator, what stands beside it, and how long the numbers are. An expression of *n* operators takes
-*n* decisions which all have to be right, so long ones have no signal before short ones are known.
+The text is split into numbers, operators and brackets. A decision reduces two neighbouring numbers to one. It chooses
+the pair and the procedure. The policy does not know the meaning of an operator, the precedence, or the order of equal
+operators. It sees the operator, the tokens next to the pair, and the length of the numbers. An expression of *n*
+operators takes *n* decisions, which must all be right. So long expressions have no signal before short ones are learnt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAGS: Final = ("chain_sum", "basic_arithmetic", "decimal_arithmetic")
 """Families whose questions are expressions."""
 MOST_TOKENS: Final = 200
 DIGITS: Final = 12
-"""Significant ones of an answer that is no whole number: what the questions ask for."""
+"""Number of significant digits of an answer that is not a whole number, as the questions require."""
 
 Token = Fraction | str
 
@@ -51,14 +51,14 @@ PROCEDURES: Final[Mapping[str, Callable[[Fraction, Fraction], Fraction]]] = {
     "remainder": lambda left, right: left % right if right else Fraction(0),
     "negated": lambda left, right: -left - right,
 }
-"""What can be done with two numbers, for the policy to choose from."""
+"""Operations on two numbers, for the policy to choose from."""
 
 
 def read(question: str) -> list[Token]:
-    """Cut the longest expression out of *question*. A minus before a bracket becomes ``-1 *``.
+    """Extract the longest expression in *question*. A minus before a bracket becomes ``-1 *``.
 
     Raises:
-        ValueError: there is none, or it is longer than `MOST_TOKENS`.
+        ValueError: There is no expression, or it is longer than `MOST_TOKENS`.
     """
     found = max(_EXPRESSION.findall(question), key=lambda text: len(text.strip(" .")), default="")
     tokens: list[Token] = []
@@ -81,7 +81,7 @@ def read(question: str) -> list[Token]:
 
 
 def solve(question: str, policy: Policy, chance: random.Random) -> tuple[str, tuple[Decision, ...]]:
-    """An answer to *question* as *policy* works it out, and what it decided on the way. Raises ``ValueError``."""
+    """Return the policy's answer to *question*, and its decisions. Raises ``ValueError``."""
     tokens = read(question)
     decisions = []
     while places := reducible(tokens):
@@ -93,7 +93,7 @@ def solve(question: str, policy: Policy, chance: random.Random) -> tuple[str, tu
 
 
 def reducible(tokens: Sequence[Token]) -> list[int]:
-    """The places of operators that stand between two numbers."""
+    """Return the positions of operators between two numbers."""
     return [
         at
         for at in range(1, len(tokens) - 1)
@@ -102,7 +102,7 @@ def reducible(tokens: Sequence[Token]) -> list[int]:
 
 
 def reduced(tokens: Sequence[Token], at: int, procedure: str) -> list[Token]:
-    """*tokens* with the operator at *at* carried out, by *procedure*, whatever it is."""
+    """Return *tokens* with the operator at *at* replaced by the result of *procedure*, even a wrong one."""
     left, right = tokens[at - 1], tokens[at + 1]
     assert isinstance(left, Fraction)
     assert isinstance(right, Fraction)
@@ -110,7 +110,7 @@ def reduced(tokens: Sequence[Token], at: int, procedure: str) -> list[Token]:
 
 
 def features(tokens: Sequence[Token], at: int, procedure: str) -> Features:
-    """What is seen of carrying out the operator at *at* by *procedure*."""
+    """Return the features of applying *procedure* to the operator at *at*."""
     sign, left, right = tokens[at], tokens[at - 1], tokens[at + 1]
     assert isinstance(left, Fraction)
     assert isinstance(right, Fraction)
@@ -125,7 +125,7 @@ def features(tokens: Sequence[Token], at: int, procedure: str) -> Features:
 
 
 def written(value: Token) -> str:
-    """A number as an answer: whole, or with as many digits as are asked for."""
+    """Return a number as an answer: whole, or with the required number of digits."""
     if not isinstance(value, Fraction):
         return str(value)
     if value.denominator == 1:
@@ -135,7 +135,7 @@ def written(value: Token) -> str:
 
 
 def _unwrapped(tokens: list[Token]) -> list[Token]:
-    """Take away brackets round one number."""
+    """Remove brackets around one number."""
     at = 0
     while at + 2 < len(tokens):
         if tokens[at] == "(" and isinstance(tokens[at + 1], Fraction) and tokens[at + 2] == ")":
@@ -154,6 +154,6 @@ def _kind(tokens: Sequence[Token], at: int) -> str:
 
 
 def _size(value: Fraction) -> str:
-    """How long a number is, and whether it is whole."""
+    """Return the number of digits, and whether the number is whole."""
     digits = len(str(int(value)))
     return f"{min(digits, 8)}{'' if value.denominator == 1 else 'd'}"

@@ -1,7 +1,7 @@
-"""What the learner asks of a gateway, over plain HTTP: ORS for episodes, ``/admin/v1`` for curricula and records.
+"""The learner's requests to a gateway over plain HTTP: ORS for episodes, ``/admin/v1`` for curricula and records.
 
-A session that fails is an error that ends the run, never a reward of 0. Each thread has a connection of its own, which
-takes a quarter of the processor time that a general client's pool does: there are two thousand episodes in a run.
+A failed session is an error that ends the run, never a reward of 0. Each thread has its own connection. It takes a
+quarter of the CPU time of a general client's pool, and a run has two thousand episodes.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 TIMEOUT_S: Final = 120.0
-"""Of one request; the first one waits for a worker's start."""
+"""Seconds for one request. The first request waits for a worker's start."""
 KEPT_S: Final = 2.0
-"""A connection that was idle for longer is not used again: the gateway closes those."""
+"""Seconds after which an idle connection is not reused, because the gateway closes idle connections."""
 TRIES: Final = 20
-"""To open a session that finds no slot."""
+"""Attempts to open a session while no slot is free."""
 PAUSE_S: Final = 0.5
-"""Between them."""
+"""Seconds between these attempts."""
 OK: Final = 200
 TOO_MANY: Final = 429
 
 
 class GatewayRefused(Exception):
-    """An answer that is not the one asked for; the message names the request and quotes the answer."""
+    """The gateway's answer is an error. The message names the request and quotes the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of one call."""
+    """The result of one call."""
 
     text: str
     reward: float
-    """0 where the environment gave none."""
+    """The reward, or 0 if the environment gave none."""
     finished: bool
 
 
 @dataclass(slots=True)
 class _Connection:
-    """One thread's."""
+    """The connection of one thread."""
 
     http: http.client.HTTPConnection
     used_at: float
 
 
 class Gateway:
-    """A running gateway; its methods may be called from any thread."""
+    """A running gateway. Any thread may call its methods."""
 
     def __init__(self, url: str, *, key: str = "", admin_key: str = "") -> None:
         """
         Args:
             url: ``http://host:port``.
-            key: a trainer's, if the gateway wants one.
-            admin_key: an operator's.
+            key: A trainer's key, if the gateway requires one.
+            admin_key: An operator's key.
 
         Raises:
-            ValueError: *url* is none that can be spoken to.
+            ValueError: *url* is not a usable HTTP address.
         """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
@@ -74,7 +74,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def session(self, environment: str, split: str, index: int) -> Iterator[Session]:
-        """A session on task or handle *index* of *split*; it is ended on the way out."""
+        """Yield a session on task or handle *index* of *split*, and end it on leaving."""
         session = Session(self, environment)
         session.open(split, index)
         try:
@@ -83,7 +83,7 @@ class Gateway:
             session.end()
 
     def tasks(self, environment: str, split: str) -> list[dict[str, Any]]:
-        """All tasks of *split*, by index."""
+        """Return all tasks of *split*, by index."""
         count = json.loads(self.ask("POST", f"/{environment}/num_tasks", {"split": split}))["num_tasks"]
         wanted = {"split": split, "start": 0, "stop": count}
         found: list[dict[str, Any]] = json.loads(self.ask("POST", f"/{environment}/task_range", wanted))["tasks"]
@@ -94,29 +94,29 @@ class Gateway:
         self.ask("PUT", f"/admin/v1/curriculum/{name}", document)
 
     def undefine(self, name: str) -> None:
-        """Forget it, with its draws; records stay."""
+        """Delete the curriculum and its draws. Records stay."""
         self.ask("DELETE", f"/admin/v1/curriculum/{name}")
 
     def updated(self, name: str, policy: str) -> None:
-        """Say that *policy* plays from now on: the next draw looks at all that was played before."""
+        """Report that *policy* plays from now on, so that the next draw uses all records so far."""
         self.ask("POST", f"/admin/v1/curriculum/{name}/feedback", {"policy": policy})
 
     def state(self, name: str) -> dict[str, Any]:
-        """The state of a curriculum: its stage, and the tasks that it draws most often."""
+        """Return the state of a curriculum: its stage, and its most frequently drawn tasks."""
         found: dict[str, Any] = json.loads(self.ask("GET", f"/admin/v1/curriculum/{name}"))
         return found
 
     def records(self, environment: str) -> list[dict[str, Any]]:
-        """What is known of each task that was played."""
+        """Return the record of each played task."""
         text = self.ask("GET", f"/admin/v1/records?environment={environment}")
         return [json.loads(line) for line in text.splitlines()]
 
     def ask(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> str:
-        """Send one request, once; returns the body of its answer.
+        """Send one request, without retries, and return the body of its answer.
 
         Raises:
-            GatewayRefused: the answer is an error.
-            OSError: there was none.
+            GatewayRefused: The answer is an error.
+            OSError: There is no answer.
         """
         status, text = self.answer(method, path, body, headers)
         if not OK <= status < 300:
@@ -126,7 +126,7 @@ class Gateway:
     def answer(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """As `ask`, with whatever status the answer has."""
+        """Send one request, and return the status and the body of its answer, for any status."""
         keys = self._admin_key if path.startswith("/admin/") else self._key
         sent = json.dumps(body) if body is not None else None
         connection = self._connection()
@@ -155,12 +155,12 @@ class Gateway:
             mine = _Connection(http.client.HTTPConnection(*self._place, timeout=TIMEOUT_S), 0.0)
             self._mine.connection = mine
         elif time.monotonic() - mine.used_at > KEPT_S:
-            mine.http.close()  # opens again with the next request
+            mine.http.close()  # reopens with the next request
         return mine.http
 
 
 class Session:
-    """A session, which one thread at a time may play."""
+    """A session, for one thread at a time."""
 
     def __init__(self, gateway: Gateway, environment: str) -> None:
         self._gateway = gateway
@@ -168,7 +168,7 @@ class Session:
         self._headers = {"X-Session-ID": uuid.uuid4().hex, "Accept": "text/event-stream"}
 
     def open(self, split: str, index: int) -> None:
-        """Open it; waits a little where no slot is free. Raises ``GatewayRefused``, ``OSError``."""
+        """Open the session. Wait a little if no slot is free. Raises ``GatewayRefused``, ``OSError``."""
         wanted = {"env_name": self._environment, "split": split, "index": index}
         for _ in range(TRIES):
             status, text = self._gateway.answer("POST", "/create", wanted, self._headers)
@@ -180,22 +180,22 @@ class Session:
         raise GatewayRefused(f"POST /create: {status} {text[:500]}")
 
     def end(self) -> None:
-        """End it: what came of it is then in its task's record."""
+        """End the session. Its result is then in its task's record."""
         self._gateway.ask("POST", "/delete", headers=self._headers)
 
     def prompt(self) -> str:
-        """The text of the prompt."""
+        """Return the text of the prompt."""
         return _text(json.loads(self._gateway.ask("GET", f"/{self._environment}/prompt", headers=self._headers)))
 
     def call(self, tool: str, argument: Mapping[str, str]) -> Seen:
-        """Call *tool*."""
+        """Call *tool*, and return the result."""
         wanted = {"name": tool, "input": dict(argument)}
         output = _output(self._gateway.ask("POST", f"/{self._environment}/call", wanted, self._headers))
         return Seen(_text(output["blocks"]), float(output.get("reward") or 0.0), bool(output["finished"]))
 
 
 def _output(stream: str) -> dict[str, Any]:
-    """The outcome that a call's event stream ends with; a long one comes in pieces."""
+    """Return the result at the end of a call's event stream. A long result comes in chunks."""
     data, name = "", ""
     for line in stream.splitlines():
         if line.startswith("event: "):

@@ -1,10 +1,10 @@
-"""Grid worlds as the policy sees them: walls, hazards, keys and doors, and a goal that ends the game.
+"""The policy's view of grid worlds: walls, hazards, keys and doors, and a goal that ends the game.
 
-A decision is one of the six moves. It is told by what it comes to: whether it changes anything, what stands there, how
-often the player was there, and to what of all that is in sight it leads nearer. The policy is not told what is worth
-going to, that hazards are bad, or what keys are for. None of that has to do with the size of a world, so what a small
-one teaches holds in a large one. Nothing but the goal is rewarded, which a player that knows nothing finds once in
-twenty games of the smallest worlds, and hardly ever in larger ones.
+A decision is one of the six moves. Its features are its effects: whether it changes anything, the kind of the cell, the
+number of past visits there, and the visible things that it leads nearer to. The policy does not know which things are
+worth reaching, that hazards are bad, or the use of keys. No feature depends on the size of a world, so lessons from a
+small world apply to a large one. Only the goal has a reward. An untrained player finds it once in twenty games of the
+smallest worlds, and hardly ever in larger worlds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from examples.learner.policy import Attempt, Decision, Features, Policy
 
 TAGS: Final = ("grid",)
 MOST_TURNS: Final = 500
-"""More than any task has: a game that goes on for longer is given up."""
+"""Turns after which a game is given up. No task has so many."""
 
 Place = tuple[int, int]
-"""Row and column, from the top left corner; where the player does not see the whole map, from where it started."""
+"""Row and column from the top left corner, or from the start if the player does not see the whole map."""
 Distances = Mapping[Place, int]
-"""Steps from a place to the nearest of some others; places without a way are missing."""
+"""Steps from a place to the nearest of some other places. Unreachable places are missing."""
 
 STEPS: Final[Mapping[str, Place]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 MOVES: Final = (*STEPS, "pick", "open")
 PLAYER, FLOOR, WALL, HAZARD, GOAL, UNSEEN = "@.#^G?"
 KEYS, DOORS = "abc", "ABC"
 THINGS: Final = ("goal", "key", "door")
-"""What a player can do something with, once it is there: all of them look alike in one feature, "thing"."""
+"""Things that a player can use once it is there. One feature, "thing", is common to all of them."""
 MANY: Final = 3
-"""Visits to a place that are not told apart from more."""
+"""Number of visits from which the count is no longer distinguished."""
 
 _ROW = re.compile(r"^[#.^@GA-Ca-c]{3,}$")
 _FAR = re.compile(r"You see (\d+) cells far")
@@ -47,7 +47,7 @@ def play(session: Session, policy: Policy, chance: random.Random) -> Attempt:
     """Play one game to its end.
 
     Raises:
-        ValueError: it shows no map, or does not end.
+        ValueError: The game shows no map, or does not end.
     """
     world = World.begun(session.prompt())
     decisions: list[Decision] = []
@@ -63,43 +63,43 @@ def play(session: Session, policy: Policy, chance: random.Random) -> Attempt:
 
 @dataclass(slots=True)
 class World:
-    """What is known of a grid world."""
+    """The known state of a grid world."""
 
     is_whole: bool = True
-    """Whether every map shows all of it."""
+    """True if every map shows the whole world."""
     cells: dict[Place, str] = field(default_factory=dict)
-    """As they were seen last, without the player."""
+    """The last seen state of each cell, without the player."""
     at: Place = (0, 0)
-    """Where the player is."""
+    """The player's place."""
     held: frozenset[str] = frozenset()
     """Keys that the player has."""
     been: dict[Place, int] = field(default_factory=dict)
-    """How often the player was at a place."""
+    """Number of the player's visits to each place."""
     moved: str = ""
     """The last move."""
 
     @classmethod
     def begun(cls, prompt: str) -> World:
-        """The world that *prompt* opens. Raises ``ValueError``: it shows no map."""
+        """Return the world of *prompt*. Raises ``ValueError`` if it shows no map."""
         world = cls(is_whole=_FAR.search(prompt) is None)
         world._look(prompt)
         return world
 
     def decide(self, policy: Policy, chance: random.Random) -> Decision:
-        """Choose a move, and remember it."""
+        """Choose a move, and store it."""
         ways = self.ways()
         decision = policy.decide([self.features(move, ways) for move in MOVES], chance)
         self.moved = MOVES[decision.taken]
         return decision
 
     def see(self, text: str) -> None:
-        """Take what the last move came to. Raises ``ValueError``: *text* shows no map."""
+        """Update the world after the last move. Raises ``ValueError`` if *text* shows no map."""
         if self.moved in STEPS and text.startswith("You went"):
             self.at = _beside(self.at, self.moved)
         self._look(text)
 
     def ways(self) -> dict[str, Distances]:
-        """How far it is to the nearest of each kind of thing to which a way is known."""
+        """Return the distances to the nearest thing of each kind with a known way."""
         places: dict[str, list[Place]] = {}
         for place, cell in self.cells.items():
             if kind := self._kind(cell):
@@ -110,7 +110,7 @@ class World:
         return {kind: far for kind, far in sorted(found.items()) if self.at in far}
 
     def features(self, move: str, ways: Mapping[str, Distances]) -> Features:
-        """What is seen of *move*; *ways* as `ways` gives them."""
+        """Return the features of *move*. *ways* come from `ways`."""
         if move == "pick":
             here = self._cell(self.at)
             return ("pick a key",) if here in KEYS and here not in self.held else ("vain", "vain pick")
@@ -130,7 +130,7 @@ class World:
         return (f"been {min(self.been.get(to, 0), MANY)}", *leads)
 
     def _look(self, text: str) -> None:
-        """Take the map and the keys that *text* shows."""
+        """Read the map and the keys in *text*."""
         rows = [line for line in text.splitlines() if _ROW.match(line)]
         seen = next(((r, row.index(PLAYER)) for r, row in enumerate(rows) if PLAYER in row), None)
         if seen is None:
@@ -152,7 +152,7 @@ class World:
         return self._cell(place) in (FLOOR, GOAL, *KEYS)
 
     def _kind(self, cell: str) -> str | None:
-        """What there is at a cell to go to."""
+        """Return the kind of the thing at a cell, or None."""
         if cell == GOAL:
             return "goal"
         if cell in KEYS:
@@ -162,7 +162,7 @@ class World:
         return None
 
     def _distances(self, ends: Iterable[Place]) -> Distances:
-        """How far it is to the nearest of *ends*, over free cells."""
+        """Return the distances to the nearest of *ends*, over free cells."""
         far = dict.fromkeys(ends, 0)
         waiting = deque(far)
         while waiting:

@@ -1,4 +1,4 @@
-"""What there is to learn: for each environment its player, its tasks, its curricula and their rates."""
+"""The lessons: for each environment its player, its tasks, its curricula and their learning rates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A policy over features, and how it learns from groups: softmax, log-linear, GRPO's advantages.
+"""A policy over features that learns from groups: softmax, log-linear, GRPO's advantages.
 
-Nothing here knows an environment. A decision is a choice among options, each a set of binary features; their weights
-are all that is learnt. Tasks that share features share what is learnt on either.
+This module is independent of the environment. A decision is a choice among options, each a set of binary features.
+Only the features' weights are learnt. Tasks with common features share what is learnt.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from statistics import fmean, pstdev
 from typing import Final
 
 LEAST_DEVIATION: Final = 0.1
-"""Added to the deviation of a group's rewards, so that differences in crumbs of partial credit are no strong signal."""
+"""Added to the deviation of a group's rewards, so that small differences of partial credit give no strong signal."""
 
 Features = tuple[str, ...]
-"""Names of the features that an option has."""
+"""Names of an option's features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A choice that was made."""
+    """A choice among options."""
 
     options: tuple[Features, ...]
     taken: int
@@ -31,7 +31,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One member of a group: all that was decided in an episode, and what it was worth."""
+    """One member of a group: all decisions of an episode, and its reward."""
 
     decisions: tuple[Decision, ...]
     reward: float
@@ -42,10 +42,10 @@ class Policy:
     """Chooses an option with probability proportional to ``exp`` of the sum of its features' weights."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    """A feature that is missing weighs 0: at the beginning all options are alike."""
+    """Weights by feature. A missing feature has the weight 0, so at first all options are equal."""
 
     def probabilities(self, options: Sequence[Features]) -> list[float]:
-        """How likely each option is taken; *options* is not empty."""
+        """Return the probability of each option. *options* is not empty."""
         known = self.weights
         scores = [sum([known.get(name, 0.0) for name in option]) for option in options]
         most = max(scores)
@@ -61,11 +61,11 @@ class Policy:
         return Decision(tuple(options), taken)
 
     def log_probability(self, decisions: Sequence[Decision]) -> float:
-        """Of all *decisions* together."""
+        """Return the log probability of all *decisions* together."""
         return sum(math.log(self.probabilities(one.options)[one.taken]) for one in decisions)
 
     def gradient(self, decisions: Sequence[Decision]) -> dict[str, float]:
-        """How `log_probability` changes with each weight: the features taken less those expected."""
+        """Return the derivatives of `log_probability` by weight: the features taken minus the expected features."""
         slopes: dict[str, float] = {}
         for decision in decisions:
             chances = self.probabilities(decision.options)
@@ -76,7 +76,7 @@ class Policy:
         return slopes
 
     def learn(self, group: Sequence[Attempt], *, rate: float) -> bool:
-        """Take one step of ascent on a group's rewards, *rate* far; whether there was anything to learn from."""
+        """Take one ascent step on a group's rewards with learning rate *rate*. Return False if there is no signal."""
         wanted = advantages([attempt.reward for attempt in group])
         if not any(wanted):
             return False
@@ -90,7 +90,7 @@ class Policy:
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Centre *rewards* of one group on their mean, and divide by their deviation; all 0 if they are all the same."""
+    """Centre *rewards* of one group on their mean, and divide by their deviation. Return zeros if all are equal."""
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
     mean, scale = fmean(rewards), pstdev(rewards) + LEAST_DEVIATION
@@ -98,5 +98,5 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def largest(weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
-    """The *count* weights that are farthest from 0, for a look at what was learnt."""
+    """Return the *count* weights that are farthest from 0, to inspect what was learnt."""
     return sorted(weights.items(), key=lambda item: (-abs(item[1]), item[0]))[:count]

@@ -1,4 +1,4 @@
-"""What many runs come to: tables, JSON and a plot."""
+"""The summary of many runs: tables, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from examples.learner.training import Run
 
 BASELINE: Final = "uniform"
 STYLE: Final[Mapping[str, Any]] = {
-    "svg.hashsalt": "env-gateway",  # ids would be new ones in each run else
-    "svg.fonttype": "none",  # letters stay letters
+    "svg.hashsalt": "env-gateway",  # otherwise each run has new ids
+    "svg.fonttype": "none",  # text stays text
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.3,
@@ -28,16 +28,16 @@ STYLE: Final[Mapping[str, Any]] = {
 }
 METADATA: Final[Mapping[str, None]] = {"Date": None, "Creator": None, "Format": None, "Type": None}
 SIZE: Final = (6.4, 3.8)
-"""Inches."""
+"""Size in inches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Numbers of several seeds."""
+    """Mean and deviation over several seeds."""
 
     mean: float
     deviation: float
-    """Of the sample; 0 of one number."""
+    """Standard deviation of the sample; 0 for one number."""
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} ± {self.deviation:.3f}"
@@ -45,29 +45,29 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How a sampler fared over all seeds."""
+    """The results of a sampler over all seeds."""
 
     sampler: str
     seeds: int
     rate: float
     area: Spread
-    """Under the learning curve: the mean of the held-out score over the whole run."""
+    """Area under the learning curve: the mean of the held-out score over the whole run."""
     final: Spread
     informative: Spread
-    """The share of groups that there was something to learn from."""
+    """Share of groups with a learning signal."""
     gain: Spread | None
-    """In area over the baseline with the same seed; None: it is the baseline, or that was not run."""
+    """Gain in area over the baseline with the same seed; None for the baseline, or if there is no baseline run."""
     better: int
-    """Seeds whose area is larger than the baseline's."""
+    """Number of seeds whose area is larger than the baseline's."""
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """Mean and standard deviation."""
+    """Return the mean and the standard deviation."""
     return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0)
 
 
 def summaries(runs: Sequence[Run]) -> list[Summary]:
-    """One for each sampler, in the order in which they were run."""
+    """Return one summary for each sampler, in the order of the runs."""
     baseline = {run.seed: run.area for run in runs if run.sampler == BASELINE}
     found = []
     for sampler in dict.fromkeys(run.sampler for run in runs):
@@ -98,7 +98,7 @@ def show(runs: Sequence[Run], *, title: str) -> None:
 
 
 def as_json(runs: Sequence[Run], *, about: Mapping[str, Any]) -> str:
-    """All runs and what they come to."""
+    """Return all runs and their summaries as JSON."""
     document = {
         **about,
         "summary": [_rounded(asdict(one)) for one in summaries(runs)],
@@ -108,12 +108,12 @@ def as_json(runs: Sequence[Run], *, about: Mapping[str, Any]) -> str:
 
 
 def are_plots_possible() -> bool:
-    """Whether matplotlib is there."""
+    """Return True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def plot(runs: Sequence[Run], path: Path, *, title: str) -> bool:
-    """Draw the mean of each sampler's curves with a band of one deviation; False where matplotlib is missing."""
+    """Draw the mean of each sampler's curves with a band of one deviation. Return False without matplotlib."""
     if not are_plots_possible():
         return False
     matplotlib = importlib.import_module("matplotlib")

@@ -1,4 +1,4 @@
-"""A gateway of the run's own: a child process with local workers, whose records nobody else has a part in."""
+"""The run's own gateway: a child process with local workers, whose records come from this run alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ READY: Final = "gateway_ready url="
 START_S: Final = 60.0
 STOP_S: Final = 30.0
 LOOK_S: Final = 0.02
-"""Between looks at what the child said."""
+"""Seconds between two checks of the child's output."""
 
 
 @contextlib.contextmanager
 def a_gateway(environment: str) -> Iterator[str]:
-    """Start a gateway that offers *environment*; yields its address. It and its files are gone afterwards.
+    """Start a gateway that offers *environment*, and yield its address. Remove it and its files on leaving.
 
     Raises:
-        RuntimeError: it was not ready in time; the message ends with what it said.
+        RuntimeError: It was not ready in time. The message ends with its output.
     """
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}

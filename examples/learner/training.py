@@ -1,4 +1,4 @@
-"""One run: a fresh policy, a curriculum, groups of episodes, and a score on the held-out split now and then."""
+"""One run: a new policy, a curriculum, groups of episodes, and regular scores on the held-out split."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from examples.learner.policy import Attempt, Policy, largest
 
 HELD_OUT: Final = "test"
 AT_ONCE: Final = 8
-"""Sessions at a time."""
+"""Number of concurrent sessions."""
 SHOWN: Final = 12
-"""Weights that a run's result shows."""
+"""Number of weights in a run's result."""
 
 Player = Callable[[Session, Policy, random.Random], Attempt]
 """Plays one episode to its end."""
@@ -25,28 +25,28 @@ Player = Callable[[Session, Policy, random.Random], Attempt]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """An environment as the learner takes it on."""
+    """The learner's setup for an environment."""
 
     environment: str
     tags: tuple[str, ...]
-    """The tasks that it knows how to look at, in both splits."""
+    """Tags of the tasks that the player understands, in both splits."""
     player: Player
     success_at: float
-    """The reward from which on an attempt is a success."""
+    """Lowest reward of a successful attempt."""
     samplers: Mapping[str, Mapping[str, Any]]
-    """What the curriculum of each name says of its sampler."""
+    """The sampler table of each curriculum, by name."""
     rates: Mapping[str, float]
-    """The rate of learning for each of them."""
+    """The learning rate for each sampler."""
     group_size: int
     episodes: int
-    """That a run has, if nobody says otherwise."""
+    """Default number of episodes of a run."""
     plays: int
-    """Of each held-out task, for one score."""
+    """Number of plays of each held-out task for one score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that makes a run what it is."""
+    """All settings of a run."""
 
     lesson: Lesson
     sampler: str
@@ -54,25 +54,25 @@ class Plan:
     episodes: int
     rate: float
     checkpoints: int
-    """Scores on the held-out split, but for the one at the beginning."""
+    """Number of scores on the held-out split, without the score at the beginning."""
 
 
 @dataclass(slots=True)
 class Run:
-    """How a run went."""
+    """The result of a run."""
 
     sampler: str
     seed: int
     rate: float
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Episodes trained so far, and the mean reward on the held-out split then."""
+    """Number of trained episodes, and the mean reward on the held-out split at that point."""
     groups: int = 0
     informative: int = 0
-    """Groups whose members did not all fare alike: the others teach nothing."""
+    """Number of groups with different rewards. The other groups give no signal."""
     drawn: dict[str, int] = field(default_factory=dict)
-    """Training episodes by the difficulty of their task, as the gateway's records have them."""
+    """Training episodes by the difficulty of their task, from the gateway's records."""
     stage: str | None = None
-    """That the curriculum came to, if it has stages."""
+    """Last stage of the curriculum, if it has stages."""
     weights: list[tuple[str, float]] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class Run:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The curriculum of a run."""
+    """Return the curriculum of a run."""
     return {
         "environment": plan.lesson.environment,
         "tags": list(plan.lesson.tags),
@@ -100,7 +100,7 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 def train(gateway: Gateway, plan: Plan) -> Run:
-    """Train a policy from nothing on the curriculum of *plan*."""
+    """Train a new policy on the curriculum of *plan*."""
     lesson = plan.lesson
     name = f"{plan.sampler}-{plan.seed}"
     split = f"train:{name}"
@@ -120,7 +120,7 @@ def train(gateway: Gateway, plan: Plan) -> Run:
                 group = table.play(policy, [(split, step % handles, seed) for seed in seeds])
                 run.groups += 1
                 run.informative += policy.learn(group, rate=plan.rate)
-                # Sessions of trainers take minutes, and draws follow records in seconds; here they have to at once.
+                # Draws follow records within seconds, which is too late here: a trainer's sessions take minutes.
                 gateway.updated(name, f"step-{step + 1}")
                 if step + 1 in looks:
                     run.curve.append(((step + 1) * lesson.group_size, table.score(policy, held_out, plan)))
@@ -134,14 +134,14 @@ def train(gateway: Gateway, plan: Plan) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where episodes are played, several at a time."""
+    """Plays several episodes at a time."""
 
     gateway: Gateway
     lesson: Lesson
     threads: ThreadPoolExecutor
 
     def play(self, policy: Policy, episodes: Iterable[tuple[str, int, str]]) -> list[Attempt]:
-        """Play *episodes*, each a split, an index and a seed; the first one that fails is raised."""
+        """Play *episodes*, each a split, an index and a seed. Raise the first error."""
 
         def one(episode: tuple[str, int, str]) -> Attempt:
             split, index, seed = episode
@@ -151,14 +151,14 @@ class _Table:
         return list(self.threads.map(one, episodes))
 
     def score(self, policy: Policy, held_out: Sequence[int], plan: Plan) -> float:
-        """The mean reward on the held-out tasks, `Lesson.plays` times each; nothing is learnt from them."""
+        """Return the mean reward on the held-out tasks, `Lesson.plays` times each, without learning from them."""
         seeds = [f"{plan.seed}/{HELD_OUT}/{play}" for play in range(plan.lesson.plays)]
         played = self.play(policy, [(HELD_OUT, index, f"{seed}/{index}") for index in held_out for seed in seeds])
         return fmean(attempt.reward for attempt in played)
 
 
 def _drawn(gateway: Gateway, lesson: Lesson) -> dict[str, int]:
-    """Training episodes by difficulty. The gateway's records are of all that was ever played there."""
+    """Return the training episodes by difficulty. The gateway's records cover all episodes ever played there."""
     levels = {task["id"]: str(task["difficulty"]) for task in gateway.tasks(lesson.environment, "train")}
     drawn = dict.fromkeys(sorted(set(levels.values())), 0)
     for record in gateway.records(lesson.environment):

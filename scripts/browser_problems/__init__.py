@@ -1,4 +1,4 @@
-"""The tasks of the browser environment, written for it: what `scripts/make-browser-tasks` makes the task files of."""
+"""The browser environment's own tasks, from which `scripts/make-browser-tasks` makes the task files."""
 
 from . import browsing, forms, pointing
 from .problem import MiniwobProblem, Problem

@@ -1,4 +1,4 @@
-"""Browsing: links, tables, lists of several pages, tabs; many of them are answered with a message."""
+"""Browsing: links, tables, lists of several pages, and tabs. Many tasks are answered with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms: fields, choices, what is checked before it is taken, and signing in."""
+"""Forms: fields, choices, validation before acceptance, and signing in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointing: dragging, menus, dialogs, what is hidden until it is opened, and what must be left alone."""
+"""Pointing: dragging, menus, dialogs, elements hidden until they are opened, and elements that must stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A problem: its pages, its instruction, how it is judged, a right solution and a wrong one.
+"""A problem: its pages, its instruction, its evaluation, a right solution and a wrong solution.
 
-Solutions name elements as the agent sees them: ``click({button 'Save'})`` is the click on the first element whose line
-in the accessibility tree goes on so; ``{link 'Open'#2}`` is the second. They go into no task.
+Solutions name elements as the agent sees them. ``click({button 'Save'})`` clicks the first element whose line in the
+accessibility tree continues with that text; ``{link 'Open'#2}`` is the second. No task contains a solution.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class Problem:
 
     slug: str
     level: int
-    """1 (easy) to 3 (hard)."""
+    """The level from 1 (easy) to 3 (hard)."""
     tags: Sequence[str]
     text: str
     config: Mapping[str, Any]
     evaluation: Mapping[str, Any]
     solution: Sequence[str]
-    """Actions, one step each; the last one has the reward 1."""
+    """Actions, one step each; the last action has the reward 1."""
     wrong: Sequence[str] = ("send_msg_to_user('It is done.')",)
     """Actions that end the episode with 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MiniwobProblem:
-    """One official MiniWoB task; pages, goal and judge are its own."""
+    """One official MiniWoB task, with its own pages, goal and judge."""
 
     name: str
     level: int
@@ -38,7 +38,7 @@ class MiniwobProblem:
 
 
 def page(title: str, body: str, script: str = "") -> str:
-    """Write a page."""
+    """Return a page."""
     code = f"<script>{script}</script>" if script else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -50,4 +50,4 @@ def page(title: str, body: str, script: str = "") -> str:
 
 
 BY_ID = "const by = id => document.getElementById(id);"
-"""What most scripts begin with."""
+"""The first line of most scripts."""

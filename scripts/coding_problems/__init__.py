@@ -1,4 +1,4 @@
-"""The problems of the coding environment, written for it: what `scripts/make-coding-tasks` makes the tasks of."""
+"""The coding environment's own problems, from which `scripts/make-coding-tasks` makes the tasks."""
 
 from .problem import Problem
 from .test_easy import PROBLEMS as TEST_EASY

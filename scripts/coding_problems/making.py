@@ -1,4 +1,4 @@
-"""Turns problems into tasks: hidden outputs come from the reference, which has to give the examples' first."""
+"""Turns problems into tasks. The reference computes the hidden outputs, and must give the examples' outputs first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from .problem import Problem
 
 TIME_LIMIT_S = 4
-"""CPU time of a case; the slowest reference takes a tenth of it."""
+"""CPU time of a case in seconds; the slowest reference takes a tenth of it."""
 RUN_S = 30.0
 
 
 class UnsoundProblem(Exception):
-    """The reference does not give an example's output, or the same input is there twice."""
+    """The reference does not give an example's output, or an input occurs twice."""
 
 
 def task_of(problem: Problem, *, split: str) -> dict[str, Any]:
-    """Make the task of *problem*; tasks/coding/README.md describes the fields.
+    """Return the task of *problem*; tasks/coding/README.md describes the fields.
 
     Raises:
-        UnsoundProblem: see there.
+        UnsoundProblem: The reference does not give an example's output, or an input occurs twice.
     """
     answer = answers(problem, problem.reference)
     cases = [case_of(problem, given, output, public=True) for given, output in problem.examples]
@@ -51,7 +51,7 @@ def task_of(problem: Problem, *, split: str) -> dict[str, Any]:
 
 
 def case_of(problem: Problem, given: Any, output: Any, *, public: bool) -> dict[str, Any]:
-    """Write one test case."""
+    """Return one test case."""
     shown = {"public": True} if public else {}
     if problem.signature:
         return {**shown, "arguments": plain(list(given)), "output": plain(output)}
@@ -59,18 +59,18 @@ def case_of(problem: Problem, given: Any, output: Any, *, public: bool) -> dict[
 
 
 def answers(problem: Problem, source: str) -> Callable[[Any], Any]:
-    """Give what computes the output for an example's or hidden input, with *source* as the solution."""
+    """Return a function that computes the output for an example's or hidden input, with *source* as the solution."""
     if problem.signature is None:
         return lambda given: run_program(source, given)
     namespace: dict[str, Any] = {"__name__": "solution"}
     exec(compile(source, problem.slug, "exec"), namespace)
     function = namespace[problem.slug]
-    # The arguments as they come out of the task file: new lists each time, since a solution may change them.
+    # The arguments as in the task file: new lists in each call, because a solution may change them.
     return lambda given: plain(function(*plain(list(given))))
 
 
 def run_program(source: str, given: str) -> str:
-    """Run a program of ours in a process of its own."""
+    """Run one of the project's own programs in a separate process."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", source], input=given, capture_output=True, text=True, timeout=RUN_S, check=True
     )
@@ -78,11 +78,11 @@ def run_program(source: str, given: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Give *value* as JSON keeps it: tuples become lists."""
+    """Return *value* as JSON keeps it: tuples become lists."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
 def lines(problems: list[Problem], *, split: str) -> Iterator[str]:
-    """Write one task a line, compact."""
+    """Yield one compact task per line."""
     for problem in problems:
         yield json.dumps(task_of(problem, split=split), ensure_ascii=False, separators=(",", ":")) + "\n"

@@ -1,7 +1,7 @@
-"""A problem: its statement, its examples worked by hand, hidden inputs, a right solution and a wrong one.
+"""A problem: its statement, its hand-made examples, hidden inputs, a right solution and a wrong solution.
 
-The examples' outputs are written by hand and the hidden ones computed by the reference, so that neither is believed
-alone: the reference has to give the examples' outputs.
+The examples' outputs are written by hand, and the reference computes the hidden outputs. Each checks the other: the
+reference must give the examples' outputs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One problem, for a function of the name `slug` or, where no function of this name is defined, a program."""
+    """One problem: for a function with the name `slug`, or for a program if the reference defines no such function."""
 
     slug: str
     level: int
-    """1 (easy) to 3 (hard)."""
+    """The level from 1 (easy) to 3 (hard)."""
     topic: str
     text: str
-    """Without the name and the form of the solution, which `statement` adds."""
+    """The statement without the name and the form of the solution, which `statement` adds."""
     reference: str
-    """Python; the function's `def` line is the signature that the statement shows."""
+    """Python code; the function's `def` line is the signature that the statement shows."""
     wrong: tuple[str, str]
-    """A piece of the reference and what a plausible mistake has in its place."""
+    """A piece of the reference, and a plausible mistake in its place."""
     examples: Sequence[tuple[Any, Any]]
     """(arguments, output) for a function, with a tuple of arguments; (input, output) for a program."""
     hidden: Sequence[Any]
@@ -32,7 +32,7 @@ class Problem:
 
     @property
     def signature(self) -> str | None:
-        """The `def` line of the function; None for a program."""
+        """The `def` line of the function, or None for a program."""
         start = f"def {self.slug}("
         return next((line.rstrip(":") for line in self.reference.splitlines() if line.startswith(start)), None)
 
@@ -45,7 +45,7 @@ class Problem:
 
     @property
     def statement(self) -> str:
-        """What the agent is asked, without the examples."""
+        """The problem for the agent, without the examples."""
         text = " ".join(self.text.split())
         if (signature := self.signature) is not None:
             return f"{text}\n\nWrite the function `{signature}`."
@@ -53,5 +53,5 @@ class Problem:
 
 
 def each(*values: Any) -> list[tuple[Any]]:
-    """Make the arguments of a function that takes one out of each of *values*."""
+    """Return the arguments of a function with one parameter, one tuple for each of *values*."""
     return [(value,) for value in values]

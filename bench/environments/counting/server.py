@@ -1,6 +1,6 @@
-"""``counting``: the smallest OpenEnv environment, as one of ours; the official server's is in ``bench/references``.
+"""``counting``: the smallest OpenEnv environment on this project's server. ``bench/references`` has the official one.
 
-Twice: once as authors write it, in plain ``def``, which runs beside the server's loop; once on the loop itself.
+There are two versions: the usual plain ``def``, which runs in a thread, and a tool on the server's own loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from envserver import Environment, Prompt, StepResult, Task, TextBlock, serve, t
 
 
 class Counting(Environment):
-    """A counter that only its trainer's actions move."""
+    """A counter that only its trainer's actions change."""
 
     name = "counting"
     default_tool = "act"
 
     @classmethod
     def splits(cls) -> Sequence[str]:
-        """Name the one split."""
+        """Return the only split."""
         return ["train"]
 
     @classmethod
     def tasks(cls, split: str) -> Sequence[Mapping[str, Any]]:
-        """List the one task."""
+        """Return the only task."""
         return [{"id": "only"}]
 
     def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Begin at zero."""
+        """Set the counter to zero."""
         self.value = 0
         return TextBlock("ready", {"observation": {"value": 0}})
 
@@ -41,7 +41,7 @@ class Counting(Environment):
 
 
 class CountingInline(Counting):
-    """The same on the server's own loop."""
+    """The same counter on the server's own loop."""
 
     name = "counting-inline"
     default_tool = "act"

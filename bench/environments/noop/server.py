@@ -1,4 +1,4 @@
-"""``noop``: tools that do nothing but give their text back, so that what is measured is everything around a tool."""
+"""``noop``: tools that only return their text, so that a measurement shows all costs around a tool."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,22 +9,22 @@ PROMPT = "Say something."
 
 
 class Noop(Environment):
-    """One task, which says nothing."""
+    """One task with a fixed prompt."""
 
     name = "noop"
 
     @classmethod
     def splits(cls) -> Sequence[str]:
-        """Name the one split."""
+        """Return the only split."""
         return ["train"]
 
     @classmethod
     def tasks(cls, split: str) -> Sequence[Mapping[str, Any]]:
-        """List the one task."""
+        """Return the only task."""
         return [{"id": "only"}]
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Do nothing."""
+        """Return the fixed prompt."""
         return PROMPT
 
     @tool

@@ -1,6 +1,6 @@
-"""``steps``: a step takes as long as it is told to, says how often it ran, and notes when its session ended.
+"""``steps``: a step takes the requested time, reports its counts, and the worker records the end of each session.
 
-What is measured with it is not the environment: a step waits and does nothing else.
+The environment itself is not measured: a step only waits.
 """
 
 import asyncio
@@ -13,30 +13,30 @@ from typing import Any
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, ToolCall, serve, tool
 
 ENDS = Path(os.environ.get("ENVSERVER_SOCKET", "/run/envserver/http.sock")).parent / "ends"
-"""Lines of a session's number and the Unix time of its end, of sessions that have a number."""
+"""File with a line for each session that has a number: the number and the Unix time of its end."""
 
 
 class Steps(Environment):
-    """A task may hold ``n``, the number of its session."""
+    """Counts steps. A task may contain ``n``, the number of its session."""
 
     name = "steps"
     default_tool = "act"
-    lanes = "shared"  # thousands of sessions, and one thread
+    lanes = "shared"  # thousands of sessions in one thread
     doubled = 0
-    """Steps that ran more than once, in all sessions of this worker: always 0, or somebody sent one again."""
+    """Number of steps that ran more than once, in all sessions of this worker: 0 unless a step was sent again."""
 
     @classmethod
     def splits(cls) -> Sequence[str]:
-        """Name the one split."""
+        """Return the only split."""
         return ["train"]
 
     @classmethod
     def tasks(cls, split: str) -> Sequence[Mapping[str, Any]]:
-        """List the one task."""
+        """Return the only task."""
         return [{"id": "only"}]
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
-        """Begin at zero."""
+        """Start with a count of zero."""
         self.tokens: set[str] = set()
         return TextBlock("ready", {"observation": {"count": 0}})
 
@@ -51,12 +51,12 @@ class Steps(Environment):
         return StepResult(f"{token} {len(self.tokens)} {Steps.doubled}", reward=1.0, data=data)
 
     def parse_text(self, text: str) -> ToolCall:
-        """Read a token and, behind a space, seconds."""
+        """Parse a token and, after a space, seconds."""
         token, _, seconds = text.partition(" ")
         return ToolCall("act", {"token": token, "seconds": float(seconds or 0)})
 
     async def close(self) -> None:
-        """Note the end."""
+        """Record the end of a session with a number."""
         if "n" in self.task:
             with ENDS.open("a") as ends:
                 ends.write(f"{self.task['n']} {time.time()}\n")

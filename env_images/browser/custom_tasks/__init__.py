@@ -1,6 +1,6 @@
-"""The RFC's name for the module of the registry of custom tasks, and the package of those that are mounted.
+"""The RFC's name for the module of the registry of custom tasks, and the package of mounted custom tasks.
 
-``custom_tasks.my_task`` is /opt/openenv/custom_tasks/my_task.py, and only where it is imported by that name.
+``custom_tasks.my_task`` is /opt/openenv/custom_tasks/my_task.py, and is loaded only by an import of that name.
 """
 
 from browser_tasks import get_custom_task, list_custom_tasks, register_custom_task

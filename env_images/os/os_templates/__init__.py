@@ -1,1 +1,1 @@
-"""The templates that scripts/make-os-tasks draws tasks from. No part of a worker."""
+"""The templates from which scripts/make-os-tasks draws tasks. They are not part of a worker."""

@@ -1,4 +1,4 @@
-"""Templates on small administration: processes, users, archives, the shell's environment, checksums, renaming."""
+"""Templates for simple administration: processes, users, archives, the shell's environment, checksums, renaming."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from os_templates.base import FOLDERS, WORDS, Draft, Template, lines, paths, put
 
 
 def _started(folder: str, names: list[str]) -> str:
-    """Leave one sleeping process for each of *names*, under that name."""
+    """Return a script that leaves one sleeping process for each of *names*, under that name."""
     copies = [f"cp /bin/sleep {folder}/{name}" for name in dict.fromkeys(names)]
     starts = [f"setsid {folder}/{name} 1000000 </dev/null >/dev/null 2>&1 &" for name in names]
-    # Until each has become what it is called, it would still count as the shell that started it.
+    # Until a process has its own name, it would still count as the shell that started it.
     waits = [
         f"for try in $(seq 200); do [ $(pgrep -xc {name}) -ge {names.count(name)} ] && break; sleep 0.05; done"
         for name in dict.fromkeys(names)
@@ -175,8 +175,8 @@ def stop_process(random: Random) -> Draft:
     folder, (leak, steady) = random.choice(FOLDERS), words(random, 2)
     kept = random.randint(1, 3)
     alive = "ps -C {0} -o stat= | grep -vc Z"
-    # One that was sent its end and had no processor since is as good as gone: it can be told by its state from those
-    # that sleep on, so that a wrong solution is not waited for.
+    # A process that received its signal and had no CPU time since counts as gone. Its state distinguishes it from
+    # processes that sleep on, so the check does not wait for a wrong solution.
     settled = f"for try in $(seq 200); do ps -C {leak} -o stat= | grep -q '^[RD]' || break; sleep 0.05; done"
     return Draft(
         f"A program called {leak} is running and must be stopped. Stop all of its processes, and leave those of "

@@ -1,4 +1,4 @@
-"""What a template is made of, and the bash that sets a box up without a clock, a network or chance."""
+"""The parts of a template, and the bash that sets up a box without a clock, a network or chance."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Draft:
-    """One drawn task, all but its name."""
+    """One drawn task without its name."""
 
     instruction: str
     init: tuple[str, ...]
     commands: tuple[str, ...]
-    """The reference solution; where there is an answer, the last one prints it and nothing else."""
+    """The reference solution; if there is an answer, the last command prints only the answer."""
     answer: str | None = None
-    """Worked out here, in Python, and again in the box by `example`."""
+    """The answer, computed here in Python and again in the box by `example`."""
     example: str = ""
-    """Bash that prints what is expected."""
+    """Bash that prints the expected value."""
     matcher: str = "integer-match"
     match: Mapping[str, Any] | None = None
-    """In place of `example`: what the answer must be, where it does not depend on the box's programs."""
+    """Instead of `example`: the required answer, if it does not depend on the box's programs."""
     state: tuple[Mapping[str, str], ...] = ()
-    """In place of an answer: the checks of the end state."""
+    """Instead of an answer: the checks of the end state."""
     wrong_answer: str | None = None
     wrong_commands: tuple[str, ...] = ()
     start: str = ""
@@ -61,23 +61,23 @@ class Template:
     topic: str
     split: Literal["train", "test"]
     difficulty: int
-    """1 (one command) to 3 (several, or a trap)."""
+    """The difficulty from 1 (one command) to 3 (several commands, or a trap)."""
     draw: Callable[[Random], Draft]
 
 
 def put(path: str, text: str) -> str:
-    """Write a file with *text*, which ends with a newline, and the folders above it."""
+    """Return a script that writes a file with *text*, which ends with a newline, and the folders above it."""
     folder = posixpath.dirname(path)
     return f"mkdir -p {shlex.quote(folder)}\ncat > {shlex.quote(path)} <<'{END}'\n{text}{END}"
 
 
 def sized(path: str, size_bytes: int) -> str:
-    """Make a file of *size_bytes* zeros."""
+    """Return a script that makes a file of *size_bytes* zeros."""
     return f"mkdir -p {shlex.quote(posixpath.dirname(path))}\ntruncate -s {size_bytes} {shlex.quote(path)}"
 
 
 def lines(*parts: str) -> str:
-    """Join the parts of a script; it ends at the first that fails."""
+    """Join the parts of a script, which ends at the first failing part."""
     return "\n".join(("set -e", *parts))
 
 
@@ -96,5 +96,5 @@ def paths(random: Random, folder: str, count: int, *, suffix: str = "", depth: i
 
 
 def shuffled(random: Random, parts: list[str]) -> list[str]:
-    """Give *parts* in another order."""
+    """Return *parts* in another order."""
     return random.sample(parts, len(parts))

@@ -1,4 +1,4 @@
-"""Templates on files: counting, finding, sizes, dates, links, permissions."""
+"""Templates for files: counting, finding, sizes, dates, links, permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates on text: logs, tables, JSON, configuration files."""
+"""Templates for text: logs, tables, JSON, configuration files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""For all tests: Hypothesis judges results and never times, which depend on what else the machine does."""
+"""Settings of all tests: Hypothesis judges results, never times, because times depend on the machine's load."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("untimed", settings(), deadline=None)  # what the profile in force says, "ci" in CI, and this
+settings.register_profile("untimed", settings(), deadline=None)  # the active profile ("ci" in CI) without a deadline
 settings.load_profile("untimed")

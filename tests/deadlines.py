@@ -12,12 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 
 SLOWNESS_VARIABLE = "TESTS_SLOWNESS"
-"""Set by the runner, which measures once, so that every pytest process has the same deadlines."""
+"""Environment variable with the slowness. The runner measures it once, so that all pytest processes have the same
+deadlines."""
 REFERENCE_S = 0.2
-"""Wall seconds that `_work` takes on each of the reference machine's cores, all cores at once."""
+"""Wall seconds that `_work` takes on each of the reference machine's cores, with all cores busy."""
 _ROUNDS = 4_000_000
 MOST = 10.0
-"""The largest factor: on a machine that is slower than this, waiting longer only hides a hang."""
+"""Largest factor. On a machine that is even slower, a longer wait only hides a hang."""
 
 
 def scaled(seconds: float) -> float:
@@ -27,7 +28,7 @@ def scaled(seconds: float) -> float:
 
 @cache
 def slowness() -> float:
-    """Return how many times longer this machine takes than the reference machine, from 1 to `MOST`."""
+    """Return the time of this machine relative to the reference machine, from 1 to `MOST`."""
     told = os.environ.get(SLOWNESS_VARIABLE)
     return _bounded(float(told) if told else _work() / REFERENCE_S)
 
@@ -36,12 +37,12 @@ def measure() -> float:
     """Measure `slowness` with a process on every core, so that other programs' load counts."""
     cores = os.cpu_count() or 1
     with ProcessPoolExecutor(cores) as pool:
-        list(pool.map(_work, [1000] * cores))  # the processes have started
+        list(pool.map(_work, [1000] * cores))  # starts the processes before the measurement
         return _bounded(max(pool.map(_work, [_ROUNDS] * cores)) / REFERENCE_S)
 
 
 def _work(rounds: int = _ROUNDS) -> float:
-    """Count to *rounds*; return the wall seconds that it took."""
+    """Count to *rounds*, and return the wall seconds that it took."""
     began = time.monotonic()
     number = 0
     while number < rounds:

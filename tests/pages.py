@@ -1,11 +1,11 @@
-"""The fenced blocks of the pages that users read, and what the tests do with each.
+"""The fenced blocks of the user documentation, and how the tests treat each block.
 
-A comment right above a fence says so, in the page:
+A comment right above a fence in the page selects the treatment:
 
-* none: a block in ``sh`` or ``python`` is run as it is printed (`tests/wire/test_readme.py`);
-* ``<!-- file: NAME -->``: the block is what the file NAME holds when the page's next blocks run;
-* ``<!-- run by tests/… -->``, or another text that names a test file: those tests run it;
-* ``<!-- not run: REASON -->``; for all that follow on the page: ``<!-- none of these is run: REASON -->``.
+* no comment: a block in ``sh`` or ``python`` is run as it is printed (`tests/wire/test_readme.py`);
+* ``<!-- file: NAME -->``: the block is the content of the file NAME when the page's next blocks run;
+* ``<!-- run by tests/… -->``, or another text that names a test file: these tests run the block;
+* ``<!-- not run: REASON -->``; for all following blocks of the page: ``<!-- none of these is run: REASON -->``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file that it is the text of; empty: none."""
+        """Name of the file whose content the block is. Empty if there is none."""
         return self.note.removeprefix("file: ") if self.note.startswith("file: ") else ""
 
     @property
@@ -57,7 +57,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of *page*, a path from the project's root."""
+    """Return the fenced blocks of *page*, a path relative to the project's root."""
     text = (PROJECT / page).read_text("utf-8")
     found = []
     for match in _FENCE.finditer(text):

@@ -1,7 +1,7 @@
-"""A Docker engine of a test's own, that may be stopped, killed and started again: never the machine's.
+"""A Docker engine for one test, which the test may stop, kill and start again. It is never the machine's engine.
 
-Its folders, its socket, its mounts and its network are its own (a mount and a network namespace: with ``--bridge=none``
-an engine removes the ``docker0`` that it finds, which may be another's). It gives containers no network. Needs root.
+It has its own folders, socket, mounts and network. With ``--bridge=none`` an engine removes the ``docker0`` that it
+finds, which may be another engine's, so it runs in its own namespaces. Its containers have no network. Needs root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDS_S = scaled(30.0)
 
 
 class OwnEngine:
-    """A ``dockerd``; its data are on a disk, its sockets where paths are short."""
+    """A ``dockerd``. Its data are on disk, its sockets in a folder with a short path."""
 
     def __init__(self, run: Path, data: Path) -> None:
         self.url = f"unix://{run}/docker.sock"
@@ -37,7 +37,7 @@ class OwnEngine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers; what a killed one left in its way is removed."""
+        """Remove the leftovers of a killed engine, start the engine, and wait until it answers."""
         for left in (self._run / "docker.pid", self._run / "exec" / "containerd" / "containerd.pid"):
             left.unlink(missing_ok=True)
         folders = ["--data-root", str(self._data / "root"), "--exec-root", str(self._run / "exec")]
@@ -54,20 +54,20 @@ class OwnEngine:
         eventually_now(self._expect_answer, within_s=STARTS_S)
 
     def hang(self) -> None:
-        """Let it accept connections and say nothing, until `go_on`."""
+        """Suspend the engine until `go_on`: it accepts connections and does not answer."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill -9; its containers go on, until the next one finds them."""
+        """Kill -9 the engine. Its containers go on until the next engine finds them."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def revive(self) -> None:
-        """Let it answer, if it hangs or was killed."""
+        """Let the engine answer again, whether it hangs or was killed."""
         assert self._process is not None
         if self._process.poll() is None:
             self.go_on()
@@ -75,10 +75,10 @@ class OwnEngine:
             self.start()
 
     def close(self) -> None:
-        """Remove its containers and end it."""
+        """Remove the engine's containers and end it."""
         if self._process is None:
             return
-        self.revive()  # only an engine removes what one started
+        self.revive()  # only an engine can remove the containers that it started
         with self.client() as client:
             for entry in client.containers(all=True, quiet=True):
                 client.remove_container(entry["Id"], force=True, v=True)
@@ -112,7 +112,7 @@ class OwnEngine:
     def _expect_answer(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, self._log.read_text()[-4000:]
-        with socket.socket(socket.AF_UNIX) as visitor:  # the SDK leaves one open where it is not answered
+        with socket.socket(socket.AF_UNIX) as visitor:  # the SDK leaves a connection open if the engine does not answer
             visitor.settimeout(5.0)
             try:
                 visitor.connect(self.url.removeprefix("unix://"))
@@ -125,9 +125,9 @@ class OwnEngine:
 
 @contextmanager
 def own_engine() -> Iterator[OwnEngine]:
-    """An engine that runs; it and all of its are gone afterwards.
+    """Yield a running engine. Afterwards the engine and all its objects are gone.
 
-    Where the machine's engine is not of this machine there is no program for one: the test is skipped, or fails in CI.
+    On a machine without ``dockerd`` or root, the test is skipped, or fails in CI.
     """
     if shutil.which("dockerd") is None or os.geteuid() != 0:
         reason = "an engine of a test's own needs root and dockerd (Debian: docker.io)"

@@ -1,6 +1,6 @@
-"""A real engine, an image of the smallest worker, and both backends; loaded as a plugin by the suites that need them.
+"""A real engine, an image of the smallest worker, and both backends, loaded as a plugin by the suites that need them.
 
-Everything on the engine is labelled with the instance of its test and removed by that label.
+Everything on the engine has the label of its test's instance, and is removed by that label.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.fakes.images import built_once
 
 @pytest.fixture
 def shared_dir() -> Iterator[Path]:
-    """A folder that the engine sees under the same path as the test, with a path short enough for sockets."""
+    """A folder with the same path for the engine and the test, short enough for sockets."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-") as name:
         os.chmod(name, 0o711)
         yield Path(name)
@@ -47,7 +47,7 @@ def shared_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def tasks_dir() -> Iterator[Path]:
-    """A folder like `shared_dir`, for task modules: workers may read what is in it."""
+    """A folder like `shared_dir`, for task modules: workers may read its content."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -55,7 +55,7 @@ def tasks_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker.APIClient]:
-    """The real engine; its absence is a failure where CI says that it must be there."""
+    """The real engine. Without it tests are skipped, or fail in CI."""
     try:
         client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=int(scaled(60)))
     except DockerException as error:
@@ -85,7 +85,7 @@ def instance() -> str:
 async def docker_world(
     docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, tasks_dir: Path, instance: str
 ) -> AsyncIterator[World]:
-    """Containers, straight from the engine."""
+    """Containers, through the engine directly."""
     async with docker_world_at(ENGINE_URL, docker_engine, worker_image, shared_dir, tasks_dir, instance) as world:
         yield world
 
@@ -94,7 +94,7 @@ async def docker_world(
 async def gate_world(
     docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, tasks_dir: Path, instance: str
 ) -> AsyncIterator[World]:
-    """Containers, by way of the engine gate."""
+    """Containers, through the engine gate."""
     rules = Rules.of(
         [fake_environment(worker_image)],
         instance=instance,

@@ -1,4 +1,4 @@
-"""Somebody else's servers, by every backend that can have them; loaded as a plugin by the suites that need them."""
+"""Third-party servers on every backend that supports them, loaded as a plugin by the suites that need them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 
 @pytest.fixture(scope="session")
 def foreign_image(docker_engine: docker.APIClient) -> str:
-    """An image of somebody else's server: a port, a health check, root, and a home that only root can write to."""
+    """An image of a third-party server: a port, a health check, root, and a home that only root can write to."""
     lines = [
         f"FROM {base_image(docker_engine)}",
         "WORKDIR /srv",
@@ -57,7 +57,7 @@ def foreign_image(docker_engine: docker.APIClient) -> str:
 
 @pytest.fixture(scope="session")
 def forwarder_image(docker_engine: docker.APIClient) -> str:
-    """What is needed of the base image, with the forwarder as it is in this checkout."""
+    """The part of the base image that a forwarder needs, with this checkout's forwarder."""
     package = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/envserver"
     lines = [
         f"FROM {base_image(docker_engine)}",
@@ -72,7 +72,7 @@ def forwarder_image(docker_engine: docker.APIClient) -> str:
 async def foreign_docker_world(
     docker_engine: docker.APIClient, foreign_image: str, forwarder_image: str, shared_dir: Path, instance: str
 ) -> AsyncIterator[ForeignWorld]:
-    """Containers, straight from the engine."""
+    """Containers, through the engine directly."""
     images = (foreign_image, forwarder_image)
     async with foreign_docker_at(ENGINE_URL, docker_engine, images, shared_dir, instance) as world:
         yield world
@@ -82,7 +82,7 @@ async def foreign_docker_world(
 async def foreign_gate_world(
     docker_engine: docker.APIClient, foreign_image: str, forwarder_image: str, shared_dir: Path, instance: str
 ) -> AsyncIterator[ForeignWorld]:
-    """Containers, by way of the engine gate."""
+    """Containers, through the engine gate."""
     environment = foreign_environment(foreign_image)
     rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), forwarder_image=forwarder_image)
     images, socket = (foreign_image, forwarder_image), shared_dir / "gate.sock"
@@ -124,7 +124,7 @@ async def foreign_process_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]
 
 @pytest.fixture
 async def static_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
-    """A server that somebody else runs, beside a backend that starts others."""
+    """A server that the gateway does not start, next to a backend that starts others."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(TCP_SERVER), "0", cwd=FAKE_WORKER, stdout=asyncio.subprocess.DEVNULL
     )
@@ -152,7 +152,7 @@ RUN = (
 
 @pytest.fixture(params=RUN)
 def run_world(request: pytest.FixtureRequest) -> ForeignWorld:
-    """Each backend that runs the server itself; the Docker one also through the engine gate."""
+    """Each backend that runs the server itself. The Docker one also runs through the engine gate."""
     found: ForeignWorld = request.getfixturevalue(f"{request.param}_world")
     return found
 

@@ -1,4 +1,4 @@
-"""What the suites of foreign workers share that is no fixture: a backend seen from outside, a worker from inside."""
+"""Helpers of the suites of third-party workers, other than fixtures: a backend from outside, a worker from inside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SILENCE_S = 5.0
 
 
 async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -> str:
-    """Send *request* to a worker, as the gateway does; the body of the answer."""
+    """Send *request* to a worker as the gateway does. Return the body of the response."""
     node = parse_address(address).node
     relay = HttpTransport(dial=DIALERS[node].dial if node else None)
     try:
@@ -55,7 +55,7 @@ async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -
 
 
 async def healthy(address: str) -> Any:
-    """Wait until the worker answers; what it says of its health."""
+    """Wait until the worker answers. Return its health."""
 
     async def answer() -> Any:
         try:
@@ -67,22 +67,22 @@ async def healthy(address: str) -> Any:
 
 
 async def run_inside(address: str, program: str) -> str:
-    """Run a Python *program* in the worker; what it printed."""
+    """Run a Python *program* in the worker. Return its output."""
     return await ask(address, Request(b"POST", b"/run", (), program.encode()))
 
 
 @dataclass
 class ForeignWorld:
-    """A backend with an environment that is somebody else's server, and how to look at what it really did."""
+    """A backend with an environment that is a third-party server, and functions that check its effects."""
 
     backend: Backend
     environment: Environment
     kill: Callable[[WorkerId, str], Awaitable[None]] | None
-    """Kill -9, from outside, the worker with this id and address; None: it is not ours to kill."""
+    """Kills -9 the worker with this id and address, from outside. None if the gateway does not start the server."""
     left: Callable[[], list[str]]
-    """What is there of any worker: containers or processes, folders."""
+    """Returns what exists of any worker: containers or processes, folders."""
     image_id: str = ""
-    """What the engine says that the environment's image is."""
+    """The id of the environment's image, as the engine states it."""
 
     def variant(self, **changes: Any) -> Environment:
         return replace(self.environment, **changes)
@@ -136,7 +136,7 @@ async def foreign_docker_at(
 
 
 def part(engine: docker.APIClient, id: WorkerId, role: str) -> dict[str, Any]:
-    """One of a worker's two containers."""
+    """Return the description of one of a worker's two containers."""
     labels = [f"env-gateway.worker={id}", f"env-gateway.role={role}"]
     (entry,) = engine.containers(all=True, filters={"label": labels})
     found: dict[str, Any] = engine.inspect_container(entry["Id"])
@@ -144,10 +144,10 @@ def part(engine: docker.APIClient, id: WorkerId, role: str) -> dict[str, Any]:
 
 
 async def listening_port(pid: int) -> int:
-    """The port of loopback on which process *pid* listens; 0 while it does not."""
+    """Return the port of loopback on which process *pid* listens, or 0."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():  # noqa: ASYNC240  # no file of a disk
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was closed meanwhile
             inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:  # noqa: ASYNC240  # no file of a disk
         fields = line.split()

@@ -1,4 +1,4 @@
-"""A cluster of one machine, this one: a real node over TLS on loopback, in front of the real engine."""
+"""A cluster whose only machine is this one: a real node over TLS on loopback, in front of the real engine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.fakes.certificates import cluster
 from tests.fakes.nodes import HOST, free_pair
 
 DIALERS: dict[str, NodeDialer] = {}
-"""How the workers of each node of a test are reached, by its id."""
+"""The dialer to the workers of each node of a test, by the node's id."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the world sees of its node."""
+    """The world's view of its node."""
 
     backend: SwarmBackend
     nodes: Nodes
@@ -43,7 +43,7 @@ class Machine:
 async def swarm_at(
     rules: Rules, environment: Environment, shared_dir: Path, *, tasks_dir: Path | None = None
 ) -> AsyncIterator[Machine]:
-    """A backend over one node, whose gate has the *rules*; the workers' folders are in *shared_dir*."""
+    """Yield a backend over one node, whose gate has the *rules*. The workers' folders are in *shared_dir*."""
     async with AsyncExitStack() as stack:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-")))
         gateways, nodes_own = cluster(own / "tls")
@@ -93,7 +93,7 @@ def _engine(
 
 
 def free_port() -> int:
-    """A port that is free, and the next one with it."""
+    """Return a free port whose successor is free too."""
     first, second = free_pair()
     with closing(first), closing(second):
         return int(first.getsockname()[1])

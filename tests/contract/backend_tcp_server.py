@@ -1,4 +1,5 @@
-"""The smallest worker as somebody else would serve it: on a TCP port, the first argument, and knowing nothing of us.
+"""The smallest worker as a third-party server: on a TCP port, the first argument, and without the gateway's
+conventions.
 
 It answers as ``tests/fakes/worker/server.py`` does, which has to be in its working directory.
 """

@@ -1,4 +1,4 @@
-"""What the backend suites share that is no fixture: both backends seen from outside, and workers from inside."""
+"""Helpers of the backend suites, other than fixtures: both backends from outside, and workers from inside."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ T = TypeVar("T")
 
 FAKE_WORKER = Path(__file__).parent.parent / "fakes" / "worker"
 BASE_IMAGES = ("env-gateway/debian-python:trixie", "env-gateway/python:with-ca", "python:3.13-slim")
-"""What scripts/base-image chooses from; any that has Python will do."""
+"""The images that scripts/base-image may provide. Any of them has Python."""
 ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SOCKETS_ON_NODES: dict[str, Path] = {}
-"""Where this machine has the folders of the workers whose addresses name a node, by its id."""
+"""The folder on this machine of the workers whose addresses name a node, by the node's id."""
 EVENTUALLY_S = scaled(20.0)
-"""How long a test waits for what happens by itself; reached only by a test that fails."""
+"""Seconds that a test waits for an event. Only a failing test waits this long."""
 
 
 async def eventually(check: Callable[[], Awaitable[T]]) -> T:
-    """Return the first result of *check* that is true, asking again and again, with an end."""
+    """Call *check* repeatedly until its result is true, and return it. Fail after a deadline."""
     async with asyncio.timeout(EVENTUALLY_S):
         while True:
             if result := await check():
@@ -46,14 +46,14 @@ async def eventually(check: Callable[[], Awaitable[T]]) -> T:
 
 
 def socket_of(address: str) -> Path:
-    """The Unix socket of the worker at *address*, which may be on a node that is this machine."""
+    """Return the Unix socket of the worker at *address*, which may name a node that is this machine."""
     found = parse_address(address)
     return Path(found.path) if found.is_unix else SOCKETS_ON_NODES[found.node] / found.path
 
 
 @asynccontextmanager
 async def door(address: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client for the worker at *address*."""
+    """Yield a client for the worker at *address*."""
     # `verify=False`: reading the certificates, which a Unix socket does not use, takes 25 ms of CPU for each client.
     transport = httpx.AsyncHTTPTransport(uds=str(socket_of(address)), verify=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://worker", trust_env=False) as client:
@@ -61,7 +61,7 @@ async def door(address: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def healthy(address: str) -> dict[str, Any]:
-    """Wait until the worker answers; returns what it says of its health."""
+    """Wait until the worker answers. Return its health."""
 
     async def answer() -> dict[str, Any]:
         try:
@@ -75,7 +75,7 @@ async def healthy(address: str) -> dict[str, Any]:
 
 
 async def answers(address: str) -> bool:
-    """Whether the worker answers at once: one that runs does within some milliseconds."""
+    """Return True if the worker answers immediately. A running worker does so within some milliseconds."""
     try:
         async with door(address) as client:
             return (await client.get("/health", timeout=0.5)).status_code == 200
@@ -84,7 +84,7 @@ async def answers(address: str) -> bool:
 
 
 async def run_inside(address: str, program: str) -> str:
-    """Run a Python *program* in the worker; returns what it printed."""
+    """Run a Python *program* in the worker. Return its output."""
     async with door(address) as client:
         return (await client.post("/run", content=program.encode())).text
 
@@ -104,30 +104,30 @@ def worker_of(environment: Environment, id: WorkerId | None = None) -> Worker:
 
 @dataclass
 class World:
-    """A backend, and how to look at what it really did."""
+    """A backend, and functions that check its effects."""
 
     backend: Backend
     environment: Environment
     shared_dir: Path
     tasks_dir: Path
-    """Where the folders of operators' task modules are."""
+    """The folder with the folders of operators' task modules."""
     killing: Callable[[WorkerId, str], Awaitable[Callable[[], Awaitable[None]]]]
-    """How to kill -9, from outside, the worker with this id and address, which answers now."""
+    """Prepares a kill -9 from outside of the worker with this id and address, which answers now."""
     engine_leftovers: Callable[[], list[str]]
     another: Callable[[], Backend]
-    """A backend of another gateway on the same engine or machine; closed with this one."""
+    """Returns the backend of another gateway on the same engine or machine. It closes with this one."""
 
     image_id: str = ""
-    """What the engine says that the environment's image is."""
+    """The id of the environment's image, as the engine states it."""
     check_folders: Callable[[], Awaitable[None]] | None = None
-    """Where the folders are another process' business: what that one does as it starts."""
+    """The check that another process does at its start, where that process creates the folders."""
 
     async def kill(self, id: WorkerId, address: str) -> None:
-        """Kill -9, from outside, the worker with this id and address."""
+        """Kill -9 the worker with this id and address, from outside."""
         await (await self.killing(id, address))()
 
     def leftovers(self) -> list[str]:
-        """What is there of any worker: containers or processes, folders."""
+        """Return what exists of any worker: containers or processes, folders."""
         return [*self.engine_leftovers(), *folders_below(self.shared_dir)]
 
     def variant(self, **changes: Any) -> Environment:
@@ -138,7 +138,7 @@ class World:
 
 
 def labelled(engine: docker.APIClient, instance: str) -> list[dict[str, Any]]:
-    """The containers of an instance, whoever made them."""
+    """Return the containers of an instance, whichever process created them."""
     found: list[dict[str, Any]] = engine.containers(all=True, filters={"label": f"env-gateway.instance={instance}"})
     return found
 
@@ -160,18 +160,18 @@ def fake_environment(image: str) -> Environment:
 
 
 def folders_below(top: Path) -> list[str]:
-    """Name all folders below *top*. Unlike ``Path.rglob``, it takes no harm from one that is removed meanwhile."""
+    """Return the names of all folders below *top*. Unlike ``Path.rglob``, tolerate folders that disappear meanwhile."""
     return [name for _, names, _ in os.walk(top) for name in names]
 
 
 def processes_with(variable: str) -> list[str]:
-    """The processes whose environment contains *variable* (a prefix of ``NAME=value``)."""
+    """Return the processes whose environment contains *variable* (a prefix of ``NAME=value``)."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # it ended, or is not ours
+            continue  # it ended, or belongs to another user
         if any(entry.startswith(variable.encode()) for entry in variables):
             found.append(f"process {folder.name}")
     return found
@@ -187,7 +187,7 @@ def remove_folders(shared_dir: Path) -> None:
 async def docker_world_at(
     url: str, engine: docker.APIClient, image: str, shared_dir: Path, tasks_dir: Path, instance: str
 ) -> AsyncIterator[World]:
-    """A Docker backend that talks to *url*, and one of another owner that talks to the engine itself."""
+    """Yield a Docker backend that talks to *url*, and one of another owner that talks to the engine itself."""
 
     def backend(at: str, owner: str) -> DockerBackend:
         made = DockerBackend(

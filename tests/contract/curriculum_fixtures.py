@@ -1,4 +1,4 @@
-"""Fixtures of the curriculum store's contract, beside those of `store_fixtures`; used with ``pytest_plugins``."""
+"""Fixtures of the curriculum store's contract, next to those of `store_fixtures`, used with ``pytest_plugins``."""
 
 from __future__ import annotations
 

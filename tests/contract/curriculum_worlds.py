@@ -1,4 +1,4 @@
-"""What the tests of the curriculum store's contract share: stores of a world, outcomes, and whole readings."""
+"""Helpers of the tests of the curriculum store's contract: stores of a world, outcomes, and complete reads."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def outcome(
 
 @dataclass
 class Reader:
-    """A replica that knows the records of an environment, and asks for what changed."""
+    """A replica that knows the records of an environment, and requests changes."""
 
     store: CurriculumStore
     environment: EnvironmentName = MATH
     version: str = ""
     known: dict[str, TaskRecord] = field(default_factory=dict)
     began: int = 0
-    """How often it had to begin anew."""
+    """Number of reads that had to start from the beginning."""
 
     async def read(self) -> Sequence[int]:
-        """Read to the end; how many changes each page had."""
+        """Read to the end. Return the number of changes of each page."""
         pages: list[int] = []
         while True:
             page = await self.store.records(self.environment, self.version)
@@ -79,7 +79,7 @@ class Reader:
 
 
 async def known(store: CurriculumStore, environment: EnvironmentName = MATH) -> dict[str, TaskRecord]:
-    """All records of *environment*."""
+    """Return all records of *environment*."""
     reader = Reader(store, environment)
     await reader.read()
     return reader.known
@@ -98,7 +98,7 @@ async def joined(
 
 
 async def drawn(store: CurriculumStore, member: str, *, handle: int = 0, group_size: int = 2) -> int:
-    """Open *handle* as a replica does, until there is a draw; its number."""
+    """Open *handle* as a replica does, until there is a draw. Return the draw's number."""
     while True:
         turn = await joined(store, member, handle=handle, group_size=group_size)
         if isinstance(turn, Drawn):

@@ -1,6 +1,6 @@
 """Fixtures of the store's contract; a module uses them with ``pytest_plugins = ["tests.contract.store_fixtures"]``.
 
-What tests import is in store_worlds: pytest wants to import a plugin itself, before anybody else.
+Functions that tests import are in store_worlds, because pytest must be the first to import a plugin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, Wo
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A Redis that many tests share, each under a prefix of its own."""
+    """A Redis that many tests share, each under its own prefix."""
     needs_redis_server()
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
@@ -39,7 +39,7 @@ async def store(store_world: World) -> Store:
 
 @pytest.fixture
 async def redis_world(redis_server: RedisServer) -> AsyncIterator[RedisWorld]:
-    """For what only replicas can do."""
+    """A world with Redis, for tests of several replicas."""
     here = RedisWorld(redis_server)
     yield here
     await here.aclose()

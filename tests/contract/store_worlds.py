@@ -1,7 +1,6 @@
-"""The worlds that the store's contract is tried in: a memory store with a moved clock, and a real Redis.
+"""The worlds of the store's contract: a memory store with a movable clock, and a real Redis.
 
-Redis' clock cannot be moved, so the Redis world moves the past: `pass_time` makes every moment that Redis keeps as much
-older.
+Redis' clock cannot be moved. The Redis world moves the past instead: `pass_time` makes every stored moment older.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from tests.fakes.clock import Clock
 MATH = EnvironmentName("math")
 CODING = EnvironmentName("coding")
 TURNS = 10_000
-"""Turns of the event loop within which anything that does not wait for time must happen."""
+"""Turns of the event loop within which an operation that waits for no time must finish."""
 
 _leases = itertools.count(1)
 
 
 class World(Protocol):
-    """What a contract test may do besides calling the store."""
+    """Operations of a contract test besides calls of the store."""
 
     async def open(
         self,
@@ -47,11 +46,11 @@ class World(Protocol):
         closing_s: float = 60.0,
         is_whole: bool = True,
     ) -> Store:
-        """A started store; the world closes it. With *is_whole* there is nothing to rebuild in it."""
+        """Return a started store, which the world closes. With *is_whole* there is nothing to rebuild in it."""
         ...
 
     def pass_time(self, seconds: float) -> None:
-        """Let the store's time go on."""
+        """Advance the store's time."""
         ...
 
     async def aclose(self) -> None:
@@ -60,7 +59,7 @@ class World(Protocol):
 
 
 class MemoryWorld:
-    """One process: its store, and the clock that the store reads."""
+    """One process: its store, and the clock of that store."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -95,9 +94,9 @@ class MemoryWorld:
 
 
 class RedisServer:
-    """A Redis of its own, on a Unix socket, that keeps nothing on disk but what `save` is called for.
+    """A separate Redis on a Unix socket. It writes to disk only when a test calls `save`.
 
-    With *keeps_all* it writes everything at once, and a kill loses nothing.
+    With *keeps_all* it writes everything immediately, and a kill loses nothing.
     """
 
     def __init__(self, directory: Path, *, keeps_all: bool = False) -> None:
@@ -111,7 +110,7 @@ class RedisServer:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Start the server and wait until it says that it takes connections."""
+        """Start the server and wait until it accepts connections."""
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._directory)]
         command += ["--save", "", "--appendonly", "yes" if self._keeps_all else "no", "--appendfsync", "always"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -122,7 +121,7 @@ class RedisServer:
         raise AssertionError("redis-server ended before it took connections")
 
     def stop(self) -> None:
-        """Kill the server, as a crash would: data that was not kept is lost."""
+        """Kill the server, as a crash would: unsaved data are lost."""
         if self._process is None:
             return
         self._process.kill()
@@ -132,22 +131,22 @@ class RedisServer:
         self._process = None
 
     def save(self) -> None:
-        """Keep the present state; it comes back when the server is started again, however much happened since."""
+        """Save the present state. A later start restores it and nothing newer."""
         with self.client() as client:
             client.save()
 
     def signal(self, number: int) -> None:
-        """Send the server a signal: SIGSTOP lets it hang, SIGCONT go on."""
+        """Send the server a signal: SIGSTOP suspends it, SIGCONT resumes it."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def client(self) -> redis.Redis:
-        """A plain client, to look behind the store's back."""
+        """Return a plain client, which bypasses the store."""
         return redis.Redis(unix_socket_path=str(self.socket), decode_responses=True, protocol=2)
 
 
 class RedisWorld:
-    """Replicas that share one Redis under a prefix of their own."""
+    """Replicas that share one Redis under their own prefix."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
@@ -184,7 +183,7 @@ class RedisWorld:
         self.shift(seconds)
 
     def shift(self, seconds: float) -> None:
-        """Make every moment that Redis keeps older by *seconds*, as if its clock had jumped forward."""
+        """Make every moment in Redis older by *seconds*, as if its clock had jumped forward."""
         ms = round(seconds * 1000)
         with self.server.client() as client:
             for key in self.keys(client):
@@ -212,7 +211,7 @@ class RedisWorld:
                     client.pexpire(key, left_ms - ms)
 
     def keys(self, client: redis.Redis) -> list[str]:
-        """Every key of this world."""
+        """Return all keys of this world."""
         return sorted(client.scan_iter(match=f"{{{self.prefix}}}:*", count=1000))
 
     async def aclose(self) -> None:
@@ -221,7 +220,7 @@ class RedisWorld:
 
 
 def needs_redis_server() -> None:
-    """Skip where there is no Redis; in CI that is a failure, since nobody would read of the skip."""
+    """Skip a test where there is no Redis. In CI fail instead, because a skip could stay unnoticed."""
     if shutil.which("redis-server") is not None:
         return
     if os.environ.get("CI") == "true":
@@ -240,7 +239,7 @@ def opening(
     episode: str = "",
     policy: str = "step-7",
 ) -> SessionRequest:
-    """A wish for session *id*, under a lease that no other has."""
+    """Return a request for session *id*, under a new lease."""
     return SessionRequest(
         id=SessionId(id),
         name=name,
@@ -259,7 +258,7 @@ def opening(
 def worker(
     id: str = "w1", *, environment: EnvironmentName = MATH, slots: int = 1, max_uses: int = 0, digest: str = "d1"
 ) -> Worker:
-    """A worker that starts."""
+    """Return a worker in the state "starting"."""
     return Worker(id=WorkerId(id), environment=environment, digest=digest, slots=slots, max_uses=max_uses)
 
 
@@ -274,13 +273,13 @@ async def add_ready(
 
 
 async def waiting(store: Store, environment: EnvironmentName = MATH) -> int:
-    """How many wait for *environment*."""
+    """Return the number of claims that wait for *environment*."""
     load = await store.load()
     return load[environment].waiting if environment in load else 0
 
 
 async def queued(store: Store, wish: SessionRequest, *, wait_s: float = 60.0) -> asyncio.Task[Session]:
-    """A claim that has its place in the queue."""
+    """Start a claim, and return it once it has its place in the queue."""
     before = await waiting(store, wish.environment)
     task = asyncio.create_task(store.claim(wish, wait_s=wait_s))
     for _ in range(TURNS):
@@ -291,31 +290,31 @@ async def queued(store: Store, wish: SessionRequest, *, wait_s: float = 60.0) ->
 
 
 async def opened(store: Store, wish: SessionRequest) -> Session:
-    """A session that is open, in a slot that is free."""
+    """Claim a free slot and open its session."""
     await store.claim(wish, wait_s=0)
     return await store.opened(wish.id, wish.lease)
 
 
 async def end(store: Store, session: Session, reason: CloseReason = CloseReason.DELETED) -> None:
-    """Close a session all the way."""
+    """Close a session completely."""
     assert await store.begin_close(session.id, reason) is not None
     assert await store.release(session.id, session.lease)
 
 
 async def ended_late(store: Store, limit: int) -> list[Session]:
-    """What a control loop ends whose workers know of no call: open sessions, then those never opened or released."""
+    """End sessions as a control loop does if no worker reports a call: late open ones, then due ones."""
     expired = await store.expire([session.id for session in await store.late(limit)])
     return expired + await store.due(limit - len(expired))
 
 
 def running(id: str = "w1", *, slots: int = 1, max_uses: int = 0) -> Worker:
-    """A worker that runs, as its labels tell."""
+    """Return a running worker, as its labels describe it."""
     made = worker(id, slots=slots, max_uses=max_uses)
     return replace(made, address=f"unix:/run/{id}.sock", state=WorkerState.READY)
 
 
 def served(wish: SessionRequest, id: str = "w1", *, handle: str = "") -> Session:
-    """A session as its worker, or the replica that serves it, knows it."""
+    """Return a session as its worker, or the replica that serves it, knows it."""
     return Session(
         id=wish.id,
         name=wish.name,
@@ -334,5 +333,5 @@ def served(wish: SessionRequest, id: str = "w1", *, handle: str = "") -> Session
 
 
 async def held(store: Store) -> dict[str, int]:
-    """How many slots of each worker are held."""
+    """Return the number of held slots of each worker."""
     return {entry.worker.id: entry.used for load in (await store.load()).values() for entry in load.workers}

@@ -39,7 +39,7 @@ async def started(world: World) -> tuple[WorkerId, str]:
 
 
 async def found_running(world: World, expected: dict[WorkerId, bool]) -> None:
-    """Wait until *expected* is found: the engine's list is a few milliseconds behind its events."""
+    """Wait until the backend finds *expected*: the engine's list is a few milliseconds behind its events."""
 
     async def as_expected() -> bool:
         return {entry.id: entry.running for entry in await world.backend.found()} == expected
@@ -47,13 +47,13 @@ async def found_running(world: World, expected: dict[WorkerId, bool]) -> None:
     await eventually(as_expected)
 
 
-async def test_a_worker_that_was_started_answers_at_its_address(world: World) -> None:
+async def test_a_started_worker_answers_at_its_address(world: World) -> None:
     _, address = await started(world)
 
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_a_worker_is_told_its_slots_and_that_it_must_not_end_sessions_itself(world: World) -> None:
+async def test_a_worker_gets_its_number_of_slots_and_the_setting_to_end_no_session_itself(world: World) -> None:
     _, address = await started(world)
     await healthy(address)
 
@@ -62,7 +62,7 @@ async def test_a_worker_is_told_its_slots_and_that_it_must_not_end_sessions_itse
     assert told.split() == ["16", "0"]
 
 
-async def test_an_environments_variables_reach_its_worker_but_cannot_replace_ours(world: World) -> None:
+async def test_an_environments_variables_reach_its_worker_but_cannot_replace_the_gateways(world: World) -> None:
     environment = world.variant(variables={"COLOUR": "green", "ENVSERVER_SLOTS": "999"})
     address = await world.backend.start(worker_of(environment), environment)
     await healthy(address)
@@ -80,7 +80,7 @@ print(importlib.import_module(os.environ["OPENENV_TASK_MODULE"]).ANSWER)
 
 
 def with_tasks(world: World, source: str) -> Environment:
-    """The environment with a task module, ``custom_tasks.mine``, of this *source*."""
+    """Return the environment with a task module, ``custom_tasks.mine``, of this *source*."""
     folder = world.tasks_dir / "fake"
     folder.mkdir(mode=0o755)
     (folder / "mine.py").write_text(source)
@@ -93,10 +93,10 @@ async def test_an_operators_task_modules_can_be_imported_in_a_worker(world: Worl
     await healthy(address)
 
     assert await run_inside(address, IMPORT) == "42\n"
-    assert os.listdir(world.tasks_dir / "fake") == ["mine.py"]  # and nothing was written into the operator's folder
+    assert os.listdir(world.tasks_dir / "fake") == ["mine.py"]  # the worker wrote nothing here
 
 
-async def test_without_task_modules_a_worker_is_told_of_none(world: World) -> None:
+async def test_without_task_modules_a_worker_has_no_variables_of_them(world: World) -> None:
     _, address = await started(world)
     await healthy(address)
 
@@ -105,7 +105,7 @@ async def test_without_task_modules_a_worker_is_told_of_none(world: World) -> No
     assert told == "[]\n"
 
 
-async def test_a_worker_whose_task_modules_went_away_does_not_start_and_leaves_nothing(world: World) -> None:
+async def test_a_worker_whose_task_modules_disappeared_does_not_start_and_leaves_nothing(world: World) -> None:
     environment = with_tasks(world, "")
     shutil.rmtree(world.tasks_dir / "fake")
 
@@ -115,7 +115,7 @@ async def test_a_worker_whose_task_modules_went_away_does_not_start_and_leaves_n
     assert world.leftovers() == []
 
 
-async def test_what_is_removed_with_a_worker_does_not_include_its_task_modules(world: World) -> None:
+async def test_removing_a_worker_keeps_its_task_modules(world: World) -> None:
     environment = with_tasks(world, "ANSWER = 42")
     worker = worker_of(environment)
     await healthy(await world.backend.start(worker, environment))
@@ -126,9 +126,7 @@ async def test_what_is_removed_with_a_worker_does_not_include_its_task_modules(w
     assert (world.tasks_dir / "fake" / "mine.py").read_text() == "ANSWER = 42"
 
 
-async def test_nothing_of_the_gateways_own_variables_reaches_a_worker(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_variable_of_the_gateway_reaches_a_worker(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_SECRET", "gateway-secret-0123")
     _, address = await started(world)
     await healthy(address)
@@ -164,7 +162,7 @@ async def test_stopping_leaves_neither_worker_nor_folder_nor_log(world: World) -
     assert await world.backend.logs(id) == ""
 
 
-async def test_a_worker_that_ignores_the_polite_signal_is_killed(world: World) -> None:
+async def test_a_worker_that_ignores_sigterm_is_killed(world: World) -> None:
     environment = world.misbehaving("stubborn")
     worker = worker_of(environment)
     await healthy(await world.backend.start(worker, environment))
@@ -181,7 +179,7 @@ async def test_stopping_an_unknown_worker_is_no_error(world: World, id: str) -> 
     assert world.leftovers() == []
 
 
-async def test_stopping_twice_at_once_is_no_error(world: World) -> None:
+async def test_stopping_twice_concurrently_is_no_error(world: World) -> None:
     id, _ = await started(world)
 
     await asyncio.gather(world.backend.stop(id), world.backend.stop(id))
@@ -189,7 +187,7 @@ async def test_stopping_twice_at_once_is_no_error(world: World) -> None:
     assert world.leftovers() == []
 
 
-async def test_a_worker_that_dies_at_once_is_seen_with_its_last_words(world: World) -> None:
+async def test_a_worker_that_dies_immediately_is_reported_with_its_last_log_lines(world: World) -> None:
     environment = world.misbehaving("die")
     worker = worker_of(environment)
     deaths = world.backend.deaths()
@@ -207,7 +205,7 @@ async def test_a_worker_that_dies_at_once_is_seen_with_its_last_words(world: Wor
     await found_running(world, {worker.id: False} if left else {})
 
 
-async def test_a_worker_that_is_killed_is_among_the_deaths(world: World) -> None:
+async def test_a_killed_worker_is_among_the_deaths(world: World) -> None:
     deaths = world.backend.deaths()
     (id, address), (other, other_address) = await started(world), await started(world)
     await healthy(address)
@@ -222,7 +220,7 @@ async def test_a_worker_that_is_killed_is_among_the_deaths(world: World) -> None
     await found_running(world, {id: False, other: True})
 
 
-async def test_every_follower_hears_of_a_death(world: World) -> None:
+async def test_every_follower_is_notified_of_a_death(world: World) -> None:
     followers = [world.backend.deaths() for _ in range(3)]
     id, address = await started(world)
     await healthy(address)
@@ -248,7 +246,7 @@ async def _drained(deaths: AsyncIterator[Death]) -> list[WorkerId]:
     return [death.id async for death in deaths]
 
 
-async def test_found_lists_what_was_started_and_nothing_of_another_gateway(world: World) -> None:
+async def test_found_lists_the_started_workers_and_none_of_another_gateway(world: World) -> None:
     other = world.another()
     id, address = await started(world)
     foreign = worker_of(world.environment)
@@ -275,7 +273,7 @@ async def test_one_gateway_cannot_stop_the_workers_of_another(world: World) -> N
     assert [entry.running for entry in await other.found()] == [True]
 
 
-async def test_a_paused_worker_answers_nothing_until_it_is_resumed_and_counts_as_running(world: World) -> None:
+async def test_a_paused_worker_does_not_answer_until_it_is_resumed_and_counts_as_running(world: World) -> None:
     id, address = await started(world)
     await healthy(address)
 
@@ -288,7 +286,7 @@ async def test_a_paused_worker_answers_nothing_until_it_is_resumed_and_counts_as
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_a_worker_that_is_paused_is_paused_again_and_one_that_runs_resumed_without_error(world: World) -> None:
+async def test_pausing_a_paused_worker_and_resuming_a_running_one_are_no_errors(world: World) -> None:
     id, address = await started(world)
     await healthy(address)
 
@@ -312,7 +310,7 @@ async def test_a_paused_worker_is_stopped_like_any_other(world: World) -> None:
     assert world.leftovers() == []
 
 
-async def test_a_paused_worker_that_is_killed_is_among_the_deaths_and_cannot_be_resumed(world: World) -> None:
+async def test_a_killed_paused_worker_is_among_the_deaths_and_cannot_be_resumed(world: World) -> None:
     deaths = world.backend.deaths()
     id, address = await started(world)
     await healthy(address)
@@ -330,7 +328,7 @@ async def test_a_paused_worker_that_is_killed_is_among_the_deaths_and_cannot_be_
 
 
 @pytest.mark.parametrize("id", ["never-started", "", "../escape"])
-async def test_an_unknown_worker_can_be_neither_paused_nor_resumed(world: World, id: str) -> None:
+async def test_an_unknown_worker_cannot_be_paused_or_resumed(world: World, id: str) -> None:
     with pytest.raises(BackendError, match="there is no worker"):
         await world.backend.pause(WorkerId(id))
     with pytest.raises(BackendError, match="there is no worker"):
@@ -343,7 +341,7 @@ async def test_a_worker_whose_pause_is_cancelled_goes_on(world: World, after_s: 
     await healthy(address)
 
     pausing = asyncio.create_task(world.backend.pause(id))
-    await asyncio.wait({pausing}, timeout=after_s)  # whichever point it has reached: the outcome is the same
+    await asyncio.wait({pausing}, timeout=after_s)  # the outcome is the same at any point of the pause
     if not pausing.cancel():
         await world.backend.resume(id)
     await asyncio.wait({pausing})
@@ -351,7 +349,7 @@ async def test_a_worker_whose_pause_is_cancelled_goes_on(world: World, after_s: 
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_what_is_prepared_is_named_by_its_image_where_it_has_one(world: World) -> None:
+async def test_prepare_returns_the_id_of_the_image_if_there_is_one(world: World) -> None:
     id = await world.backend.prepare(world.environment)
 
     assert id == world.image_id
@@ -359,10 +357,10 @@ async def test_what_is_prepared_is_named_by_its_image_where_it_has_one(world: Wo
 
 
 @pytest.mark.parametrize("after_s", [0, 0.002, 0.02, 0.05, 0.1, 0.2, 0.4])
-async def test_a_start_that_is_cancelled_leaves_nothing(world: World, after_s: float) -> None:
+async def test_a_cancelled_start_leaves_nothing(world: World, after_s: float) -> None:
     worker = worker_of(world.environment)
     starting = asyncio.create_task(world.backend.start(worker, world.environment))
-    await asyncio.wait({starting}, timeout=after_s)  # whichever point it has reached: the outcome is the same
+    await asyncio.wait({starting}, timeout=after_s)  # the outcome is the same at any point of the start
 
     if not starting.cancel():
         await world.backend.stop(worker.id)
@@ -385,7 +383,7 @@ async def test_a_start_that_is_cancelled_twice_leaves_nothing_once_the_backend_i
     assert world.leftovers() == []
 
 
-async def test_the_same_id_cannot_be_started_twice_and_the_first_one_lives(world: World) -> None:
+async def test_an_id_cannot_be_started_twice_and_the_first_worker_lives(world: World) -> None:
     worker = worker_of(world.environment)
     address = await world.backend.start(worker, world.environment)
     await healthy(address)
@@ -397,14 +395,14 @@ async def test_the_same_id_cannot_be_started_twice_and_the_first_one_lives(world
 
 
 @pytest.mark.parametrize("id", ["../escape", "a/b", "", ".", "-rf", "x" * 65, "new\nline"])
-async def test_an_id_that_is_no_path_segment_is_refused(world: World, id: str) -> None:
+async def test_an_id_that_is_not_a_path_segment_is_refused(world: World, id: str) -> None:
     with pytest.raises(StartFailed, match="cannot be a worker's id"):
         await world.backend.start(worker_of(world.environment, WorkerId(id)), world.environment)
 
     assert world.leftovers() == []
 
 
-async def test_what_a_hostile_worker_put_into_its_folder_is_removed_and_what_it_points_to_is_not(
+async def test_a_hostile_workers_files_are_removed_and_the_targets_of_its_links_are_not(
     world: World, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"
@@ -463,20 +461,20 @@ async def test_an_id_of_full_length_can_be_reached(world: World) -> None:
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_a_place_where_workers_can_be_started_passes_the_check(world: World) -> None:
+async def test_the_check_passes_where_workers_can_be_started(world: World) -> None:
     await world.backend.check()
 
     assert world.leftovers() == []
 
 
-async def test_a_socket_folder_that_everybody_can_write_to_fails_the_check(world: World) -> None:
+async def test_the_check_fails_for_a_socket_folder_that_every_user_can_write_to(world: World) -> None:
     world.shared_dir.chmod(0o777)
 
     with pytest.raises(BackendError, match="chmod 0711"):
         await (world.check_folders or world.backend.check)()
 
 
-async def test_a_start_whose_leader_holds_no_lease_any_more_is_refused_and_leaves_nothing(world: World) -> None:
+async def test_a_start_for_a_leader_without_a_lease_is_refused_and_leaves_nothing(world: World) -> None:
     lease = LeaderLease(Lead(1))
     lease.renew(Lead(1), asked_at=time.monotonic() - LEASE_S - 0.1)
 
@@ -487,7 +485,7 @@ async def test_a_start_whose_leader_holds_no_lease_any_more_is_refused_and_leave
     assert world.leftovers() == []
 
 
-async def test_a_worker_is_not_paused_for_a_leader_that_holds_no_lease_any_more(world: World) -> None:
+async def test_a_worker_is_not_paused_for_a_leader_without_a_lease(world: World) -> None:
     lease = LeaderLease(Lead(1))
     lease.renew(Lead(1), asked_at=time.monotonic() - LEASE_S - 0.1)
     id, address = await started(world)

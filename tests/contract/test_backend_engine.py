@@ -1,4 +1,4 @@
-"""The Docker backend on a real engine that hangs, is killed and comes again; an engine of the suite's own."""
+"""The Docker backend on a real engine that hangs, is killed and starts again. The suite starts this engine itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fresh_engine(docker_engine: docker.APIClient, worker_image: str) -> Iterator
 
 @pytest.fixture
 def engine(fresh_engine: OwnEngine) -> Iterator[OwnEngine]:
-    """It runs before and after each test, whatever the test did with it."""
+    """The running engine. It runs again after each test."""
     yield fresh_engine
     fresh_engine.revive()
 
@@ -64,7 +64,7 @@ async def world(
 async def impatient(
     engine: OwnEngine, worker_image: str, shared_dir: Path, instance: str
 ) -> AsyncIterator[DockerBackend]:
-    """A backend of the world's instance that bears little silence."""
+    """A backend of the world's instance that tolerates only a short silence of the engine."""
     made = DockerBackend(
         url=engine.url,
         instance=instance,
@@ -87,7 +87,7 @@ def engine_threads() -> int:
     return sum(thread.name == "engine" for thread in threading.enumerate())
 
 
-async def test_while_the_engine_hangs_workers_go_on_and_calls_fail_in_time_with_no_more_threads(
+async def test_while_the_engine_hangs_workers_go_on_and_calls_fail_in_time_without_more_threads(
     world: World, engine: OwnEngine, impatient: DockerBackend
 ) -> None:
     _, address = await started(world)
@@ -105,7 +105,7 @@ async def test_while_the_engine_hangs_workers_go_on_and_calls_fail_in_time_with_
     assert [entry.running for entry in await impatient.found()] == [True]
 
 
-async def test_a_start_that_was_under_way_when_the_engine_hung_leaves_nothing_once_it_goes_on(
+async def test_a_start_under_way_when_the_engine_hangs_leaves_nothing_once_the_engine_resumes(
     world: World, engine: OwnEngine, impatient: DockerBackend, instance: str
 ) -> None:
     await impatient.found()
@@ -125,7 +125,9 @@ async def test_a_start_that_was_under_way_when_the_engine_hung_leaves_nothing_on
     assert await impatient.found() == []
 
 
-async def test_a_death_while_the_engine_hangs_is_told_when_it_goes_on(world: World, engine: OwnEngine) -> None:
+async def test_a_death_while_the_engine_hangs_is_reported_when_the_engine_resumes(
+    world: World, engine: OwnEngine
+) -> None:
     deaths = world.backend.deaths()
     (id, _), (other, _) = await started(world), await started(world)
     with engine.client() as client:
@@ -150,7 +152,7 @@ async def test_a_death_while_the_engine_hangs_is_told_when_it_goes_on(world: Wor
     await eventually(found)
 
 
-async def test_after_an_engine_was_killed_and_started_again_what_is_found_is_true_and_its_deaths_are_told(
+async def test_after_an_engine_was_killed_and_started_again_found_is_right_and_deaths_are_reported(
     world: World, engine: OwnEngine
 ) -> None:
     deaths = world.backend.deaths()

@@ -1,4 +1,4 @@
-"""The backend seam with servers of somebody else's: one suite, on containers, local processes and static servers."""
+"""The backend seam with third-party servers: one suite, on containers, local processes and static servers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ async def started(world: ForeignWorld, environment: Environment | None = None) -
     return worker.id, address
 
 
-async def test_a_server_that_knows_nothing_of_us_answers_at_its_address(foreign_world: ForeignWorld) -> None:
+async def test_a_server_without_the_gateways_conventions_answers_at_its_address(foreign_world: ForeignWorld) -> None:
     _, address = await started(foreign_world)
 
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_two_of_them_run_side_by_side_and_are_told_apart(run_world: ForeignWorld) -> None:
+async def test_two_third_party_workers_run_next_to_each_other_and_are_separate(run_world: ForeignWorld) -> None:
     (one, first), (two, second) = await started(run_world), await started(run_world)
     await run_inside(first, "import server; server.mark = 1")
 
@@ -46,7 +46,9 @@ async def test_two_of_them_run_side_by_side_and_are_told_apart(run_world: Foreig
     assert [entry.id for entry in await run_world.backend.found()] == [two]
 
 
-async def test_it_is_told_the_environments_variables_and_none_of_ours(run_world: ForeignWorld) -> None:
+async def test_a_third_party_worker_gets_the_environments_variables_and_none_of_the_gateways(
+    run_world: ForeignWorld,
+) -> None:
     _, address = await started(run_world, run_world.variant(variables={"COLOUR": "green"}))
 
     told = json.loads(await run_inside(address, "import json, os; print(json.dumps(dict(os.environ)))"))
@@ -55,7 +57,9 @@ async def test_it_is_told_the_environments_variables_and_none_of_ours(run_world:
     assert [name for name in told if name.startswith(("ENVSERVER_", "OPENENV_", "GATEWAY_"))] == []
 
 
-async def test_it_can_write_to_its_home_unless_it_is_told_of_another(run_world: ForeignWorld) -> None:
+async def test_a_third_party_worker_can_write_to_its_home_unless_a_variable_names_another(
+    run_world: ForeignWorld,
+) -> None:
     _, address = await started(run_world)
     _, other = await started(run_world, run_world.variant(variables={"HOME": "/elsewhere"}))
 
@@ -65,7 +69,7 @@ async def test_it_can_write_to_its_home_unless_it_is_told_of_another(run_world: 
     assert await run_inside(other, "import os; print(os.path.expanduser('~'))") == "/elsewhere\n"
 
 
-async def test_its_last_words_can_be_read(run_world: ForeignWorld) -> None:
+async def test_the_log_of_a_third_party_worker_can_be_read(run_world: ForeignWorld) -> None:
     id, _ = await started(run_world)
 
     async def logged() -> str:
@@ -75,7 +79,7 @@ async def test_its_last_words_can_be_read(run_world: ForeignWorld) -> None:
     assert (await eventually(logged)).splitlines()[0] == "the worker starts"
 
 
-async def test_of_a_static_server_there_are_no_last_words(static_world: ForeignWorld) -> None:
+async def test_the_log_of_a_static_server_is_empty(static_world: ForeignWorld) -> None:
     id, _ = await started(static_world)
 
     assert await static_world.backend.logs(id) == ""
@@ -91,7 +95,7 @@ async def test_stopping_leaves_nothing(foreign_world: ForeignWorld) -> None:
     assert await foreign_world.backend.logs(id) == ""
 
 
-async def test_stopping_twice_at_once_or_one_that_never_was_is_no_error(foreign_world: ForeignWorld) -> None:
+async def test_stopping_twice_concurrently_or_an_unknown_worker_is_no_error(foreign_world: ForeignWorld) -> None:
     id, _ = await started(foreign_world)
 
     await asyncio.gather(foreign_world.backend.stop(id), foreign_world.backend.stop(id))
@@ -100,7 +104,7 @@ async def test_stopping_twice_at_once_or_one_that_never_was_is_no_error(foreign_
     assert foreign_world.left() == []
 
 
-async def test_one_that_ignores_the_polite_signal_is_killed(run_world: ForeignWorld) -> None:
+async def test_a_third_party_worker_that_ignores_sigterm_is_killed(run_world: ForeignWorld) -> None:
     id, _ = await started(run_world, run_world.variant(variables={"FAKE_WORKER": "stubborn"}))
 
     await run_world.backend.stop(id)
@@ -108,7 +112,7 @@ async def test_one_that_ignores_the_polite_signal_is_killed(run_world: ForeignWo
     assert run_world.left() == []
 
 
-async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -> None:
+async def test_a_killed_third_party_worker_is_among_the_deaths(run_world: ForeignWorld) -> None:
     deaths = run_world.backend.deaths()
     (id, address), (other, _) = await started(run_world), await started(run_world)
 
@@ -127,7 +131,7 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
 
 
 @pytest.mark.docker
-async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_and_with_that_reason(
+async def test_a_third_party_worker_that_takes_too_much_memory_is_one_death_with_that_reason(
     foreign_docker_world: ForeignWorld,
 ) -> None:
     deaths = foreign_docker_world.backend.deaths()
@@ -148,7 +152,9 @@ async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_
     assert (death.id, death.reason) == (other, CloseReason.WORKER_LOST)
 
 
-async def test_one_that_dies_at_once_is_seen_with_its_last_words(run_world: ForeignWorld) -> None:
+async def test_a_third_party_worker_that_dies_immediately_is_reported_with_its_last_log_lines(
+    run_world: ForeignWorld,
+) -> None:
     environment = run_world.variant(variables={"FAKE_WORKER": "die"})
     worker = worker_of(environment)
     deaths = run_world.backend.deaths()
@@ -168,7 +174,7 @@ async def test_one_that_dies_at_once_is_seen_with_its_last_words(run_world: Fore
     assert "the worker cannot go on" in last_words
 
 
-async def test_one_that_is_paused_answers_nothing_until_it_is_resumed(run_world: ForeignWorld) -> None:
+async def test_a_paused_third_party_worker_does_not_answer_until_it_is_resumed(run_world: ForeignWorld) -> None:
     id, address = await started(run_world)
 
     await run_world.backend.pause(id)
@@ -184,7 +190,7 @@ async def test_one_that_is_paused_answers_nothing_until_it_is_resumed(run_world:
     assert run_world.left() == []
 
 
-async def test_a_server_of_somebody_elses_that_is_not_ours_to_start_goes_on_when_it_is_paused(
+async def test_pausing_a_static_server_does_not_stop_it(
     static_world: ForeignWorld,
 ) -> None:
     id, address = await started(static_world)
@@ -195,13 +201,13 @@ async def test_a_server_of_somebody_elses_that_is_not_ours_to_start_goes_on_when
     await static_world.backend.resume(id)
 
 
-async def test_what_is_prepared_is_named_by_its_image_where_it_has_one(foreign_world: ForeignWorld) -> None:
+async def test_prepare_returns_the_id_of_the_image_if_there_is_one(foreign_world: ForeignWorld) -> None:
     id = await foreign_world.backend.prepare(foreign_world.environment)
 
     assert id == foreign_world.image_id
 
 
-async def test_found_says_what_was_started(foreign_world: ForeignWorld) -> None:
+async def test_found_describes_the_started_worker(foreign_world: ForeignWorld) -> None:
     id, address = await started(foreign_world)
 
     (found,) = await foreign_world.backend.found()
@@ -212,10 +218,10 @@ async def test_found_says_what_was_started(foreign_world: ForeignWorld) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0, 0.002, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.4])
-async def test_a_start_that_is_cancelled_leaves_nothing(foreign_world: ForeignWorld, after_s: float) -> None:
+async def test_a_cancelled_start_leaves_nothing(foreign_world: ForeignWorld, after_s: float) -> None:
     worker = worker_of(foreign_world.environment)
     starting = asyncio.create_task(foreign_world.backend.start(worker, foreign_world.environment))
-    await asyncio.wait({starting}, timeout=after_s)  # whichever point it has reached: the outcome is the same
+    await asyncio.wait({starting}, timeout=after_s)  # the outcome is the same at any point of the start
 
     if not starting.cancel():
         await foreign_world.backend.stop(worker.id)
@@ -225,7 +231,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(foreign_world: ForeignWo
     assert await foreign_world.backend.found() == []
 
 
-async def test_a_place_where_it_can_be_started_passes_the_check(foreign_world: ForeignWorld) -> None:
+async def test_the_check_passes_where_third_party_workers_can_be_started(foreign_world: ForeignWorld) -> None:
     await foreign_world.backend.check()
 
     assert foreign_world.left() == []

@@ -39,13 +39,13 @@ def open_store(world: RedisWorld, **options: Any) -> CallStore:
 
 
 def make_whole(world: RedisWorld) -> None:
-    """Say what the leader of the control loop says, when it has rebuilt what was lost."""
+    """Mark the store as whole, as the leader of the control loop does after it rebuilt the store."""
     with world.server.client() as client:
         client.set(f"{{{world.prefix}}}:whole", client.info("server")["run_id"])
 
 
 def pass_time(world: RedisWorld, seconds: float) -> None:
-    """Let time pass: each end of a call comes that much sooner."""
+    """Let time pass: each expiry of a call comes that much sooner."""
     world.pass_time(seconds)
     with world.server.client() as client:
         for key in world.keys(client):
@@ -55,7 +55,7 @@ def pass_time(world: RedisWorld, seconds: float) -> None:
 
 
 def kinds(world: RedisWorld) -> list[str]:
-    """The kinds of keys that calls have."""
+    """Return the kind of each key of calls."""
     with world.server.client() as client:
         return [key.split(":")[1] for key in world.keys(client) if ":call" in key]
 
@@ -117,7 +117,7 @@ async def answers(store: CallStore) -> None:
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_key_is_recorded_once_and_told_as_running_from_then_on(calls: CallStore) -> None:
+async def test_a_key_is_recorded_once_and_reported_as_running_from_then_on(calls: CallStore) -> None:
     assert await begin(calls, "t1") is None
 
     running = CallRecord(task_id="t1", state=CallState.RUNNING, replica="a")
@@ -126,7 +126,7 @@ async def test_a_key_is_recorded_once_and_told_as_running_from_then_on(calls: Ca
     assert await calls.look(S, LEASE, "t2") is None
 
 
-async def test_the_outcome_comes_back_unchanged_whatever_it_holds(calls: CallStore) -> None:
+async def test_an_outcome_is_returned_unchanged_with_any_content(calls: CallStore) -> None:
     await begin(calls, "t1")
     await calls.write([done("t1", AWKWARD)])
 
@@ -136,7 +136,7 @@ async def test_the_outcome_comes_back_unchanged_whatever_it_holds(calls: CallSto
     assert await calls.look(S, LEASE, "t1") == known
 
 
-async def test_of_many_beginnings_at_once_one_is_recorded(calls: CallStore) -> None:
+async def test_of_many_concurrent_beginnings_one_is_recorded(calls: CallStore) -> None:
     found = await asyncio.gather(*(begin(calls, f"t{n}") for n in range(50)))
 
     assert found.count(None) == 1
@@ -154,7 +154,7 @@ async def test_another_digest_is_a_conflict_whether_the_call_runs_or_has_ended(c
         await begin(calls, "t2", digest="other")
 
 
-async def test_keys_of_other_sessions_and_leases_are_others(calls: CallStore) -> None:
+async def test_keys_of_different_sessions_and_leases_are_independent(calls: CallStore) -> None:
     await begin(calls, "t1")
 
     assert await begin(calls, "t2", session=SessionId("other"), digest="x") is None
@@ -170,18 +170,18 @@ async def test_a_call_that_never_ran_leaves_its_key_free(calls: CallStore) -> No
 
     assert await state(calls, "t1") is None
     assert await begin(calls, "t2", digest="another") is None
-    await calls.write([change(Change.UNDONE, "t1", key="k", digest="d")])  # late: of the first one
+    await calls.write([change(Change.UNDONE, "t1", key="k", digest="d")])  # a late repetition for the first call
     assert await state(calls, "t2") is CallState.RUNNING
 
 
-async def test_of_an_outcome_that_is_not_kept_the_key_stays(calls: CallStore) -> None:
+async def test_the_key_of_an_outcome_that_is_not_kept_stays(calls: CallStore) -> None:
     await begin(calls, "t1")
     await calls.write([change(Change.DROPPED, "t1", key="k", digest="d")])
 
     assert await begin(calls, "t2") == CallRecord(task_id="t1", state=CallState.DROPPED, replica="a")
 
 
-async def test_an_end_is_recorded_also_where_the_beginning_was_lost(calls: CallStore) -> None:
+async def test_an_end_is_recorded_even_if_the_beginning_was_lost(calls: CallStore) -> None:
     await calls.write([done("t1"), done("t1")])
 
     known = await begin(calls, "t2")
@@ -207,7 +207,7 @@ async def test_a_call_without_a_key_is_found_by_its_id(calls: CallStore) -> None
 # -- waiting --------------------------------------------------------------------------------------------------------
 
 
-async def test_who_waits_gets_the_outcome(calls: CallStore) -> None:
+async def test_waiting_callers_get_the_outcome(calls: CallStore) -> None:
     await begin(calls, "t1")
     waits = [asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60)) for _ in range(3)]
     still = await calls.settled(S, LEASE, "t1", within_s=0.01)
@@ -221,7 +221,7 @@ async def test_who_waits_gets_the_outcome(calls: CallStore) -> None:
     assert await calls.settled(S, LEASE, "unknown", within_s=60) is None
 
 
-async def test_who_waits_hears_that_the_call_never_ran_or_that_its_session_ended(calls: CallStore) -> None:
+async def test_waiting_callers_get_no_record_if_the_call_never_ran_or_its_session_ended(calls: CallStore) -> None:
     await begin(calls, "t1")
     await begin(calls, "t2", key="two")
     first = asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60))
@@ -234,7 +234,7 @@ async def test_who_waits_hears_that_the_call_never_ran_or_that_its_session_ended
     assert await second is None
 
 
-async def test_waiting_can_be_given_up(calls: CallStore) -> None:
+async def test_waiting_can_be_cancelled(calls: CallStore) -> None:
     await begin(calls, "t1")
     waits = asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60))
     await asyncio.sleep(0)
@@ -269,7 +269,7 @@ async def test_a_call_is_known_as_running_beyond_its_longest_run(calls: CallStor
     assert await begin(calls, "t2") is not None
 
 
-async def test_a_session_that_ended_is_forgotten(calls: CallStore) -> None:
+async def test_the_calls_of_an_ended_session_are_forgotten(calls: CallStore) -> None:
     other = SessionId("other")
     await begin(calls, "t1")
     await begin(calls, "t9", session=other)
@@ -280,7 +280,7 @@ async def test_a_session_that_ended_is_forgotten(calls: CallStore) -> None:
     assert await calls.look(other, LEASE, "t9") is not None
 
 
-async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(replicas: Make) -> None:
+async def test_too_many_bytes_in_a_session_drop_the_oldest_outcomes_and_keep_their_keys(replicas: Make) -> None:
     calls = replicas("a", session_bytes=250)
     for number in range(4):
         await begin(calls, f"t{number}", key=f"k{number}")
@@ -291,7 +291,7 @@ async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(repli
     assert states == [CallState.DROPPED, CallState.DROPPED, CallState.DONE, CallState.DONE]
 
 
-async def test_all_outcomes_together_are_bounded_and_room_comes_back(replicas: Make) -> None:
+async def test_the_bytes_of_all_outcomes_are_bounded_and_ended_sessions_free_room(replicas: Make) -> None:
     calls = replicas("a", total_bytes=250)
     for number in range(4):
         session = SessionId(f"s{number}")
@@ -308,7 +308,7 @@ async def test_all_outcomes_together_are_bounded_and_room_comes_back(replicas: M
     assert await states() == [None, CallState.DONE, CallState.DROPPED, CallState.DONE]
 
 
-async def test_of_too_many_calls_the_oldest_go_that_do_not_run(replicas: Make) -> None:
+async def test_too_many_calls_in_a_session_drop_the_oldest_that_do_not_run(replicas: Make) -> None:
     calls = replicas("a", session_max=3)
     await begin(calls, "running", key="r", within_s=0)
     for number in range(4):
@@ -339,7 +339,7 @@ async def test_another_replica_gets_the_outcome(replicas: Make) -> None:
     assert record.outcome == b"there"
 
 
-async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: Make) -> None:
+async def test_a_call_of_a_replica_that_is_silent_for_too_long_is_lost(replicas: Make) -> None:
     a, b = replicas("a", sign_s=0.1), replicas("b", lost_s=0.1)
     await begin(a, "t1")
 
@@ -352,7 +352,7 @@ async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: 
     assert known.state is CallState.LOST
 
 
-async def test_a_replica_that_says_nothing_for_a_moment_only_is_waited_for(
+async def test_a_call_of_a_replica_that_is_silent_for_a_moment_is_not_lost(
     replicas: Make, redis_world: RedisWorld
 ) -> None:
     a, b = replicas("a"), replicas("b", lost_s=30.0)
@@ -377,7 +377,7 @@ async def test_a_replica_that_says_nothing_for_a_moment_only_is_waited_for(
     assert record.outcome == b"there"
 
 
-async def test_nothing_is_left_in_redis_of_what_was_forgotten(replicas: Make, redis_world: RedisWorld) -> None:
+async def test_forgotten_calls_leave_nothing_in_redis(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     for number in range(5):
         await begin(a, f"t{number}", key=f"k{number}")
@@ -388,19 +388,19 @@ async def test_nothing_is_left_in_redis_of_what_was_forgotten(replicas: Make, re
     assert kinds(redis_world) == ["call_replica"]
 
 
-async def test_sessions_that_nobody_ended_are_swept(replicas: Make, redis_world: RedisWorld) -> None:
+async def test_sessions_that_no_replica_ended_are_swept(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     for number in range(50):
         await a.write([done("t", b"x" * 10, session=SessionId(f"s{number}"))])
 
     pass_time(redis_world, 601)
-    for _ in range(5):  # some at a time
+    for _ in range(5):  # each write sweeps some sessions
         await a.write([])
 
     assert kinds(redis_world) == ["call_replica"]
 
 
-async def test_every_key_has_an_end_where_no_replica_is_left(replicas: Make, redis_world: RedisWorld) -> None:
+async def test_the_keys_of_a_session_expire_even_if_no_replica_is_left(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     await begin(a, "t1", within_s=0)
     await a.write([done("t2", b"x", key="k2")])
@@ -412,7 +412,7 @@ async def test_every_key_has_an_end_where_no_replica_is_left(replicas: Make, red
     assert all(600 <= kept[kind] <= 661 for kind in ("calls", "call_ends"))
 
 
-async def test_a_store_that_hangs_is_waited_for_and_one_that_is_gone_is_an_error(tmp_path: Path) -> None:
+async def test_a_store_that_hangs_delays_a_wait_and_a_store_that_is_down_is_an_error(tmp_path: Path) -> None:
     needs_redis_server()
     server = RedisServer(tmp_path)
     server.start()
@@ -453,7 +453,7 @@ async def test_a_store_that_lost_its_data_begins_no_call_until_it_is_whole_again
         before = [await a.write([]), await b.write([done("t1")])]
         server.stop()
         server.start()
-        for store in (a, b):  # each connection is lost once
+        for store in (a, b):  # each connection breaks once
             await eventually(partial(answers, store))
 
         with pytest.raises(StoreUnavailable, match="rebuilt"):
@@ -486,20 +486,20 @@ SEEN: dict[str, Any] = {
 }
 
 
-async def test_what_a_replica_saw_of_a_session_is_told_until_the_session_ends(calls: CallStore) -> None:
+async def test_a_replicas_counts_of_a_session_are_kept_until_the_session_ends(calls: CallStore) -> None:
     ended_at = time.monotonic() - 5
     await calls.write([seen(**SEEN, ended_at=ended_at), seen(lease="another", steps=9)])
 
     found = (await calls.tallies(S, LEASE))["a"]
 
-    assert found.ended_at == pytest.approx(ended_at, abs=4)  # a moment of another clock in between
+    assert found.ended_at == pytest.approx(ended_at, abs=4)  # converted to another clock in between
     assert replace(found, ended_at=None) == Tally(number=1, version=1, is_opener=True, **SEEN)
     await calls.write([change(Change.FORGOTTEN)])
     assert await calls.tallies(S, LEASE) == {}
     assert (await calls.tallies(S, "another"))["a"].steps == 9
 
 
-async def test_a_count_replaces_the_one_before_and_a_late_one_none(calls: CallStore) -> None:
+async def test_a_count_replaces_an_earlier_one_and_never_a_later_one(calls: CallStore) -> None:
     await calls.write([seen(version=1, steps=1)])
     await calls.write([seen(version=3, steps=3)])
     await calls.write([seen(version=2, steps=2)])
@@ -507,7 +507,7 @@ async def test_a_count_replaces_the_one_before_and_a_late_one_none(calls: CallSt
     assert (await calls.tallies(S, LEASE))["a"] == Tally(number=1, version=3, is_opener=True, steps=3)
 
 
-async def test_a_count_that_was_told_and_is_lost_is_not_told_again(calls: CallStore) -> None:
+async def test_a_lost_count_is_not_written_again_as_an_update(calls: CallStore) -> None:
     run = await calls.write([seen(steps=1)])
     await calls.write([change(Change.FORGOTTEN)])
 
@@ -516,7 +516,7 @@ async def test_a_count_that_was_told_and_is_lost_is_not_told_again(calls: CallSt
     assert await calls.tallies(S, LEASE) == {}
 
 
-async def test_a_count_that_was_begun_anew_is_not_whole(calls: CallStore) -> None:
+async def test_a_restarted_count_is_not_whole(calls: CallStore) -> None:
     await calls.write([seen(steps=7)])
 
     await calls.write([seen(number=2, steps=1)])
@@ -525,7 +525,7 @@ async def test_a_count_that_was_begun_anew_is_not_whole(calls: CallStore) -> Non
     assert not (await calls.tallies(S, LEASE))["a"].is_whole
 
 
-async def test_counts_do_not_end_with_the_calls_of_their_session(calls: CallStore, redis_world: RedisWorld) -> None:
+async def test_counts_outlive_the_calls_of_their_session(calls: CallStore, redis_world: RedisWorld) -> None:
     await calls.write([done("t1", keep_s=10), seen(steps=1)])
 
     pass_time(redis_world, 60)
@@ -545,8 +545,8 @@ async def test_each_replica_has_a_count_of_its_own(replicas: Make) -> None:
         assert {name: tally.steps for name, tally in (await store.tallies(S, LEASE)).items()} == {"a": 1, "b": 2}
 
 
-async def test_of_a_redis_that_was_started_again_no_count_is_whole(tmp_path: Path) -> None:
-    """What it loaded may be older than what it was told."""
+async def test_after_a_restart_of_redis_no_count_is_whole(tmp_path: Path) -> None:
+    """Its loaded data may be older than the counts that it had received."""
     needs_redis_server()
     server = RedisServer(tmp_path, keeps_all=True)
     server.start()
@@ -569,7 +569,7 @@ async def test_of_a_redis_that_was_started_again_no_count_is_whole(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+def test_the_head_of_an_operation_documents_its_input_and_output(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     head = text.split("\n\n")[0]
@@ -579,14 +579,14 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["prelude", *OPERATIONS])
-def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
+def test_no_operation_searches_for_keys_or_has_global_functions(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
     assert not re.search(r"^\s*function ", text, re.MULTILINE)
 
 
-def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+def test_every_operation_is_used_and_every_used_one_exists() -> None:
     used = re.findall(r'_link\.run\(\s*"([a-z_]+)"', Path(module.__file__).read_text())
 
     assert sorted(set(used)) == OPERATIONS

@@ -1,4 +1,4 @@
-"""The seam of curricula, all but its handles: one suite, run on memory and on Redis."""
+"""The seam of curricula without its handles: one suite, run on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest_plugins = ["tests.contract.store_fixtures", "tests.contract.curriculum_fi
 # -- records ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_environment_of_which_nothing_is_known_has_no_records(curricula: CurriculumStore) -> None:
+async def test_an_unknown_environment_has_no_records(curricula: CurriculumStore) -> None:
     assert await curricula.note([]) == 0
 
     page = await curricula.records(MATH)
@@ -37,7 +37,7 @@ async def test_an_environment_of_which_nothing_is_known_has_no_records(curricula
     assert page == RecordPage(version=page.version, is_whole=True, is_last=True, records=[], removed=[])
 
 
-async def test_an_outcome_is_what_a_task_is_first_known_by(curricula: CurriculumStore) -> None:
+async def test_the_first_outcome_creates_the_record_of_a_task(curricula: CurriculumStore) -> None:
     given = outcome("train/7", 0.1, finished=False, steps=4, seconds=2.25, policy="v1\nx é \ud800")
 
     assert await curricula.note([given]) == 1
@@ -58,7 +58,7 @@ async def test_records_keep_the_newest_rewards(curricula: CurriculumStore) -> No
     assert record.attempts == len(rewards)
 
 
-async def test_environments_have_records_of_their_own(curricula: CurriculumStore) -> None:
+async def test_environments_have_separate_records(curricula: CurriculumStore) -> None:
     await curricula.note([outcome("a", 1.0), outcome("a", 0.0, environment=CODING), outcome("a", 0.5)])
 
     assert (await known(curricula))["a"].recent == (1.0, 0.5)
@@ -77,7 +77,7 @@ async def test_rewards_that_differ_in_size_keep_every_digit(curricula: Curriculu
     assert repr(replace(record, seen_at=0.0)) == repr(expected)
 
 
-async def test_rewards_too_large_to_add_up_spoil_their_own_record_only(curricula: CurriculumStore) -> None:
+async def test_rewards_too_large_to_add_up_spoil_only_their_own_record(curricula: CurriculumStore) -> None:
     outcomes = [outcome("a", reward) for reward in (1.7e308, -1.7e308, 1.0, 2.0)]
     expected = TaskRecord(environment=MATH, task="a")
     for given in outcomes:
@@ -86,12 +86,12 @@ async def test_rewards_too_large_to_add_up_spoil_their_own_record_only(curricula
 
     records = await known(curricula)
 
-    # As texts: what is no number is unlike itself.
+    # Compared as texts, because NaN is not equal to itself.
     assert repr(replace(records["a"], seen_at=0.0)) == repr(expected)
     assert (records["b"].mean, records["b"].spread) == (1.0, 0.0)
 
 
-async def test_an_outcome_that_is_told_twice_counts_once(curricula: CurriculumStore, store_world: World) -> None:
+async def test_an_outcome_that_is_noted_twice_counts_once(curricula: CurriculumStore, store_world: World) -> None:
     told = outcome("a", lease="lease 1")
 
     counted = [await curricula.note([told, told]), await curricula.note([told, outcome("a", lease="lease 2")])]
@@ -108,7 +108,7 @@ async def test_outcomes_without_a_lease_all_count(curricula: CurriculumStore) ->
     assert await curricula.note([outcome("a")] * 3) == 3
 
 
-async def test_of_one_outcome_told_at_once_by_many_one_counts(curricula: CurriculumStore) -> None:
+async def test_one_outcome_noted_concurrently_by_many_replicas_counts_once(curricula: CurriculumStore) -> None:
     told = [outcome("a", lease="lease 1"), outcome("b", lease="lease 2")]
 
     counted = await asyncio.gather(*(curricula.note(told) for _ in range(20)))
@@ -116,7 +116,7 @@ async def test_of_one_outcome_told_at_once_by_many_one_counts(curricula: Curricu
     assert sorted(counted) == [0] * 19 + [2]
 
 
-async def test_many_outcomes_at_once_are_all_in_the_records(curricula: CurriculumStore) -> None:
+async def test_many_concurrent_outcomes_are_all_in_the_records(curricula: CurriculumStore) -> None:
     await asyncio.gather(*(curricula.note([outcome(f"t{n % 3}", float(n))]) for n in range(60)))
 
     records = await known(curricula)
@@ -125,7 +125,7 @@ async def test_many_outcomes_at_once_are_all_in_the_records(curricula: Curriculu
     assert records["t1"].mean == pytest.approx(sum(range(1, 60, 3)) / 20)
 
 
-async def test_as_many_outcomes_are_taken_at_once_as_the_seam_says(curricula: CurriculumStore) -> None:
+async def test_one_call_takes_as_many_outcomes_as_the_seam_allows(curricula: CurriculumStore) -> None:
     assert await curricula.note([outcome(f"t{n}") for n in range(MAX_OUTCOMES)]) == MAX_OUTCOMES
 
     assert len(await known(curricula)) == MAX_OUTCOMES
@@ -135,13 +135,23 @@ async def test_as_many_outcomes_are_taken_at_once_as_the_seam_says(curricula: Cu
     ("batch", "reason"),
     [
         pytest.param([outcome()] * (MAX_OUTCOMES + 1), "1001 outcomes at once", id="too many"),
-        pytest.param([outcome("b"), outcome(reward=math.inf)], "'train/1': reward is not a finite", id="a reward"),
-        pytest.param([outcome(seconds=math.nan)], "'train/1': seconds is not a finite number", id="a duration"),
-        pytest.param([outcome(reward=10**400)], "'train/1': reward is not a finite number", id="a long one"),
+        pytest.param(
+            [outcome("b"), outcome(reward=math.inf)],
+            "'train/1': reward is not a finite",
+            id="a reward that is not finite",
+        ),
+        pytest.param(
+            [outcome(seconds=math.nan)],
+            "'train/1': seconds is not a finite number",
+            id="a duration that is not a number",
+        ),
+        pytest.param(
+            [outcome(reward=10**400)], "'train/1': reward is not a finite number", id="a reward too large for a float"
+        ),
         pytest.param([outcome("", lease="lease 5")], "lease 'lease 5' names no environment, or no task", id="no task"),
     ],
 )
-async def test_outcomes_that_no_store_takes_leave_nothing_behind(
+async def test_a_refused_batch_of_outcomes_leaves_nothing_behind(
     curricula: CurriculumStore, batch: list[Outcome], reason: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=reason):
@@ -153,7 +163,7 @@ async def test_outcomes_that_no_store_takes_leave_nothing_behind(
 # -- what changed -------------------------------------------------------------------------------------------------
 
 
-async def test_only_what_changed_since_a_version_is_told(curricula: CurriculumStore) -> None:
+async def test_only_the_changes_since_a_version_are_returned(curricula: CurriculumStore) -> None:
     await curricula.note([outcome("a"), outcome("b"), outcome("c")])
     reader = Reader(curricula)
     await reader.read()
@@ -169,7 +179,7 @@ async def test_only_what_changed_since_a_version_is_told(curricula: CurriculumSt
 
 
 @pytest.mark.parametrize("since", ["x", "x:1:1", "::", "-:9:9", "e-r:1", "\ud800 é"])
-async def test_a_version_that_nobody_gave_begins_anew(curricula: CurriculumStore, since: str) -> None:
+async def test_an_unknown_version_restarts_the_read(curricula: CurriculumStore, since: str) -> None:
     await curricula.note([outcome("a"), outcome("b")])
 
     page = await curricula.records(MATH, since)
@@ -177,7 +187,7 @@ async def test_a_version_that_nobody_gave_begins_anew(curricula: CurriculumStore
     assert (len(page.records), page.is_whole, page.is_last) == (2, True, True)
 
 
-async def test_a_version_is_one_of_its_environment_only(curricula: CurriculumStore) -> None:
+async def test_a_version_is_valid_for_its_environment_only(curricula: CurriculumStore) -> None:
     await curricula.note([outcome("a"), outcome("a", environment=CODING)])
     version = (await curricula.records(MATH)).version
 
@@ -201,7 +211,7 @@ async def test_many_records_come_in_pages(make: Make) -> None:
     assert reader.began == 1
 
 
-async def test_what_changes_between_two_pages_is_told_as_it_is_then(make: Make) -> None:
+async def test_a_change_between_two_pages_is_returned_in_its_present_state(make: Make) -> None:
     store = make(page_records=2)
     await store.note([outcome(f"t{n}", 0.0) for n in range(6)])
     first = await store.records(MATH)
@@ -217,7 +227,7 @@ async def test_what_changes_between_two_pages_is_told_as_it_is_then(make: Make) 
     assert reader.known["t0"].recent == (0.0, 1.0)
 
 
-async def test_a_reader_that_missed_too_many_removals_begins_anew(make: Make) -> None:
+async def test_a_reader_that_missed_too_many_removals_restarts(make: Make) -> None:
     store = make(gone_kept=3)
     await store.note([outcome(f"t{n}") for n in range(10)])
     early, late = Reader(store), Reader(store)
@@ -234,7 +244,7 @@ async def test_a_reader_that_missed_too_many_removals_begins_anew(make: Make) ->
     assert set(early.known) == set(late.known) == {f"t{n}" for n in range(4, 10)}
 
 
-async def test_pages_end_though_more_removals_were_forgotten_than_are_remembered(make: Make) -> None:
+async def test_pages_end_even_if_more_removals_happened_than_are_remembered(make: Make) -> None:
     store = make(gone_kept=1, page_records=2)
     await store.note([outcome(f"t{n}") for n in range(9)])
     for n in range(4):
@@ -247,7 +257,7 @@ async def test_pages_end_though_more_removals_were_forgotten_than_are_remembered
     assert set(reader.known) == {f"t{n}" for n in range(4, 9)}
 
 
-async def test_a_task_that_was_forgotten_begins_anew(curricula: CurriculumStore) -> None:
+async def test_a_forgotten_task_starts_with_an_empty_record(curricula: CurriculumStore) -> None:
     await curricula.note([outcome("a"), outcome("b")])
     reader = Reader(curricula)
     await reader.read()
@@ -279,7 +289,7 @@ async def test_all_records_of_an_environment_are_forgotten_together(curricula: C
     assert await curricula.forget(MATH) == 0
 
 
-async def test_beyond_the_most_of_records_those_go_that_were_unseen_for_longest(make: Make) -> None:
+async def test_above_the_maximum_the_records_unseen_for_longest_are_removed(make: Make) -> None:
     store = make(max_records=3)
     await store.note([outcome("a"), outcome("b"), outcome("c")])
     await store.note([outcome("a", environment=CODING)])
@@ -296,7 +306,7 @@ async def test_beyond_the_most_of_records_those_go_that_were_unseen_for_longest(
     assert set(await known(store, CODING)) == {"a"}
 
 
-async def test_a_batch_of_more_tasks_than_there_is_room_for_leaves_its_last_ones(make: Make) -> None:
+async def test_a_batch_of_more_tasks_than_the_maximum_keeps_the_last_ones(make: Make) -> None:
     store = make(max_records=2, gone_kept=2)
 
     assert await store.note([outcome(f"t{n}") for n in (0, 1, 2, 3, 4, 1)]) == 6
@@ -309,7 +319,7 @@ async def test_a_batch_of_more_tasks_than_there_is_room_for_leaves_its_last_ones
 # -- state --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_state_is_replaced_by_who_knows_the_present_one(curricula: CurriculumStore) -> None:
+async def test_a_state_is_replaced_only_with_its_present_version(curricula: CurriculumStore) -> None:
     body = bytes(range(256))
     assert await curricula.state("easy") == (0, b"")
 
@@ -324,14 +334,14 @@ async def test_a_state_is_replaced_by_who_knows_the_present_one(curricula: Curri
     assert await curricula.state("hard") == (0, b"")
 
 
-async def test_of_many_that_replace_a_state_at_once_one_does(curricula: CurriculumStore) -> None:
+async def test_of_many_concurrent_replacements_of_a_state_one_succeeds(curricula: CurriculumStore) -> None:
     replaced = await asyncio.gather(*(curricula.set_state("easy", 0, b"%d" % n) for n in range(20)))
 
     assert replaced.count(True) == 1
     assert (await curricula.state("easy"))[1] == b"%d" % replaced.index(True)
 
 
-async def test_a_state_that_is_replaced_leaves_the_draws_alone(curricula: CurriculumStore) -> None:
+async def test_replacing_a_state_does_not_change_the_draws(curricula: CurriculumStore) -> None:
     await drawn(curricula, "a")
     await joined(curricula, "b", handle=1)
 
@@ -342,7 +352,7 @@ async def test_a_state_that_is_replaced_leaves_the_draws_alone(curricula: Curric
     assert await curricula.numbers("easy", 1) == 2
 
 
-async def test_a_state_has_a_most_of_bytes(curricula: CurriculumStore) -> None:
+async def test_a_state_has_a_maximum_size(curricula: CurriculumStore) -> None:
     assert await curricula.set_state("easy", 0, b"x" * MAX_STATE_BYTES)
     version, _ = await curricula.state("easy")
 
@@ -374,7 +384,7 @@ async def test_a_reset_forgets_draws_and_state_and_no_record(curricula: Curricul
 # -- definitions --------------------------------------------------------------------------------------------------
 
 
-async def test_a_definition_comes_back_byte_for_byte(curricula: CurriculumStore) -> None:
+async def test_a_definition_is_returned_byte_for_byte(curricula: CurriculumStore) -> None:
     assert await curricula.definitions() == (await curricula.definitions_version(), {})
 
     await curricula.define("easy", bytes(range(256)))
@@ -384,7 +394,7 @@ async def test_a_definition_comes_back_byte_for_byte(curricula: CurriculumStore)
     assert (await curricula.definitions())[1] == {"easy": bytes(range(256)), "hard": b"2"}
 
 
-async def test_each_change_of_definitions_has_a_version_of_its_own(curricula: CurriculumStore) -> None:
+async def test_each_change_of_definitions_has_its_own_version(curricula: CurriculumStore) -> None:
     versions = [await curricula.definitions_version()]
     for change in (
         curricula.define("easy", b"1"),
@@ -401,7 +411,7 @@ async def test_each_change_of_definitions_has_a_version_of_its_own(curricula: Cu
     assert len(set(versions)) == len(versions)
 
 
-async def test_what_was_not_defined_cannot_be_undefined_and_keeps_its_draws(curricula: CurriculumStore) -> None:
+async def test_undefining_an_unknown_curriculum_fails_and_keeps_its_draws(curricula: CurriculumStore) -> None:
     await curricula.numbers("easy", 3)
     version = await curricula.definitions_version()
 
@@ -411,7 +421,7 @@ async def test_what_was_not_defined_cannot_be_undefined_and_keeps_its_draws(curr
     assert await curricula.numbers("easy", 1) == 3
 
 
-async def test_one_that_is_undefined_takes_its_draws_and_state_along(curricula: CurriculumStore) -> None:
+async def test_undefining_a_curriculum_removes_its_draws_and_its_state(curricula: CurriculumStore) -> None:
     await curricula.define("easy", b"1")
     await curricula.set_state("easy", 0, b"x")
     assert await drawn(curricula, "a") == 0
@@ -423,7 +433,7 @@ async def test_one_that_is_undefined_takes_its_draws_and_state_along(curricula: 
     assert await drawn(curricula, "a", handle=1) == 0
 
 
-async def test_one_that_is_defined_anew_keeps_its_draws_and_state(curricula: CurriculumStore) -> None:
+async def test_redefining_a_curriculum_keeps_its_draws_and_its_state(curricula: CurriculumStore) -> None:
     await curricula.define("easy", b"1")
     await curricula.set_state("easy", 0, b"x")
     await curricula.numbers("easy", 3)
@@ -434,7 +444,7 @@ async def test_one_that_is_defined_anew_keeps_its_draws_and_state(curricula: Cur
     assert await curricula.numbers("easy", 1) == 3
 
 
-async def test_there_is_a_most_of_definitions(make: Make) -> None:
+async def test_the_number_of_definitions_has_a_maximum(make: Make) -> None:
     store = make(max_definitions=2)
     await store.define("a", b"1")
     await store.define("b", b"1")
@@ -450,7 +460,7 @@ async def test_there_is_a_most_of_definitions(make: Make) -> None:
     assert (await store.definitions())[1] == {"b": b"2", "c": b"1"}
 
 
-async def test_a_definition_has_a_most_of_bytes(curricula: CurriculumStore) -> None:
+async def test_a_definition_has_a_maximum_size(curricula: CurriculumStore) -> None:
     await curricula.define("easy", b"x" * MAX_DEFINITION_BYTES)
 
     with pytest.raises(InvalidRequest, match="the definition of 'hard' has 65537 bytes; at most 65536"):
@@ -459,10 +469,10 @@ async def test_a_definition_has_a_most_of_bytes(curricula: CurriculumStore) -> N
     assert set((await curricula.definitions())[1]) == {"easy"}
 
 
-# -- memory alone -------------------------------------------------------------------------------------------------
+# -- memory only --------------------------------------------------------------------------------------------------
 
 
-async def test_in_one_process_records_carry_the_time_of_its_clock() -> None:
+async def test_in_one_process_records_have_the_time_of_its_clock() -> None:
     world = MemoryWorld()
     store = open_store(world)
 
@@ -473,7 +483,7 @@ async def test_in_one_process_records_carry_the_time_of_its_clock() -> None:
     assert {task: record.seen_at for task, record in (await known(store)).items()} == {"a": 1000.0, "b": 1007.0}
 
 
-async def test_a_process_that_is_given_no_clock_has_one_of_unix_time() -> None:
+async def test_without_a_given_clock_a_process_uses_unix_time() -> None:
     store = MemoryCurriculumStore()
 
     await store.note([outcome("a")])

@@ -1,4 +1,4 @@
-"""The seam of curricula, its handles: which draw an opening gets, on memory and on Redis."""
+"""The seam of curricula, its handles: the draw that an opening gets, on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.contract.store_worlds import World
 pytest_plugins = ["tests.contract.store_fixtures", "tests.contract.curriculum_fixtures"]
 
 
-async def test_all_that_ask_before_a_draw_is_made_hear_of_the_same_one(curricula: CurriculumStore) -> None:
+async def test_all_openings_before_a_draw_get_the_same_turn(curricula: CurriculumStore) -> None:
     assert await joined(curricula, "a") == Turn(0)
     assert await joined(curricula, "b") == Turn(0)
     assert await joined(curricula, "a") == Turn(0)
 
 
-async def test_who_proposes_first_decides_and_the_others_join(curricula: CurriculumStore) -> None:
+async def test_the_first_proposal_decides_and_the_others_join_its_draw(curricula: CurriculumStore) -> None:
     turn = await joined(curricula, "a")
     await joined(curricula, "b")
     assert isinstance(turn, Turn)
@@ -32,13 +32,13 @@ async def test_who_proposes_first_decides_and_the_others_join(curricula: Curricu
     assert first == second == Drawn(0, b"1 \x00\xff\n")
 
 
-async def test_a_group_takes_as_many_as_its_size_and_then_a_new_draw_is_due(curricula: CurriculumStore) -> None:
+async def test_a_full_group_makes_a_new_draw_due(curricula: CurriculumStore) -> None:
     numbers = [await drawn(curricula, f"m{n}", group_size=3) for n in range(7)]
 
     assert numbers == [0, 0, 0, 1, 1, 1, 2]
 
 
-async def test_handles_and_curricula_have_groups_of_their_own(curricula: CurriculumStore) -> None:
+async def test_handles_and_curricula_have_separate_groups(curricula: CurriculumStore) -> None:
     assert [await drawn(curricula, "a"), await drawn(curricula, "b", handle=7), await drawn(curricula, "c")] == [
         0,
         1,
@@ -49,9 +49,7 @@ async def test_handles_and_curricula_have_groups_of_their_own(curricula: Curricu
     assert await joined(curricula, "d", handle=7) == Drawn(1, b"place 1")
 
 
-async def test_a_draw_that_nobody_made_is_due_until_somebody_does(
-    curricula: CurriculumStore, store_world: World
-) -> None:
+async def test_a_draw_is_due_until_an_opening_makes_it(curricula: CurriculumStore, store_world: World) -> None:
     assert await joined(curricula, "a") == Turn(0)
 
     store_world.pass_time(10 * GROUP_S)
@@ -60,7 +58,7 @@ async def test_a_draw_that_nobody_made_is_due_until_somebody_does(
     assert await drawn(curricula, "c") == 0
 
 
-async def test_an_opening_that_comes_again_keeps_its_place(curricula: CurriculumStore) -> None:
+async def test_an_opening_that_joins_again_keeps_its_place(curricula: CurriculumStore) -> None:
     await drawn(curricula, "a")
 
     assert await joined(curricula, "a") == Drawn(0, b"place 0")
@@ -83,9 +81,7 @@ async def test_an_opening_that_proposes_again_keeps_its_place(curricula: Curricu
     assert await joined(curricula, "d") == Drawn(1, b"place 1"), "it had one place all the time"
 
 
-async def test_a_turn_is_over_once_its_group_is_full_or_left_behind(
-    curricula: CurriculumStore, store_world: World
-) -> None:
+async def test_a_turn_is_over_once_its_group_is_full_or_expired(curricula: CurriculumStore, store_world: World) -> None:
     for member in "ab":
         await drawn(curricula, member)
 
@@ -98,7 +94,7 @@ async def test_a_turn_is_over_once_its_group_is_full_or_left_behind(
     assert await curricula.propose("easy", 0, Turn(1), b"late", member="e") is None
 
 
-async def test_a_turn_that_nobody_was_given_is_over(curricula: CurriculumStore) -> None:
+async def test_a_turn_that_no_opening_got_is_invalid(curricula: CurriculumStore) -> None:
     assert await curricula.propose("easy", 0, Turn(0), b"x", member="a") is None
     await joined(curricula, "a")
 
@@ -108,7 +104,7 @@ async def test_a_turn_that_nobody_was_given_is_over(curricula: CurriculumStore) 
     assert await joined(curricula, "a") == Turn(0)
 
 
-async def test_a_group_is_left_behind_when_its_time_is_over(curricula: CurriculumStore, store_world: World) -> None:
+async def test_a_group_expires_after_its_time(curricula: CurriculumStore, store_world: World) -> None:
     await drawn(curricula, "a")
     store_world.pass_time(GROUP_S - 100)
     assert await joined(curricula, "a") == Drawn(0, b"place 0")
@@ -118,7 +114,7 @@ async def test_a_group_is_left_behind_when_its_time_is_over(curricula: Curriculu
     assert await joined(curricula, "a") == Turn(1)
 
 
-async def test_a_group_s_time_begins_with_its_draw(curricula: CurriculumStore, store_world: World) -> None:
+async def test_a_groups_time_starts_with_its_draw(curricula: CurriculumStore, store_world: World) -> None:
     turn = await joined(curricula, "a")
     assert isinstance(turn, Turn)
     store_world.pass_time(GROUP_S)
@@ -129,7 +125,7 @@ async def test_a_group_s_time_begins_with_its_draw(curricula: CurriculumStore, s
     assert await joined(curricula, "b") == Drawn(0, b"x")
 
 
-async def test_a_place_that_is_given_back_goes_to_another_one(curricula: CurriculumStore) -> None:
+async def test_a_released_place_goes_to_another_opening(curricula: CurriculumStore) -> None:
     for member in "ab":
         await drawn(curricula, member)
 
@@ -139,7 +135,7 @@ async def test_a_place_that_is_given_back_goes_to_another_one(curricula: Curricu
     assert await joined(curricula, "a") == Turn(1)
 
 
-async def test_a_place_that_is_given_back_is_taken_before_the_next_draw(curricula: CurriculumStore) -> None:
+async def test_a_released_place_is_taken_before_the_next_draw(curricula: CurriculumStore) -> None:
     for member in "ab":
         await drawn(curricula, member)
     turn = await joined(curricula, "c")
@@ -152,7 +148,7 @@ async def test_a_place_that_is_given_back_is_taken_before_the_next_draw(curricul
     assert await drawn(curricula, "e") == 1
 
 
-async def test_a_draw_whose_only_opening_left_is_the_next_ones(curricula: CurriculumStore) -> None:
+async def test_a_draw_whose_only_opening_left_goes_to_the_next_openings(curricula: CurriculumStore) -> None:
     await drawn(curricula, "a")
 
     await curricula.leave("easy", 0, member="a")
@@ -160,7 +156,7 @@ async def test_a_draw_whose_only_opening_left_is_the_next_ones(curricula: Curric
     assert [await drawn(curricula, member) for member in "bac"] == [0, 0, 1]
 
 
-async def test_a_place_in_a_group_of_before_is_nobody_s_once_it_is_given_back(curricula: CurriculumStore) -> None:
+async def test_a_released_place_in_an_earlier_group_is_not_taken_again(curricula: CurriculumStore) -> None:
     for member in "abc":
         await drawn(curricula, member)
 
@@ -169,7 +165,7 @@ async def test_a_place_in_a_group_of_before_is_nobody_s_once_it_is_given_back(cu
     assert [await drawn(curricula, member) for member in "dab"] == [1, 2, 0]
 
 
-async def test_places_that_nobody_has_may_be_given_back(curricula: CurriculumStore) -> None:
+async def test_releasing_a_place_that_the_opening_does_not_have_changes_nothing(curricula: CurriculumStore) -> None:
     await curricula.leave("easy", 0, member="a")
     await drawn(curricula, "a")
 
@@ -185,9 +181,7 @@ async def test_places_that_nobody_has_may_be_given_back(curricula: CurriculumSto
     assert await joined(curricula, "d") == Turn(1)
 
 
-async def test_a_place_that_was_given_back_is_not_given_back_again_by_time(
-    curricula: CurriculumStore, store_world: World
-) -> None:
+async def test_a_released_place_is_not_released_again_by_time(curricula: CurriculumStore, store_world: World) -> None:
     for member in "ab":
         await drawn(curricula, member)
     await curricula.leave("easy", 0, member="a")
@@ -197,14 +191,14 @@ async def test_a_place_that_was_given_back_is_not_given_back_again_by_time(
     assert [await drawn(curricula, member) for member in "abc"] == [1, 1, 2]
 
 
-async def test_a_group_is_as_large_as_its_curriculum_says_by_now(curricula: CurriculumStore) -> None:
+async def test_a_groups_size_is_the_curriculums_present_one(curricula: CurriculumStore) -> None:
     await drawn(curricula, "a", group_size=1)
 
     assert await drawn(curricula, "b", group_size=2) == 0
     assert await drawn(curricula, "c", group_size=2) == 1
 
 
-async def test_a_group_is_as_the_last_one_says_that_asks_before_its_draw(
+async def test_a_group_has_the_size_and_time_of_the_last_request_before_its_draw(
     curricula: CurriculumStore, store_world: World
 ) -> None:
     await joined(curricula, "a", group_size=1, group_s=100.0)
@@ -226,7 +220,7 @@ async def test_openings_may_have_any_names(curricula: CurriculumStore) -> None:
     assert [await drawn(curricula, name, group_size=1) for name in names] == [0] * 5
 
 
-async def test_numbers_are_taken_from_the_one_sequence_of_draws(curricula: CurriculumStore) -> None:
+async def test_numbers_and_turns_share_one_sequence_of_draws(curricula: CurriculumStore) -> None:
     assert await curricula.numbers("easy", 3) == 0
     assert await joined(curricula, "a") == Turn(3)
     assert await curricula.numbers("easy", 0) == 4
@@ -236,13 +230,13 @@ async def test_numbers_are_taken_from_the_one_sequence_of_draws(curricula: Curri
     assert await curricula.numbers("hard", 1) == 0
 
 
-async def test_of_many_openings_at_once_each_has_a_place_in_a_full_group(curricula: CurriculumStore) -> None:
+async def test_many_concurrent_openings_each_have_a_place_in_a_full_group(curricula: CurriculumStore) -> None:
     numbers = await asyncio.gather(*(drawn(curricula, f"m{n}", group_size=4) for n in range(40)))
 
     assert sorted(numbers) == [number for number in range(10) for _ in range(4)]
 
 
-async def test_one_opening_that_comes_many_times_at_once_has_one_place(curricula: CurriculumStore) -> None:
+async def test_one_opening_that_joins_many_times_concurrently_has_one_place(curricula: CurriculumStore) -> None:
     numbers = await asyncio.gather(*(drawn(curricula, "a") for _ in range(20)))
 
     assert set(numbers) == {0}
@@ -250,7 +244,7 @@ async def test_one_opening_that_comes_many_times_at_once_has_one_place(curricula
     assert await drawn(curricula, "c") == 1
 
 
-async def test_numbers_taken_at_once_are_never_the_same(curricula: CurriculumStore) -> None:
+async def test_concurrently_taken_numbers_are_all_different(curricula: CurriculumStore) -> None:
     taken = await asyncio.gather(
         *(curricula.numbers("easy", 3) for _ in range(20)), *(drawn(curricula, f"m{n}", handle=n) for n in range(20))
     )
@@ -263,7 +257,7 @@ async def test_numbers_taken_at_once_are_never_the_same(curricula: CurriculumSto
 
 
 @pytest.mark.parametrize("handle", [-1, 5, 10**30])
-async def test_a_handle_that_is_none_is_refused(make: Make, handle: int) -> None:
+async def test_a_handle_out_of_range_is_refused(make: Make, handle: int) -> None:
     store = make(max_handles=5)
     assert await joined(store, "a", handle=4) == Turn(0)
 
@@ -279,7 +273,7 @@ async def test_a_handle_that_is_none_is_refused(make: Make, handle: int) -> None
     ("group_size", "group_s", "reason"),
     [(0, 1.0, "a group of 0"), (1, 0.0, "a group of 0.0 seconds"), (1, math.nan, "a group of nan seconds")],
 )
-async def test_a_group_that_nobody_could_join_is_refused(
+async def test_a_group_without_size_or_time_is_refused(
     curricula: CurriculumStore, group_size: int, group_s: float, reason: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=reason):
@@ -297,7 +291,7 @@ async def test_a_group_may_last_for_ever(curricula: CurriculumStore) -> None:
     assert await joined(curricula, "b", group_s=math.inf) == Drawn(0, b"x")
 
 
-async def test_a_draw_has_a_most_of_bytes(curricula: CurriculumStore) -> None:
+async def test_a_draw_has_a_maximum_size(curricula: CurriculumStore) -> None:
     turn = await joined(curricula, "a")
     assert isinstance(turn, Turn)
 
@@ -316,10 +310,10 @@ async def test_a_negative_number_of_draws_is_refused(curricula: CurriculumStore)
 # -- hanging up ---------------------------------------------------------------------------------------------------
 
 TURNS = [*range(100), *range(100, 10_000, 100)]
-"""Of the event loop; an answer of Redis takes some twenty, and more on a loaded machine."""
+"""Turns of the event loop. An answer of Redis takes about twenty, and more on a loaded machine."""
 
 
-async def test_a_join_that_is_cancelled_at_any_turn_gives_its_place_back(curricula: CurriculumStore) -> None:
+async def test_a_join_that_is_cancelled_at_any_turn_releases_its_place(curricula: CurriculumStore) -> None:
     await drawn(curricula, "first")
     for turns in TURNS:
         task = asyncio.create_task(joined(curricula, f"gone {turns}"))
@@ -338,7 +332,7 @@ async def test_a_join_that_is_cancelled_at_any_turn_gives_its_place_back(curricu
     assert await joined(curricula, "next") == Turn(1)
 
 
-async def test_a_proposal_that_is_cancelled_at_any_turn_gives_its_place_back(curricula: CurriculumStore) -> None:
+async def test_a_proposal_that_is_cancelled_at_any_turn_releases_its_place(curricula: CurriculumStore) -> None:
     for number, turns in enumerate(TURNS):
         assert await joined(curricula, "gone", handle=number) == Turn(number)
         task = asyncio.create_task(curricula.propose("easy", number, Turn(number), b"place %d" % number, member="gone"))
@@ -354,7 +348,7 @@ async def test_a_proposal_that_is_cancelled_at_any_turn_gives_its_place_back(cur
         raise AssertionError("the proposal was never done")
 
 
-async def test_a_cancelled_join_leaves_the_place_of_an_opening_that_came_again(curricula: CurriculumStore) -> None:
+async def test_a_cancelled_join_keeps_the_place_of_an_opening_that_joined_again(curricula: CurriculumStore) -> None:
     for turns in range(40):
         assert await drawn(curricula, f"first {turns}", handle=turns) == turns
         gone = asyncio.create_task(joined(curricula, "again", handle=turns))

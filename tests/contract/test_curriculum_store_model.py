@@ -1,7 +1,7 @@
-"""Random walks of both curriculum stores: records beside `TaskRecord.after`, handles beside a naive model.
+"""Random walks of both curriculum stores, compared with `TaskRecord.after` for records and a naive model for handles.
 
-Moments are multiples of 100 s in the model and in what it asks of the store, so that the milliseconds that Redis' own
-clock goes on in the meantime decide nothing.
+Moments are multiples of 100 s in the model and in its requests to the store. The milliseconds that pass on Redis' own
+clock therefore decide nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHANCE = settings(derandomize=os.environ.get("CI") == "true", suppress_health_ch
 MAX_RECORDS = 5
 TASKS = [f"t{n}" for n in range(7)]
 
-# Their squares are numbers, too.
+# The squares of these rewards are finite numbers, too.
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e150, max_value=1e150)
 outcomes = st.builds(
     outcome,
@@ -70,7 +70,7 @@ async def records_are_those_of_the_core(world: World, batches: list[list[Outcome
         for reader in readers:
             await reader.read()
     found = {(record.environment, record.task): record for reader in readers for record in reader.known.values()}
-    # As texts, which tell -0.0 from 0.0 and show each digit.
+    # Compared as texts, which distinguish -0.0 from 0.0 and show each digit.
     assert {name: repr(replace(record, seen_at=0.0)) for name, record in found.items()} == {
         name: repr(record) for name, record in expected.items()
     }
@@ -79,12 +79,12 @@ async def records_are_those_of_the_core(world: World, batches: list[list[Outcome
 
 @settings(CHANCE, max_examples=100)
 @given(st.lists(st.lists(outcomes, max_size=40), max_size=4))
-def test_the_memory_store_counts_as_the_core_does(batches: list[list[Outcome]]) -> None:
+def test_the_memory_store_calculates_like_the_core(batches: list[list[Outcome]]) -> None:
     asyncio.run(records_are_those_of_the_core(MemoryWorld(), batches))
 
 
 @pytest.mark.redis
-def test_the_redis_store_counts_as_the_core_does(redis_server: RedisServer) -> None:
+def test_the_redis_store_calculates_like_the_core(redis_server: RedisServer) -> None:
     @settings(CHANCE, max_examples=60)
     @given(st.lists(st.lists(outcomes, max_size=40), max_size=4))
     def counts(batches: list[list[Outcome]]) -> None:
@@ -121,12 +121,12 @@ class ModelCurriculum:
     number: int = 0
     handles: dict[int, ModelHandle] = field(default_factory=dict)
     given: list[tuple[int, int]] = field(default_factory=list)
-    """Handle and number of every turn that somebody was told of."""
+    """Handle and number of every turn that an opening got."""
 
 
 @dataclass
 class Model:
-    """What the store should hold."""
+    """The expected content of the store."""
 
     now: float = 0.0
     curricula: dict[str, ModelCurriculum] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Model:
 
 
 class CurriculumMachine(RuleBasedStateMachine):
-    """What happens to the store happens to the model; what they answer is the same."""
+    """Applies each operation to the store and to the model, and compares their answers."""
 
     server: ClassVar[RedisServer | None] = None
 
@@ -291,7 +291,7 @@ def walk(machine: type[CurriculumMachine], *, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings(CHANCE, max_examples=examples, stateful_step_count=50))
 
 
-def test_the_memory_store_does_what_the_model_does() -> None:
+def test_the_memory_store_agrees_with_the_model() -> None:
     walk(CurriculumMachine, examples=100)
 
 
@@ -304,5 +304,5 @@ def redis_machine(redis_server: RedisServer) -> type[CurriculumMachine]:
 
 
 @pytest.mark.redis
-def test_the_redis_store_does_what_the_model_does(redis_machine: type[CurriculumMachine]) -> None:
+def test_the_redis_store_agrees_with_the_model(redis_machine: type[CurriculumMachine]) -> None:
     walk(redis_machine, examples=25)

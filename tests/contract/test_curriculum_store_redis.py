@@ -1,4 +1,4 @@
-"""The curriculum store on Redis: several replicas, what is kept where and for how long, and a Redis that fails."""
+"""The curriculum store on Redis: several replicas, the lifetime of its keys, and a Redis that fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Replicas = tuple[CurriculumStore, CurriculumStore]
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that only this test uses, and may break."""
+    """A Redis that only one test uses, and may break."""
     needs_redis_server()
     server = RedisServer(tmp_path, keeps_all=True)
     server.start()
@@ -46,13 +46,13 @@ async def own_store(own_server: RedisServer) -> AsyncIterator[CurriculumStore]:
 
 
 def empty(world: RedisWorld) -> None:
-    """Lose all data of *world*."""
+    """Delete all data of *world*."""
     with world.server.client() as client:
         client.delete(*world.keys(client))
 
 
 def kinds(world: RedisWorld) -> dict[str, int]:
-    """The kinds of keys, each with the longest time that one of them has left (ms); -1: it stays."""
+    """Return the kinds of keys, each with the longest time left of its keys in ms. -1 means no expiry."""
     with world.server.client() as client:
         found: dict[str, int] = {}
         for key in world.keys(client):
@@ -62,7 +62,7 @@ def kinds(world: RedisWorld) -> dict[str, int]:
 
 
 async def answers(store: CurriculumStore) -> None:
-    """Assert that the store is back: the connections of before are known to be broken."""
+    """Assert that the store answers again, after its broken connections have failed once."""
     try:
         await store.definitions_version()
     except StoreUnavailable as exc:
@@ -72,7 +72,7 @@ async def answers(store: CurriculumStore) -> None:
 # -- replicas -----------------------------------------------------------------------------------------------------
 
 
-async def test_another_replica_sees_what_one_wrote(replicas: Replicas) -> None:
+async def test_a_replica_sees_the_writes_of_another(replicas: Replicas) -> None:
     one, other = replicas
 
     await one.note([outcome("a", lease="lease 1")])
@@ -87,7 +87,7 @@ async def test_another_replica_sees_what_one_wrote(replicas: Replicas) -> None:
     assert (await one.records(MATH)).version == (await other.records(MATH)).version
 
 
-async def test_replicas_that_open_a_new_handle_at_once_get_one_turn_and_one_draw(replicas: Replicas) -> None:
+async def test_replicas_that_open_a_new_handle_concurrently_get_one_turn_and_one_draw(replicas: Replicas) -> None:
     for name in (f"c{n}" for n in range(20)):
         asked = [joined(replicas[n % 2], f"m{n}", curriculum=name, group_size=8) for n in range(8)]
         assert await asyncio.gather(*asked) == [Turn(0)] * 8
@@ -100,7 +100,7 @@ async def test_replicas_that_open_a_new_handle_at_once_get_one_turn_and_one_draw
         assert await replicas[1].propose(name, 0, Turn(1), b"", member="next") == Drawn(1, b"")
 
 
-async def test_groups_are_full_whichever_replicas_their_openings_come_to(replicas: Replicas) -> None:
+async def test_groups_are_full_however_their_openings_are_spread_over_replicas(replicas: Replicas) -> None:
     numbers = await asyncio.gather(*(drawn(replicas[n % 2], f"m{n}", handle=n % 3, group_size=4) for n in range(96)))
 
     for handle in range(3):
@@ -109,7 +109,7 @@ async def test_groups_are_full_whichever_replicas_their_openings_come_to(replica
     assert set(numbers) == set(range(24))
 
 
-async def test_outcomes_told_at_once_by_two_replicas_count_once(replicas: Replicas) -> None:
+async def test_outcomes_noted_concurrently_by_two_replicas_count_once(replicas: Replicas) -> None:
     batches = [[outcome("a", float(n), lease=f"lease {n}") for n in range(start, start + 10)] for start in range(30)]
 
     counted = await asyncio.gather(*(replicas[n % 2].note(batch) for n, batch in enumerate(batches)))
@@ -118,7 +118,7 @@ async def test_outcomes_told_at_once_by_two_replicas_count_once(replicas: Replic
     assert (await known(replicas[0]))["a"].attempts == 39
 
 
-async def test_records_carry_the_time_of_redis(redis_world: RedisWorld) -> None:
+async def test_records_have_the_time_of_redis(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     with redis_world.server.client() as client:
         before_s, before_us = client.time()
@@ -148,7 +148,7 @@ async def test_a_page_ends_when_it_is_large(redis_world: RedisWorld) -> None:
 # -- loss ---------------------------------------------------------------------------------------------------------
 
 
-async def test_readers_begin_anew_when_the_store_lost_its_data(redis_world: RedisWorld) -> None:
+async def test_readers_restart_when_the_store_lost_its_data(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.note([outcome("a"), outcome("b")])
     await store.define("easy", b"1")
@@ -170,7 +170,7 @@ async def test_readers_begin_anew_when_the_store_lost_its_data(redis_world: Redi
     await store.aclose()
 
 
-async def test_handles_are_drawn_anew_when_the_store_lost_its_data(redis_world: RedisWorld) -> None:
+async def test_handles_are_drawn_again_when_the_store_lost_its_data(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await drawn(store, "a")
     await joined(store, "b", handle=1)
@@ -183,7 +183,7 @@ async def test_handles_are_drawn_anew_when_the_store_lost_its_data(redis_world: 
     await store.aclose()
 
 
-async def test_readers_begin_anew_when_the_server_was_restarted(
+async def test_readers_restart_when_the_server_was_restarted(
     own_server: RedisServer, own_store: CurriculumStore
 ) -> None:
     await own_store.note([outcome("a"), outcome("b")])
@@ -204,7 +204,7 @@ async def test_readers_begin_anew_when_the_server_was_restarted(
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_kept_goes_by_itself_or_has_a_most(redis_world: RedisWorld) -> None:
+async def test_each_key_expires_or_has_a_maximum(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.note([outcome("a", lease="lease 1"), outcome("b")])
     await store.forget(MATH, "b")
@@ -240,7 +240,7 @@ async def test_a_member_is_remembered_as_long_as_its_group(redis_world: RedisWor
     await store.aclose()
 
 
-async def test_a_reset_leaves_nothing_but_what_goes_by_itself(redis_world: RedisWorld) -> None:
+async def test_a_reset_leaves_only_keys_that_expire(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.set_state("easy", 0, b"x")
     await drawn(store, "a")
@@ -252,7 +252,7 @@ async def test_a_reset_leaves_nothing_but_what_goes_by_itself(redis_world: Redis
     await store.aclose()
 
 
-async def test_all_records_go_with_their_keys(redis_world: RedisWorld) -> None:
+async def test_removing_all_records_removes_their_keys(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.note([outcome("a"), outcome("b"), outcome("a", environment=CODING)])
     await store.forget(MATH, "a")
@@ -264,7 +264,7 @@ async def test_all_records_go_with_their_keys(redis_world: RedisWorld) -> None:
     await store.aclose()
 
 
-async def test_names_of_records_that_went_are_pruned(redis_world: RedisWorld) -> None:
+async def test_names_of_removed_records_are_pruned(redis_world: RedisWorld) -> None:
     store = open_store(redis_world, gone_kept=3, max_records=4)
 
     for n in range(20):
@@ -295,7 +295,7 @@ async def test_no_more_rewards_are_kept_than_are_read(redis_world: RedisWorld) -
 # -- a Redis that fails -------------------------------------------------------------------------------------------
 
 
-async def test_every_operation_says_that_the_store_is_unavailable(
+async def test_every_operation_raises_store_unavailable_if_redis_is_down(
     own_server: RedisServer, own_store: CurriculumStore
 ) -> None:
     await own_store.definitions_version()
@@ -354,7 +354,7 @@ async def test_a_cancelled_command_ends_as_cancelled_and_costs_no_connection(
             assert task.cancelled() is not was_done
             await own_store.definitions_version()
 
-        # What was cancelled may still run while the next command does, on a second connection.
+        # A cancelled command may still run during the next one, which then uses a second connection.
         assert int(client.info("stats")["total_connections_received"]) - before <= 3
 
 
@@ -362,7 +362,7 @@ async def test_a_cancelled_command_ends_as_cancelled_and_costs_no_connection(
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+def test_the_head_of_an_operation_documents_its_input_and_output(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     head, body = text.split("\n\n", 1)
@@ -372,14 +372,14 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["prelude", *OPERATIONS])
-def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
+def test_no_operation_searches_for_keys_or_has_global_functions(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
     assert not re.search(r"^\s*function ", text, re.MULTILINE)
 
 
-def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+def test_every_operation_is_used_and_every_used_one_exists() -> None:
     used = re.findall(r'_link\.(?:run|begin)\("([a-z_]+)"', Path(module.__file__).read_text())
 
     assert sorted(set(used)) == OPERATIONS == sorted(scripts("curricula"))

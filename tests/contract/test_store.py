@@ -65,7 +65,7 @@ def ended(session: Session) -> SessionEnded:
 # -- claims and slots -------------------------------------------------------------------------------------------
 
 
-async def test_a_claim_answers_with_the_session_as_it_was_wished_and_where_it_is(store: Store) -> None:
+async def test_a_claim_returns_the_requested_session_and_its_worker(store: Store) -> None:
     await add_ready(store, "w1")
     wish = opening("s1", idle_s=12.25)
 
@@ -88,7 +88,7 @@ async def test_a_claim_answers_with_the_session_as_it_was_wished_and_where_it_is
     assert await store.find(wish.id) == session
 
 
-async def test_names_and_tasks_of_trainers_come_back_unchanged_whatever_they_hold(store: Store) -> None:
+async def test_names_and_tasks_of_trainers_are_returned_unchanged_with_any_content(store: Store) -> None:
     await add_ready(store)
     name, task = 'a "b"\n\0 é 😀 \ud800 {} [] 12345678901234567', "train/007"
 
@@ -98,7 +98,7 @@ async def test_names_and_tasks_of_trainers_come_back_unchanged_whatever_they_hol
     assert (session.name, session.task, session.policy) == (name, task, name)
 
 
-async def test_the_least_used_worker_gets_the_session_and_of_two_alike_the_older_one(store: Store) -> None:
+async def test_the_least_used_worker_gets_the_session_and_of_two_equal_ones_the_older(store: Store) -> None:
     for id in ("w2", "w1", "w3"):
         await add_ready(store, id, slots=3)
 
@@ -118,7 +118,7 @@ async def test_a_worker_that_lost_a_session_is_the_least_used_again(store: Store
     assert (await store.claim(opening("s9"), wait_s=0)).worker == "w1"
 
 
-async def test_older_is_who_was_added_first_also_beyond_ten_workers(store: Store) -> None:
+async def test_workers_are_ordered_by_age_beyond_ten_workers_too(store: Store) -> None:
     for n in range(12):
         await add_ready(store, f"w{n}")
 
@@ -146,7 +146,7 @@ async def test_a_session_never_goes_to_a_worker_of_another_environment(store: St
         await store.claim(opening(environment=MATH), wait_s=0)
 
 
-async def test_a_worker_that_starts_gets_no_session(store: Store) -> None:
+async def test_a_starting_worker_gets_no_session(store: Store) -> None:
     await store.add_worker(worker("w1"))
 
     with pytest.raises(PoolExhausted):
@@ -167,7 +167,7 @@ async def test_an_id_that_holds_a_slot_cannot_be_claimed_again(store: Store, rea
     assert await used(store, WorkerId("w1")) == 1
 
 
-async def test_an_id_that_was_closed_can_be_claimed_again_and_is_not_forgotten_with_the_old_one(
+async def test_an_id_claimed_again_after_its_close_is_not_forgotten_with_the_old_session(
     store_world: World,
 ) -> None:
     store = await store_world.open(closed_kept_s=100)
@@ -195,7 +195,7 @@ async def test_the_claim_that_takes_the_last_use_drains_the_worker(store: Store)
         await store.claim(opening("s3"), wait_s=0)
 
 
-async def test_a_claim_that_is_no_use_leaves_the_worker_its_uses(store: Store) -> None:
+async def test_a_claim_that_is_not_a_use_does_not_count_as_one(store: Store) -> None:
     id = await add_ready(store, max_uses=1)
 
     question = await store.claim(replace(opening("question"), is_use=False), wait_s=0)
@@ -210,7 +210,7 @@ async def test_a_claim_that_is_no_use_leaves_the_worker_its_uses(store: Store) -
     assert await state_of(store, id) is WorkerState.DRAINING
 
 
-async def test_a_slot_of_a_spent_worker_is_not_given_again_when_it_is_released(store: Store) -> None:
+async def test_a_released_slot_of_a_spent_worker_is_not_used_again(store: Store) -> None:
     id = await add_ready(store, max_uses=1)
     session = await opened(store, opening("s1"))
 
@@ -221,7 +221,7 @@ async def test_a_slot_of_a_spent_worker_is_not_given_again_when_it_is_released(s
         await store.claim(opening("s2"), wait_s=0)
 
 
-async def test_a_worker_without_a_limit_of_uses_is_used_on_and_on(store: Store) -> None:
+async def test_a_worker_without_a_limit_of_uses_is_never_spent(store: Store) -> None:
     await add_ready(store, max_uses=0)
 
     for n in range(20):
@@ -242,7 +242,7 @@ async def test_a_draining_worker_keeps_its_sessions_and_gets_no_more(store: Stor
         await store.claim(opening("s2"), wait_s=0)
 
 
-async def test_a_worker_that_holds_a_session_is_not_drained_if_only_idle_ones_should_be(store: Store) -> None:
+async def test_draining_only_idle_workers_skips_a_worker_that_holds_a_session(store: Store) -> None:
     id = await add_ready(store, slots=2)
     session = await opened(store, opening("s1"))
 
@@ -254,7 +254,7 @@ async def test_a_worker_that_holds_a_session_is_not_drained_if_only_idle_ones_sh
     assert await state_of(store, id) is WorkerState.DRAINING
 
 
-async def test_draining_again_says_yes_whatever_the_worker_holds(store: Store) -> None:
+async def test_draining_a_draining_worker_succeeds_even_if_it_holds_sessions(store: Store) -> None:
     id = await add_ready(store, slots=2)
     await opened(store, opening("s1"))
     await store.drain_worker(id)
@@ -305,7 +305,7 @@ async def test_only_a_starting_worker_becomes_ready(store: Store) -> None:
     assert (found.state, found.address) == (WorkerState.DRAINING, "unix:/run/w1.sock")
 
 
-async def test_an_adopted_worker_takes_sessions_at_once(store: Store) -> None:
+async def test_an_adopted_worker_takes_sessions_immediately(store: Store) -> None:
     await store.add_worker(replace(worker("w1"), state=WorkerState.READY, address="unix:/run/w1.sock"))
 
     assert (await store.claim(opening(), wait_s=0)).address == "unix:/run/w1.sock"
@@ -341,7 +341,7 @@ async def test_removing_a_worker_closes_its_sessions_with_the_reason_and_frees_n
         await store.claim(opening("s9"), wait_s=0)
 
 
-async def test_a_session_of_a_removed_worker_cannot_be_opened_or_released_any_more(store: Store) -> None:
+async def test_a_session_of_a_removed_worker_cannot_be_opened_closed_or_released(store: Store) -> None:
     id = await add_ready(store)
     session = await store.claim(opening("s1"), wait_s=0)
     await store.remove_worker(id, CloseReason.WORKER_LOST)
@@ -369,7 +369,7 @@ async def test_removing_an_unknown_worker_ends_nothing(store: Store) -> None:
     assert await store.remove_worker(WorkerId("w1"), CloseReason.WORKER_LOST) is None
 
 
-async def test_load_tells_what_each_worker_holds_and_since_when_it_is_idle(store_world: World) -> None:
+async def test_load_states_each_workers_sessions_idle_time_and_age(store_world: World) -> None:
     store = await store_world.open()
     await store.add_worker(worker("w1", slots=2))
     store_world.pass_time(30)
@@ -385,14 +385,14 @@ async def test_load_tells_what_each_worker_holds_and_since_when_it_is_idle(store
 
     (math,), (coding,) = load[MATH].workers, load[CODING].workers
     assert (math.worker.id, math.worker.slots, math.used) == ("w1", 2, 0)
-    # Redis' own clock goes on beside the moved one.
+    # Redis' own clock runs in addition to the moved one.
     assert math.idle_s == pytest.approx(10, abs=2)
     assert math.age_s == pytest.approx(60, abs=2)
     assert (coding.worker.id, coding.used, coding.idle_s) == ("w2", 1, 0.0)
     assert load[MATH].waiting == load[CODING].waiting == 0
 
 
-async def test_a_worker_is_idle_from_when_it_became_ready_on(store_world: World) -> None:
+async def test_a_workers_idle_time_starts_when_it_becomes_ready(store_world: World) -> None:
     store = await store_world.open()
     await store.add_worker(worker("w1"))
     store_world.pass_time(50)
@@ -426,7 +426,7 @@ async def test_an_opened_session_is_open_and_may_be_opened_again_by_its_lease(st
     assert await store.opened(session.id, session.lease) == first
 
 
-async def test_nobody_opens_a_session_that_is_unknown_or_of_another_lease(store: Store) -> None:
+async def test_a_session_that_is_unknown_or_of_another_lease_cannot_be_opened(store: Store) -> None:
     await add_ready(store)
     session = await store.claim(opening("s1"), wait_s=0)
 
@@ -438,7 +438,7 @@ async def test_nobody_opens_a_session_that_is_unknown_or_of_another_lease(store:
     assert (await store.find(session.id)).state is SessionState.OPENING
 
 
-async def test_opening_a_session_that_is_being_closed_says_why(store: Store) -> None:
+async def test_opening_a_session_that_is_being_closed_raises_the_reason(store: Store) -> None:
     await add_ready(store)
     session = await store.claim(opening("s1"), wait_s=0)
     await store.begin_close(session.id, CloseReason.OPERATOR)
@@ -452,7 +452,7 @@ async def test_opening_a_session_that_is_being_closed_says_why(store: Store) -> 
     assert while_closing.value.reason == once_closed.value.reason == CloseReason.OPERATOR
 
 
-async def test_a_session_that_was_never_known_is_not_found(store: Store) -> None:
+async def test_an_unknown_session_is_not_found(store: Store) -> None:
     with pytest.raises(SessionNotFound):
         await store.find(UNKNOWN)
 
@@ -471,7 +471,7 @@ async def test_closing_keeps_the_slot_until_the_release(store: Store) -> None:
     assert (await store.claim(opening("s2"), wait_s=0)).worker == session.worker
 
 
-async def test_of_two_that_close_a_session_one_does(store: Store) -> None:
+async def test_of_two_closes_of_a_session_one_succeeds(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
 
@@ -485,7 +485,9 @@ async def test_of_two_that_close_a_session_one_does(store: Store) -> None:
 @pytest.mark.parametrize(
     "reason", [reason for reason in CloseReason if reason not in BY_TRAINER], ids=lambda reason: str(reason)
 )
-async def test_why_we_closed_a_session_is_remembered_for_a_while(store_world: World, reason: CloseReason) -> None:
+async def test_the_reason_of_a_close_by_the_gateway_is_remembered_for_a_while(
+    store_world: World, reason: CloseReason
+) -> None:
     store = await store_world.open(closed_kept_s=600)
     await add_ready(store)
     await end(store, await opened(store, opening("s1")), reason)
@@ -548,7 +550,7 @@ async def test_only_a_closing_session_is_released_and_only_once(store: Store) ->
     assert await used(store, id) == 0
 
 
-async def test_sessions_lists_what_holds_a_slot(store: Store) -> None:
+async def test_sessions_lists_every_session_that_holds_a_slot(store: Store) -> None:
     await add_ready(store, slots=4)
     held = [await opened(store, opening(f"s{n}")) for n in range(4)]
     await end(store, held.pop(), CloseReason.EXPIRED)
@@ -561,10 +563,10 @@ async def test_sessions_lists_what_holds_a_slot(store: Store) -> None:
     assert len(await store.sessions(limit=2)) == 2
 
 
-# -- handing a slot over ----------------------------------------------------------------------------------------
+# -- transferring a slot ----------------------------------------------------------------------------------------
 
 
-async def test_a_closing_session_hands_its_slot_to_its_successor_past_those_that_wait(store: Store) -> None:
+async def test_a_closing_session_transfers_its_slot_to_its_successor_ahead_of_the_queue(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
     waits = await queued(store, opening("s2"))
@@ -583,7 +585,7 @@ async def test_a_closing_session_hands_its_slot_to_its_successor_past_those_that
     assert (await waits).worker == session.worker
 
 
-async def test_a_successor_of_another_name_leaves_the_reason_of_the_first_behind(store: Store) -> None:
+async def test_a_successor_with_another_id_leaves_the_close_reason_of_its_predecessor(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.EXPIRED)
@@ -596,7 +598,7 @@ async def test_a_successor_of_another_name_leaves_the_reason_of_the_first_behind
         await store.find(session.id)
 
 
-async def test_what_is_not_closing_or_of_another_lease_or_environment_hands_nothing_over(store: Store) -> None:
+async def test_only_a_closing_session_of_the_lease_and_environment_transfers_its_slot(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
 
@@ -610,7 +612,7 @@ async def test_what_is_not_closing_or_of_another_lease_or_environment_hands_noth
     assert await store.release(session.id, session.lease)
 
 
-async def test_a_worker_that_drains_takes_no_successor(store: Store) -> None:
+async def test_a_draining_worker_takes_no_successor(store: Store) -> None:
     await add_ready(store, max_uses=1)
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.DELETED)
@@ -707,7 +709,7 @@ async def test_a_short_idle_time_ends_before_a_long_setup_would_have(store_world
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
-async def test_a_session_that_nobody_opens_is_due_after_its_setup_time(store_world: World) -> None:
+async def test_a_session_that_no_replica_opens_is_due_after_its_setup_time(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store)
     session = await store.claim(opening("s1", setup_s=60, idle_s=9000), wait_s=0)
@@ -719,7 +721,7 @@ async def test_a_session_that_nobody_opens_is_due_after_its_setup_time(store_wor
     assert await ended_late(store, 10) == [replace(session, state=SessionState.CLOSING, reason=CloseReason.OPEN_FAILED)]
 
 
-async def test_a_closing_session_that_nobody_releases_is_due_again_and_again_with_its_reason(
+async def test_a_closing_session_that_no_replica_releases_is_due_repeatedly_with_its_reason(
     store_world: World,
 ) -> None:
     store = await store_world.open(closing_s=60)
@@ -738,7 +740,7 @@ async def test_a_closing_session_that_nobody_releases_is_due_again_and_again_wit
     assert await store.release(session.id, session.lease)
 
 
-async def test_due_hands_out_each_session_once_earliest_first_and_no_more_than_asked_for(store_world: World) -> None:
+async def test_due_returns_each_session_once_earliest_first_and_at_most_the_limit(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store, slots=5)
     for n, idle_s in enumerate([30, 10, 50, 20, 40]):
@@ -750,7 +752,7 @@ async def test_due_hands_out_each_session_once_earliest_first_and_no_more_than_a
     assert rounds == [["s1", "s3", "s0"], ["s4"], []]
 
 
-async def test_a_session_that_was_touched_before_due_looks_is_not_due(store_world: World) -> None:
+async def test_a_session_that_is_touched_before_due_runs_is_not_due(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store)
     session = await opened(store, opening("s1", idle_s=300))
@@ -762,7 +764,7 @@ async def test_a_session_that_was_touched_before_due_looks_is_not_due(store_worl
     assert (await store.find(session.id)).state is SessionState.OPEN
 
 
-async def test_of_due_and_touch_at_once_one_wins_and_the_other_sees_it(store_world: World) -> None:
+async def test_of_concurrent_due_and_touch_one_wins_and_the_other_sees_it(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store)
     session = await opened(store, opening("s1", idle_s=300))
@@ -829,7 +831,7 @@ async def test_touch_names_every_session_that_is_not_open(store: Store) -> None:
     assert await is_known(store, alive)
 
 
-async def test_touching_a_closing_session_does_not_put_its_release_off(store_world: World) -> None:
+async def test_touching_a_closing_session_does_not_delay_its_release(store_world: World) -> None:
     store = await store_world.open(closing_s=60)
     await add_ready(store)
     session = await opened(store, opening("s1"))
@@ -860,13 +862,13 @@ async def test_more_notes_than_fit_in_one_script_are_all_written(store_world: Wo
 
 
 async def heard(store: Store, notices: AsyncIterator[Notice], count: int) -> list[Notice]:
-    """The next *count* notices; after them the store is closed and the notices end."""
+    """Return the next *count* notices, then close the store and return the rest."""
     found = [await anext(notices) for _ in range(count)]
     await store.aclose()
     return found + [notice async for notice in notices]
 
 
-async def test_every_follower_hears_of_ended_sessions_and_wanted_capacity(store: Store) -> None:
+async def test_every_follower_is_notified_of_ended_sessions_and_wanted_capacity(store: Store) -> None:
     first, second = store.notices(), store.notices()
     id = await add_ready(store, slots=2)
     held = [await opened(store, opening(f"s{n}")) for n in range(2)]
@@ -880,7 +882,7 @@ async def test_every_follower_hears_of_ended_sessions_and_wanted_capacity(store:
     assert [notice async for notice in second] == told
 
 
-async def test_expired_sessions_and_those_of_a_lost_worker_are_told_of(store_world: World) -> None:
+async def test_followers_are_notified_of_expired_sessions_and_those_of_a_lost_worker(store_world: World) -> None:
     store = await store_world.open()
     notices = store.notices()
     id = await add_ready(store, slots=2)
@@ -895,7 +897,7 @@ async def test_expired_sessions_and_those_of_a_lost_worker_are_told_of(store_wor
     assert await heard(store, notices, 2) == [ended(late), ended(lost)]
 
 
-async def test_the_claim_that_spends_a_worker_tells_that_capacity_is_wanted(store: Store) -> None:
+async def test_the_claim_that_spends_a_worker_notifies_that_capacity_is_wanted(store: Store) -> None:
     notices = store.notices()
     await add_ready(store, max_uses=1)
 
@@ -904,7 +906,7 @@ async def test_the_claim_that_spends_a_worker_tells_that_capacity_is_wanted(stor
     assert await heard(store, notices, 1) == [CapacityWanted(MATH)]
 
 
-async def test_following_begins_with_the_call_and_not_with_the_first_notice_asked_for(store: Store) -> None:
+async def test_following_starts_with_the_call_and_not_with_the_first_read(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.EXPIRED)
@@ -917,7 +919,7 @@ async def test_following_begins_with_the_call_and_not_with_the_first_notice_aske
     assert (await heard(store, early, 1))[-1] == ended(again)
 
 
-async def test_a_follower_whose_task_was_cancelled_disturbs_nobody(store: Store) -> None:
+async def test_a_cancelled_follower_does_not_affect_the_others(store: Store) -> None:
     async def follow(notices: AsyncIterator[Notice]) -> None:
         async for _ in notices:
             pass
@@ -935,7 +937,7 @@ async def test_a_follower_whose_task_was_cancelled_disturbs_nobody(store: Store)
     assert await heard(store, stays, 1) == [ended(session)]
 
 
-async def test_following_a_closed_store_ends_at_once(store: Store) -> None:
+async def test_following_a_closed_store_ends_immediately(store: Store) -> None:
     await store.aclose()
 
     assert [notice async for notice in store.notices()] == []
@@ -944,11 +946,11 @@ async def test_following_a_closed_store_ends_at_once(store: Store) -> None:
 # -- the end ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_answers_answers_a_ping(store: Store) -> None:
+async def test_a_running_store_answers_a_ping(store: Store) -> None:
     await store.ping()
 
 
-async def test_a_closed_store_is_unavailable_and_never_says_not_found(store: Store) -> None:
+async def test_a_closed_store_is_unavailable_and_never_raises_not_found(store: Store) -> None:
     await store.aclose()
 
     for ask in (
@@ -977,7 +979,7 @@ async def test_closing_twice_is_no_error_and_leaves_no_task_running(store: Store
 # -- turns ------------------------------------------------------------------------------------------------------
 
 
-async def test_turns_of_a_session_count_up_from_one_and_each_session_has_its_own(store: Store) -> None:
+async def test_turns_count_up_from_one_separately_for_each_session(store: Store) -> None:
     await add_ready(store, slots=2)
     one, other = [await opened(store, opening(f"s{n}")) for n in range(2)]
 
@@ -987,7 +989,7 @@ async def test_turns_of_a_session_count_up_from_one_and_each_session_has_its_own
     assert await store.find(one.id) == one
 
 
-async def test_a_turn_that_comes_again_under_its_key_is_not_counted_twice(store: Store) -> None:
+async def test_a_turn_repeated_under_its_key_is_not_counted_twice(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
 
@@ -998,7 +1000,7 @@ async def test_a_turn_that_comes_again_under_its_key_is_not_counted_twice(store:
     assert counted == [1, 1, 2, 3, 4, 5]
 
 
-async def test_turns_that_are_counted_at_once_are_all_counted(store: Store) -> None:
+async def test_turns_that_are_counted_concurrently_are_all_counted(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
 
@@ -1021,7 +1023,7 @@ async def test_the_turns_of_an_ended_session_are_forgotten(store: Store) -> None
         await store.count_turn(first.id, first.lease)
 
 
-async def test_only_an_open_session_has_turns_and_one_that_we_ended_says_why(store: Store) -> None:
+async def test_only_an_open_session_has_turns_and_one_ended_by_the_gateway_raises_the_reason(store: Store) -> None:
     await add_ready(store, slots=5)
     wished = await store.claim(opening("opening"), wait_s=0)
     deleted, deleting = [await opened(store, opening(name)) for name in ("deleted", "deleting")]

@@ -1,4 +1,4 @@
-"""The store seam, admission: turns of owners, when to come again, counts, and the breaker; on memory and on Redis."""
+"""The store seam, admission: turns of owners, times to retry, counts, and the circuit breaker, on both stores."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from tests.deadlines import scaled
 pytest_plugins = ["tests.contract.store_fixtures"]
 
 LONG_S = 3600.0
-"""A wait that outlasts whatever time a test lets pass."""
+"""Seconds of a wait that is longer than any time that a test lets pass."""
 SHORT_S = 0.02
-"""A wait that is meant to run out."""
+"""Seconds of a wait that must run out."""
 MEANWHILE_S = 20.0
-"""How much later than it should be an estimate may be: Redis' clock goes on while a test runs."""
+"""Seconds by which an estimate may be too late: Redis' clock runs during a test."""
 
 
 def of(owner: str, id: str) -> SessionRequest:
-    """A wish of *owner*'s."""
+    """Return a request of *owner*."""
     return replace(opening(id), owner=Owner(owner))
 
 
 async def line(store: Store, owner: str, count: int, *, wait_s: float = LONG_S) -> list[asyncio.Task[Session]]:
-    """Claims of one owner that wait, ``<owner>0`` first."""
+    """Return waiting claims of one owner, ``<owner>0`` first."""
     return [await queued(store, of(owner, f"{owner}{n}"), wait_s=wait_s) for n in range(count)]
 
 
 async def held_by_one(store: Store) -> Session:
-    """The only slot, taken."""
+    """Hold the only slot, and return its session."""
     await add_ready(store, "w1")
     return await opened(store, of("holder", "holder"))
 
 
 async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
-    """Free the only slot again and again, until none of *tasks* waits; who got it, in turn."""
+    """Free the only slot repeatedly until none of *tasks* waits. Return the ids in the order of service."""
     order: list[str] = []
     left = set(tasks)
     while left:
@@ -71,7 +71,7 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
 
 
 async def told(claim: asyncio.Task[Session]) -> Session:
-    """What a claim gets without any look of its replica's own."""
+    """Return the result of a claim that must be notified, without its replica's own polling."""
     await asyncio.wait({claim}, timeout=scaled(10))
     if not claim.done():
         await hung_up([claim])
@@ -91,7 +91,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
 
 
 async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
-    """What a claim is told that waits for nothing."""
+    """Return the error of a claim, or None. The claim must not wait."""
     task = asyncio.ensure_future(claim)
     await asyncio.wait({task}, timeout=scaled(10))
     if not task.done():
@@ -101,14 +101,14 @@ async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
 
 
 async def refused(store: Store, wish: SessionRequest, *, wait_s: float = 0.0) -> float:
-    """When a claim that finds no slot is told to come again."""
+    """Return the seconds to retry of a claim that finds no slot."""
     error = await error_of(store.claim(wish, wait_s=wait_s))
     assert isinstance(error, PoolExhausted)
     return error.retry_after_s
 
 
 async def broken(store: Store, wish: SessionRequest) -> EnvironmentUnavailable:
-    """What a claim is told that finds the breaker open, although it would wait."""
+    """Return the error of a claim that may wait, but finds the breaker open."""
     error = await error_of(store.claim(wish, wait_s=LONG_S))
     assert isinstance(error, EnvironmentUnavailable)
     return error
@@ -117,7 +117,7 @@ async def broken(store: Store, wish: SessionRequest) -> EnvironmentUnavailable:
 # -- turns ------------------------------------------------------------------------------------------------------
 
 
-async def test_owners_with_a_hundred_ten_and_one_waiting_take_turns(store: Store) -> None:
+async def test_owners_with_a_hundred_ten_and_one_waiting_claims_take_turns(store: Store) -> None:
     holder = await held_by_one(store)
     tasks = await line(store, "a", 100) + await line(store, "b", 10) + await line(store, "c", 1)
 
@@ -127,7 +127,7 @@ async def test_owners_with_a_hundred_ten_and_one_waiting_take_turns(store: Store
     assert order == turns + [f"a{n}" for n in range(10, 100)]
 
 
-async def test_one_that_asks_while_another_has_many_waiting_is_served_next_but_one(store: Store) -> None:
+async def test_a_claim_behind_another_owners_many_is_served_next_but_one(store: Store) -> None:
     holder = await held_by_one(store)
     tasks = await line(store, "a", 20)
     for task in tasks[:5]:
@@ -140,7 +140,7 @@ async def test_one_that_asks_while_another_has_many_waiting_is_served_next_but_o
     assert order[:3] == ["a5", "late", "a6"]
 
 
-async def test_who_comes_back_each_time_it_was_served_starves_nobody(store: Store) -> None:
+async def test_owners_that_claim_again_after_each_service_do_not_starve_another(store: Store) -> None:
     holder = await held_by_one(store)
     patient = await line(store, "a", 4)
     tasks = {owner: await queued(store, of(owner, f"{owner}-0")) for owner in ("d", "e")}
@@ -163,7 +163,7 @@ async def test_who_comes_back_each_time_it_was_served_starves_nobody(store: Stor
     await hung_up([*patient, *tasks.values()])
 
 
-async def test_an_owner_whose_first_hangs_up_keeps_its_turn(store: Store) -> None:
+async def test_an_owner_whose_first_claim_hangs_up_keeps_its_turn(store: Store) -> None:
     holder = await held_by_one(store)
     a, b = await line(store, "a", 3), await line(store, "b", 1)
 
@@ -172,20 +172,20 @@ async def test_an_owner_whose_first_hangs_up_keeps_its_turn(store: Store) -> Non
     assert await served(store, holder, [*a[1:], *b]) == ["a1", "b0", "a2"]
 
 
-async def test_openings_that_hung_up_count_as_no_turns_of_their_owner(store: Store) -> None:
+async def test_claims_that_hung_up_count_as_no_turns_of_their_owner(store: Store) -> None:
     holder = await held_by_one(store)
     a, b = await line(store, "a", 20), await line(store, "b", 3)
 
     await hung_up(a[:17])
 
     assert await served(store, holder, [*a[17:], *b]) in (
-        # Whose first came first is asked within a round only.
+        # Within a round, the owner with the earliest claim is first.
         ["b0", "a17", "b1", "a18", "b2", "a19"],
         ["a17", "b0", "a18", "b1", "a19", "b2"],
     )
 
 
-async def test_an_owner_whose_first_waited_too_long_keeps_its_turn(store_world: World) -> None:
+async def test_an_owner_whose_first_claim_waited_too_long_keeps_its_turn(store_world: World) -> None:
     store = await store_world.open()
     holder = await held_by_one(store)
     late = await line(store, "a", 2, wait_s=30)
@@ -194,13 +194,13 @@ async def test_an_owner_whose_first_waited_too_long_keeps_its_turn(store_world: 
 
     store_world.pass_time(40)
 
-    # None of them was looked at before the slot is free.
+    # The store checks none of them before the slot is free.
     assert await served(store, holder, [last, *b]) == ["a2", "b0", "b1"]
     outcomes = await asyncio.gather(*late, return_exceptions=True)
     assert all(isinstance(outcome, PoolExhausted) for outcome in outcomes)
 
 
-async def test_turns_begin_anew_when_nobody_waits_any_more(store: Store) -> None:
+async def test_turns_start_again_when_the_queue_is_empty(store: Store) -> None:
     holder = await held_by_one(store)
     a = await line(store, "a", 3)
     for task in a:
@@ -212,7 +212,7 @@ async def test_turns_begin_anew_when_nobody_waits_any_more(store: Store) -> None
     assert await served(store, holder, [first, second]) == ["again", "other"]
 
 
-async def test_turns_in_one_environment_are_none_in_another(store: Store) -> None:
+async def test_turns_in_one_environment_do_not_count_in_another(store: Store) -> None:
     await add_ready(store, "w1", environment=MATH)
     await add_ready(store, "w2", environment=CODING)
     math = await opened(store, of("holder", "h1"))
@@ -227,7 +227,7 @@ async def test_turns_in_one_environment_are_none_in_another(store: Store) -> Non
     assert await served(store, math, a[2:]) == ["a2"]
 
 
-async def test_an_owner_whose_name_holds_anything_has_a_line_of_its_own(store: Store) -> None:
+async def test_an_owner_with_any_name_has_a_separate_line(store: Store) -> None:
     holder = await held_by_one(store)
     names = ["", ":", "math:", "0000000000000001", "a b\n", "é\udc80"]
     tasks = [
@@ -242,7 +242,7 @@ async def test_an_owner_whose_name_holds_anything_has_a_line_of_its_own(store: S
 
 
 @pytest.mark.redis
-async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWorld) -> None:
+async def test_owners_take_turns_over_all_replicas(redis_world: RedisWorld) -> None:
     here, there = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     holder = await held_by_one(here)
     tasks = await line(here, "a", 4) + await line(there, "b", 2) + await line(there, "a-too", 1)
@@ -253,10 +253,10 @@ async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWor
 # -- a bounded queue --------------------------------------------------------------------------------------------
 
 
-async def test_whoever_gets_a_slot_or_a_refusal_is_told_and_need_not_look(
+async def test_a_claim_is_notified_of_a_slot_or_a_refusal_without_polling(
     redis_world: RedisWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.stores.redis.claims.POLL_S", LONG_S)  # the look that finds what was not told
+    monkeypatch.setattr("gateway.stores.redis.claims.POLL_S", LONG_S)  # polling would find a missed notification
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     holder = await held_by_one(a)
     here, there, fails = [await queued(store, of("x", id)) for store, id in ((a, "1"), (b, "2"), (b, "3"))]
@@ -273,20 +273,20 @@ async def test_whoever_gets_a_slot_or_a_refusal_is_told_and_need_not_look(
 
 
 def fall_silent(world: RedisWorld, replica: str) -> None:
-    """Let the last word of *replica* be long ago, as if it had been killed then."""
+    """Set the last sign of *replica* to long ago, as if it had been killed then."""
     with world.server.client() as client:
         client.hincrby(f"{{{world.prefix}}}:replicas", replica, -6_000)
 
 
 async def two_that_lead(world: RedisWorld) -> tuple[Store, Store]:
-    """Replicas of which the store has heard."""
+    """Return replicas that the store knows as alive."""
     a, b = await world.open(replica="a"), await world.open(replica="b")
     for name, store in (("a", a), ("b", b)):
         await store.lead(name, ttl_s=60)
     return a, b
 
 
-async def test_no_slot_goes_to_an_opening_whose_replica_is_gone_though_its_wait_is_not_over(
+async def test_no_slot_goes_to_a_waiting_claim_of_a_dead_replica(
     redis_world: RedisWorld,
 ) -> None:
     a, b = await two_that_lead(redis_world)
@@ -300,7 +300,7 @@ async def test_no_slot_goes_to_an_opening_whose_replica_is_gone_though_its_wait_
     await hung_up([gone])
 
 
-async def test_what_a_replica_was_opening_is_due_when_it_is_gone_and_not_before(redis_world: RedisWorld) -> None:
+async def test_a_session_that_a_replica_was_opening_is_due_once_the_replica_is_dead(redis_world: RedisWorld) -> None:
     a, b = await two_that_lead(redis_world)
     await add_ready(a, "w1")
     await b.claim(of("x", "doomed"), wait_s=0)
@@ -315,7 +315,7 @@ async def test_what_a_replica_was_opening_is_due_when_it_is_gone_and_not_before(
     assert (due.id, due.reason) == ("doomed", CloseReason.OPEN_FAILED)
 
 
-async def test_an_owner_that_has_nothing_waiting_finds_one_place_in_a_full_queue(store_world: World) -> None:
+async def test_an_owner_without_waiting_claims_finds_one_place_in_a_full_queue(store_world: World) -> None:
     store = await store_world.open(queue_max=3)
     await held_by_one(store)
     tasks = await line(store, "a", 3)
@@ -331,23 +331,23 @@ async def test_an_owner_that_has_nothing_waiting_finds_one_place_in_a_full_queue
     assert await waiting(store) == 0
 
 
-# -- when to come again -----------------------------------------------------------------------------------------
+# -- the time to retry ------------------------------------------------------------------------------------------
 
 
-async def test_when_to_come_again_is_unknown_before_anybody_waited_for_a_slot(store_world: World) -> None:
+async def test_the_time_to_retry_is_unknown_before_any_claim_waited_for_a_slot(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store, "w1", slots=3)
     for n in range(3):
         await opened(store, opening(f"s{n}"))
         store_world.pass_time(100)
 
-    # How far apart trainers ask for slots that are free says nothing.
+    # The time between claims that find free slots is no measure.
     assert await refused(store, opening("s3")) == 0
     assert await refused(store, opening("s3"), wait_s=SHORT_S) == 0
 
 
 async def paced(world: World, store: Store, *, every_s: float) -> list[asyncio.Task[Session]]:
-    """The only slot goes from one to the next *every_s* seconds; two of owner a still wait then."""
+    """Serve claims of owner a with the only slot every *every_s* seconds. Return the two that still wait."""
     holder = await held_by_one(store)
     tasks = await line(store, "a", 2)
     for n in range(2, 5):
@@ -358,7 +358,7 @@ async def paced(world: World, store: Store, *, every_s: float) -> list[asyncio.T
     return tasks
 
 
-async def test_when_to_come_again_is_the_place_times_the_time_between_slots(store_world: World) -> None:
+async def test_the_time_to_retry_is_the_place_times_the_time_between_slots(store_world: World) -> None:
     store = await store_world.open(queue_max=2)
     tasks = await paced(store_world, store, every_s=50)
 
@@ -367,14 +367,14 @@ async def test_when_to_come_again_is_the_place_times_the_time_between_slots(stor
         assert 3 * 50 - 1 <= told < 3 * 50 + MEANWHILE_S
     # Another owner is served next but one.
     assert 2 * 50 - 1 <= await refused(store, of("b", "b0")) < 2 * 50 + MEANWHILE_S
-    # Nobody is behind more than wait.
+    # The place is at most one behind the waiting claims.
     tasks += await line(store, "b", 1)
     assert 4 * 50 - 1 <= await refused(store, of("a", "a9")) < 4 * 50 + MEANWHILE_S
     await hung_up(tasks)
     assert 50 - 1 <= await refused(store, of("a", "a9")) < 50 + MEANWHILE_S
 
 
-async def test_one_whose_wait_ended_is_told_from_where_it_stood(store_world: World) -> None:
+async def test_the_time_to_retry_after_a_wait_counts_from_the_claims_place(store_world: World) -> None:
     store = await store_world.open(queue_max=2)
     tasks = await paced(store_world, store, every_s=50)
 
@@ -383,7 +383,7 @@ async def test_one_whose_wait_ended_is_told_from_where_it_stood(store_world: Wor
     assert 50 - 1 <= await refused(store, of("a", "a9"), wait_s=SHORT_S) < 50 + MEANWHILE_S
 
 
-async def test_slots_that_come_at_once_share_the_time_since_the_one_before(store_world: World) -> None:
+async def test_slots_that_become_free_together_share_the_time_since_the_one_before(store_world: World) -> None:
     store = await store_world.open()
     await store.add_worker(starting("w1", slots=4))
     tasks = await line(store, "a", 4)
@@ -395,7 +395,7 @@ async def test_slots_that_come_at_once_share_the_time_since_the_one_before(store
     assert 50 - 1 <= await refused(store, opening("next")) < 50 + MEANWHILE_S
 
 
-async def test_nobody_is_told_to_come_in_less_than_a_second_or_more_than_five_minutes(store_world: World) -> None:
+async def test_the_time_to_retry_is_between_a_second_and_five_minutes(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store, "w9", environment=CODING)
     quick = await opened(store, opening("s1", environment=CODING))
@@ -409,7 +409,7 @@ async def test_nobody_is_told_to_come_in_less_than_a_second_or_more_than_five_mi
     await hung_up(slow)
 
 
-async def test_a_pace_that_nobody_saw_for_ten_minutes_is_forgotten(store_world: World) -> None:
+async def test_a_pace_is_forgotten_after_ten_minutes_without_a_slot(store_world: World) -> None:
     store = await store_world.open()
     tasks = await paced(store_world, store, every_s=50)
     await hung_up(tasks)
@@ -423,7 +423,7 @@ async def test_a_pace_that_nobody_saw_for_ten_minutes_is_forgotten(store_world: 
 # -- counts -----------------------------------------------------------------------------------------------------
 
 
-async def test_who_asked_and_who_got_a_slot_at_once_are_counted(store_world: World) -> None:
+async def test_claims_and_immediately_served_claims_are_counted(store_world: World) -> None:
     store = await store_world.open(queue_max=1)
     await add_ready(store, "w1")
 
@@ -452,7 +452,7 @@ async def test_who_asked_and_who_got_a_slot_at_once_are_counted(store_world: Wor
     assert (await store.load()).get(CODING, EnvironmentLoad()).arrivals == 0
 
 
-async def test_a_slot_that_is_handed_over_is_no_arrival(store: Store) -> None:
+async def test_a_transferred_slot_does_not_count_as_an_arrival(store: Store) -> None:
     session = await held_by_one(store)
     await store.begin_close(session.id, CloseReason.DELETED)
 
@@ -462,7 +462,7 @@ async def test_a_slot_that_is_handed_over_is_no_arrival(store: Store) -> None:
     assert (load.arrivals, load.hits) == (1, 1)
 
 
-async def test_openings_are_counted_while_there_is_no_worker_at_all(store: Store) -> None:
+async def test_claims_are_counted_while_there_is_no_worker(store: Store) -> None:
     await refused(store, opening("s1"))
 
     load = await load_of(store)
@@ -473,7 +473,7 @@ async def test_openings_are_counted_while_there_is_no_worker_at_all(store: Store
 # -- the breaker ------------------------------------------------------------------------------------------------
 
 
-async def test_an_open_breaker_fails_those_that_wait_and_those_that_come(store_world: World) -> None:
+async def test_an_open_breaker_fails_waiting_and_new_claims(store_world: World) -> None:
     store = await store_world.open()
     tasks = await line(store, "a", 2) + await line(store, "b", 1)
     other = await queued(store, opening("other", environment=CODING))
@@ -496,7 +496,7 @@ async def test_an_open_breaker_fails_those_that_wait_and_those_that_come(store_w
     await hung_up([other])
 
 
-async def test_a_free_slot_is_had_although_the_breaker_is_open(store: Store) -> None:
+async def test_a_free_slot_is_leased_even_if_the_breaker_is_open(store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     await opened(store, opening("s1"))
 
@@ -508,7 +508,7 @@ async def test_a_free_slot_is_had_although_the_breaker_is_open(store: Store) -> 
     assert (await store.claim(opening("s3"), wait_s=0)).id == "s3"
 
 
-async def test_a_breaker_whose_time_is_over_lets_openings_wait_again(store_world: World) -> None:
+async def test_claims_may_wait_again_once_the_breakers_time_is_over(store_world: World) -> None:
     store = await store_world.open()
     await store.fail_waiting(MATH, "broken", for_s=100)
 
@@ -520,7 +520,7 @@ async def test_a_breaker_whose_time_is_over_lets_openings_wait_again(store_world
     assert (await task).id == "s1"
 
 
-async def test_a_worker_that_is_ready_closes_the_breaker_of_its_environment(store: Store) -> None:
+async def test_a_ready_worker_closes_the_breaker_of_its_environment(store: Store) -> None:
     for environment in (MATH, CODING):
         await store.fail_waiting(environment, "broken", for_s=100)
 
@@ -533,7 +533,7 @@ async def test_a_worker_that_is_ready_closes_the_breaker_of_its_environment(stor
     await hung_up([task])
 
 
-async def test_a_worker_that_is_woken_closes_the_breaker(store: Store) -> None:
+async def test_a_woken_worker_closes_the_breaker(store: Store) -> None:
     await add_ready(store)
     assert await store.pause_worker(WorkerId("w1"))
     await store.fail_waiting(MATH, "broken", for_s=100)
@@ -545,7 +545,7 @@ async def test_a_worker_that_is_woken_closes_the_breaker(store: Store) -> None:
     assert (await store.claim(opening("s1"), wait_s=0)).id == "s1"
 
 
-async def test_a_worker_that_was_added_does_not_close_the_breaker(store: Store) -> None:
+async def test_an_added_worker_does_not_close_the_breaker(store: Store) -> None:
     await store.fail_waiting(MATH, "broken", for_s=100)
 
     await store.add_worker(starting("w1"))
@@ -564,7 +564,7 @@ async def test_a_breaker_that_is_opened_again_has_the_later_message_and_time(sto
     assert 100 - MEANWHILE_S < error.retry_after_s <= 100
 
 
-async def test_of_a_long_message_its_beginning_and_its_end_are_kept(store: Store) -> None:
+async def test_a_long_message_keeps_its_beginning_and_its_end(store: Store) -> None:
     message = "math does not start: " + "é" * 100_000 + " no such file"
     task = await queued(store, opening("s1"))
 
@@ -578,7 +578,7 @@ async def test_of_a_long_message_its_beginning_and_its_end_are_kept(store: Store
         assert MESSAGE_BYTES - 8 <= len(error.detail.encode()) <= MESSAGE_BYTES
 
 
-async def test_failing_those_that_wait_opens_no_breaker(store: Store) -> None:
+async def test_failing_waiting_claims_does_not_open_the_breaker(store: Store) -> None:
     task = await queued(store, opening("s1"))
 
     await store.fail_waiting(MATH, "no image")
@@ -591,7 +591,7 @@ async def test_failing_those_that_wait_opens_no_breaker(store: Store) -> None:
     await hung_up([again])
 
 
-async def test_one_that_does_not_lead_any_more_fails_nobody(store_world: World) -> None:
+async def test_a_former_leader_fails_no_claims(store_world: World) -> None:
     store = await store_world.open()
     old = (await store.lead("a", ttl_s=10)).fence
     store_world.pass_time(20)
@@ -615,7 +615,7 @@ async def test_one_that_does_not_lead_any_more_fails_nobody(store_world: World) 
 
 
 @pytest.mark.redis
-async def test_of_queues_and_breakers_that_are_gone_no_key_is_left(redis_world: RedisWorld) -> None:
+async def test_former_queues_and_breakers_leave_no_keys(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
 
     def kinds() -> set[str]:

@@ -1,4 +1,4 @@
-"""The store seam, groups: openings that begin together or wait together; on memory and on Redis."""
+"""The store seam, groups: openings that start together or wait together, on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOGETHER_S = 100.0
 def member(
     id: str, group: str = "g", *, size: int = 3, owner: str = "lab", together_s: float = TOGETHER_S
 ) -> SessionRequest:
-    """A wish of one of a group."""
+    """Return a request of a member of a group."""
     wish = opening(f"{group}-{id}")
     return replace(wish, owner=Owner(owner), group=group, group_size=size, together_s=together_s)
 
@@ -49,7 +49,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
 
 
 async def is_refused(store: Store, wish: SessionRequest) -> bool:
-    """Whether there is no slot for *wish* that it need not wait for."""
+    """Return True if there is no slot for *wish* without waiting."""
     try:
         await store.claim(wish, wait_s=0)
     except PoolExhausted:
@@ -58,7 +58,7 @@ async def is_refused(store: Store, wish: SessionRequest) -> bool:
 
 
 async def granted(tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
-    """Who of those that waited is granted a slot by now, sorted; what else is granted is still on its way."""
+    """Return the sorted ids of the granted claims. All *tasks* must end; a grant may still be on its way."""
     await asyncio.wait(tasks, timeout=scaled(10))
     assert all(task.done() for task in tasks), "some still wait"
     return sorted(task.result().id for task in tasks)
@@ -73,7 +73,7 @@ async def hung_up(tasks: Sequence[asyncio.Task[Session]]) -> None:
 # -- slots for all ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_of_a_group_takes_slots_for_all_of_it(store: Store) -> None:
+async def test_the_first_member_of_a_group_reserves_slots_for_all_members(store: Store) -> None:
     await add_ready(store, "w1", slots=4)
     await store.claim(member("a"), wait_s=0)
     assert (await load_of(store)).to_come == 2
@@ -87,7 +87,7 @@ async def test_the_first_of_a_group_takes_slots_for_all_of_it(store: Store) -> N
     assert (load.arrivals, load.hits) == (5, 4)
 
 
-async def test_slots_of_several_workers_are_taken_for_one_group(store: Store) -> None:
+async def test_slots_of_several_workers_are_reserved_for_one_group(store: Store) -> None:
     for n in range(3):
         await add_ready(store, f"w{n}", slots=1)
     await store.claim(member("a"), wait_s=0)
@@ -97,7 +97,7 @@ async def test_slots_of_several_workers_are_taken_for_one_group(store: Store) ->
     assert await held(store) == {"w0": 1, "w1": 1, "w2": 1}
 
 
-async def test_a_group_that_fits_one_worker_goes_to_one_whatever_comes_between(store: Store) -> None:
+async def test_a_group_that_fits_one_worker_stays_on_it_despite_claims_in_between(store: Store) -> None:
     await add_ready(store, "w1", slots=4)
     await add_ready(store, "w2", slots=4)
     await store.claim(opening("before"), wait_s=0)
@@ -111,7 +111,7 @@ async def test_a_group_that_fits_one_worker_goes_to_one_whatever_comes_between(s
     assert await held(store) == {"w1": 4, "w2": 4}
 
 
-async def test_a_group_that_finds_too_few_slots_waits_and_nobody_behind_it_takes_them(store: Store) -> None:
+async def test_a_group_that_finds_too_few_slots_waits_and_later_claims_do_not_take_them(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     holder = await opened(store, opening("holder"))
     a = await queued(store, member("a"), wait_s=LONG_S)
@@ -128,7 +128,7 @@ async def test_a_group_that_finds_too_few_slots_waits_and_nobody_behind_it_takes
     assert await granted([other]) == ["other"]
 
 
-async def test_a_group_that_waits_for_a_worker_counts_for_all_of_it(store: Store) -> None:
+async def test_a_waiting_group_counts_with_all_its_members(store: Store) -> None:
     a = await queued(store, member("a", size=8), wait_s=LONG_S)
     load = await load_of(store)
     assert (load.waiting, load.to_come, load.wanted) == (1, 7, 8)
@@ -140,14 +140,14 @@ async def test_a_group_that_waits_for_a_worker_counts_for_all_of_it(store: Store
     assert (load.waiting, load.to_come) == (0, 7)
 
 
-async def test_one_that_does_not_wait_is_refused_where_its_group_finds_too_few_slots(store: Store) -> None:
+async def test_a_member_that_does_not_wait_is_refused_if_there_are_too_few_slots_for_its_group(store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     assert await is_refused(store, member("a"))
     load = await load_of(store)
     assert (load.to_come, load.workers[0].used) == (0, 0)
 
 
-async def test_a_worker_counts_for_as_many_uses_as_it_has_left(store: Store) -> None:
+async def test_a_worker_has_room_for_a_group_only_up_to_its_remaining_uses(store: Store) -> None:
     await add_ready(store, "w1", slots=4, max_uses=2)
     a = await queued(store, member("a"), wait_s=LONG_S)
     await add_ready(store, "w2", slots=1)
@@ -157,7 +157,7 @@ async def test_a_worker_counts_for_as_many_uses_as_it_has_left(store: Store) -> 
     assert await held(store) == {"w1": 2, "w2": 1}
 
 
-async def test_groups_that_come_at_once_begin_one_after_the_other(store: Store) -> None:
+async def test_concurrent_groups_start_one_after_the_other(store: Store) -> None:
     await add_ready(store, "w1", slots=4)
     first = [await store.claim(member("a", "g0"), wait_s=0)]
     tasks = [
@@ -177,7 +177,7 @@ async def test_groups_that_come_at_once_begin_one_after_the_other(store: Store) 
     assert await granted(last) == ["g2-a", "g2-b", "g2-c"]
 
 
-async def test_more_than_a_group_has_are_by_themselves(store: Store) -> None:
+async def test_claims_beyond_a_groups_size_are_served_separately(store: Store) -> None:
     await add_ready(store, "w1", slots=4)
     for id in "abcd":
         await store.claim(member(id), wait_s=0)
@@ -209,7 +209,7 @@ async def test_each_slot_of_a_group_is_a_turn_of_its_owner(store: Store) -> None
     assert await granted([more]) == ["more"]
 
 
-async def test_those_behind_a_group_are_served_once_it_does_not_wait_any_more(store: Store) -> None:
+async def test_claims_behind_a_group_are_served_once_the_group_stops_waiting(store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     group = [await queued(store, member("a"), wait_s=LONG_S)]
     other = await queued(store, opening("other"), wait_s=LONG_S)
@@ -220,7 +220,7 @@ async def test_those_behind_a_group_are_served_once_it_does_not_wait_any_more(st
     assert (await load_of(store)).to_come == 0
 
 
-async def test_one_that_waits_for_a_moment_only_takes_what_there_is(store: Store) -> None:
+async def test_a_member_with_a_short_wait_takes_the_available_slots(store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     assert (await store.claim(member("a"), wait_s=LAST_CALL_S / 2)).id == "g-a"
     assert (await load_of(store)).to_come == 0
@@ -229,9 +229,7 @@ async def test_one_that_waits_for_a_moment_only_takes_what_there_is(store: Store
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_kept_for_those_that_do_not_come_is_anybodys_after_a_time(
-    store_world: World, store: Store
-) -> None:
+async def test_slots_reserved_for_absent_members_are_released_after_a_time(store_world: World, store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     await store.claim(member("a"), wait_s=0)
     other = await queued(store, opening("other"), wait_s=LONG_S)
@@ -245,7 +243,7 @@ async def test_what_is_kept_for_those_that_do_not_come_is_anybodys_after_a_time(
     assert (await load_of(store)).to_come == 0
 
 
-async def test_a_group_that_waited_long_enough_for_more_slots_begins_with_what_there_is(
+async def test_a_group_that_waited_long_enough_starts_with_the_available_slots(
     store_world: World, store: Store
 ) -> None:
     await add_ready(store, "w1", slots=2)
@@ -259,7 +257,9 @@ async def test_a_group_that_waited_long_enough_for_more_slots_begins_with_what_t
     assert await granted(tasks[2:]) == ["g-c"], "the others do not wait for each other again"
 
 
-async def test_time_in_which_no_slot_was_free_does_not_count(store_world: World, store: Store) -> None:
+async def test_time_without_a_free_slot_does_not_count_as_waiting_for_more_slots(
+    store_world: World, store: Store
+) -> None:
     await add_ready(store, "w1", slots=2)
     holders = [await opened(store, opening(f"holder{n}", idle_s=2 * LONG_S)) for n in range(2)]
     tasks = [await queued(store, member(id, size=2), wait_s=LONG_S) for id in "ab"]
@@ -271,12 +271,12 @@ async def test_time_in_which_no_slot_was_free_does_not_count(store_world: World,
     assert await granted(tasks) == ["g-a", "g-b"]
 
 
-async def test_a_group_takes_what_there_is_before_its_wait_is_over(store_world: World, store: Store) -> None:
+async def test_a_group_takes_the_available_slots_before_its_wait_ends(store_world: World, store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     tasks = [await queued(store, member(id, together_s=LONG_S), wait_s=300.0) for id in "abc"]
     store_world.pass_time(300.0 - LAST_CALL_S - 50)
     assert (await load_of(store)).waiting == 3
-    store_world.pass_time(52)  # Redis gives a claim a second more
+    store_world.pass_time(52)  # Redis adds a second to a claim's wait
     assert (await load_of(store)).waiting == 1
     assert await granted(tasks[:2]) == ["g-a", "g-b"]
     await hung_up(tasks[2:])
@@ -285,7 +285,7 @@ async def test_a_group_takes_what_there_is_before_its_wait_is_over(store_world: 
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_place_that_was_given_back_is_another_ones(store: Store) -> None:
+async def test_a_released_place_of_a_group_goes_to_another_member(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     a = await store.claim(member("a"), wait_s=0)
     await store.begin_close(a.id, CloseReason.OPEN_FAILED)
@@ -296,7 +296,7 @@ async def test_a_place_that_was_given_back_is_another_ones(store: Store) -> None
     assert (await load_of(store)).to_come == 0
 
 
-async def test_a_slot_that_is_handed_over_is_one_of_its_group(store: Store) -> None:
+async def test_a_transferred_slot_counts_for_its_group(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     former = await opened(store, opening("former"))
     a = await queued(store, member("a"), wait_s=LONG_S)
@@ -309,7 +309,7 @@ async def test_a_slot_that_is_handed_over_is_one_of_its_group(store: Store) -> N
     assert (await load_of(store)).to_come == 0
 
 
-async def test_what_is_kept_for_one_that_is_handed_a_slot_is_free(store: Store) -> None:
+async def test_the_reserved_slot_of_a_member_that_gets_a_transferred_one_is_released(store: Store) -> None:
     await add_ready(store, "w1", slots=4)
     former = await opened(store, opening("former"))
     await store.claim(member("a"), wait_s=0)
@@ -320,7 +320,7 @@ async def test_what_is_kept_for_one_that_is_handed_a_slot_is_free(store: Store) 
     await store.claim(member("c"), wait_s=0)
 
 
-async def test_one_whose_slot_went_with_its_worker_waits_for_its_group(store: Store) -> None:
+async def test_a_group_whose_reserved_slots_went_with_their_worker_waits_again(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     await store.claim(member("a"), wait_s=0)
     await store.remove_worker((await store.find(member("a").id)).worker, CloseReason.WORKER_LOST)
@@ -334,7 +334,7 @@ async def test_one_whose_slot_went_with_its_worker_waits_for_its_group(store: St
     assert (await load_of(store)).to_come == 1
 
 
-async def test_a_worker_that_drains_takes_what_was_kept_with_it(store: Store) -> None:
+async def test_a_draining_worker_loses_the_slots_reserved_on_it(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     a = await store.claim(member("a"), wait_s=0)
     await store.drain_worker(a.worker)
@@ -347,7 +347,7 @@ async def test_a_worker_that_drains_takes_what_was_kept_with_it(store: Store) ->
     await hung_up([other])
 
 
-async def test_all_of_a_group_that_wait_fail_with_their_environment(store: Store) -> None:
+async def test_all_waiting_members_of_a_group_fail_with_their_environment(store: Store) -> None:
     tasks = [await queued(store, member(id), wait_s=LONG_S) for id in "ab"]
     assert await store.fail_waiting(MATH, "no image") == 2
     for task in tasks:
@@ -357,7 +357,7 @@ async def test_all_of_a_group_that_wait_fail_with_their_environment(store: Store
     assert (load.waiting, load.to_come) == (0, 0)
 
 
-async def test_groups_of_another_environment_take_nothing(store: Store) -> None:
+async def test_groups_of_another_environment_take_no_slots(store: Store) -> None:
     await add_ready(store, "w1", slots=1)
     task = await queued(store, replace(member("a"), environment=CODING), wait_s=LONG_S)
     await store.claim(opening("other"), wait_s=0)
@@ -369,7 +369,7 @@ async def test_groups_of_another_environment_take_nothing(store: Store) -> None:
 
 
 @pytest.mark.redis
-async def test_a_group_is_one_over_all_replicas(redis_world: RedisWorld) -> None:
+async def test_a_group_spans_all_replicas(redis_world: RedisWorld) -> None:
     one, two = await redis_world.open(replica="one"), await redis_world.open(replica="two")
     await add_ready(one, "w1", slots=3)
     await one.claim(member("a"), wait_s=0)
@@ -383,7 +383,7 @@ async def test_a_group_is_one_over_all_replicas(redis_world: RedisWorld) -> None
 
 
 @pytest.mark.redis
-async def test_one_whose_replica_is_gone_is_not_granted_a_slot_and_its_place_is_kept(redis_world: RedisWorld) -> None:
+async def test_a_member_of_a_dead_replica_gets_no_slot_and_its_place_stays_reserved(redis_world: RedisWorld) -> None:
     one, two = await redis_world.open(replica="one"), await redis_world.open(replica="two")
     await one.lead("one", ttl_s=10)
     await two.lead("two", ttl_s=10)
@@ -406,7 +406,7 @@ async def test_one_whose_replica_is_gone_is_not_granted_a_slot_and_its_place_is_
 
 
 @pytest.mark.redis
-async def test_nothing_of_a_group_stays(redis_world: RedisWorld, redis_server: RedisServer) -> None:
+async def test_an_ended_group_leaves_only_keys_that_expire(redis_world: RedisWorld, redis_server: RedisServer) -> None:
     store = await redis_world.open()
     await add_ready(store, "w1", slots=3)
     with redis_server.client() as client:

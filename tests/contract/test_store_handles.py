@@ -1,4 +1,4 @@
-"""The store seam, what an upstream keeps with a session, and what a worker tells of its capacity: both stores."""
+"""The store seam, handles that an upstream keeps with sessions, and capacities that workers report: both stores."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ HANDLE = 'http://10.0.0.7:8080 "0c2f" é \ud800 {}'
 
 
 async def with_handle(store: Store, id: str = "s1", handle: str = HANDLE, *, idle_s: float = 300.0) -> Session:
-    """A session that is open and has a handle."""
+    """Return an open session with a handle."""
     wish = opening(id, idle_s=idle_s)
     await store.claim(wish, wait_s=0)
     return await store.opened(wish.id, wish.lease, handle=handle)
 
 
 async def slots_of(store: Store, id: WorkerId = W1) -> tuple[int, int]:
-    """A worker's slots, as `load` tells them, and how many of them are held."""
+    """Return the slots of a worker as `load` states them, and the number of held ones."""
     [entry] = [e for load in (await store.load()).values() for e in load.workers if e.worker.id == id]
     found = await store.worker(id)
     assert found is not None
@@ -52,7 +52,7 @@ async def slots_of(store: Store, id: WorkerId = W1) -> tuple[int, int]:
 # -- handles ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_handle_comes_back_unchanged_from_wherever_the_session_does(store: Store) -> None:
+async def test_a_handle_is_returned_unchanged_with_every_form_of_its_session(store: Store) -> None:
     await add_ready(store)
 
     session = await with_handle(store)
@@ -66,7 +66,7 @@ async def test_a_handle_comes_back_unchanged_from_wherever_the_session_does(stor
     assert lost.handle == HANDLE
 
 
-async def test_who_ends_a_late_session_gets_its_handle(store_world: World) -> None:
+async def test_late_expired_and_due_sessions_include_their_handles(store_world: World) -> None:
     store = await store_world.open(closing_s=60)
     await add_ready(store)
     session = await with_handle(store, idle_s=10)
@@ -88,12 +88,12 @@ async def test_a_session_that_was_opened_without_a_handle_has_none(store: Store)
 
 
 async def another(store: Store) -> Store:
-    """The same store with one more free slot."""
+    """Return the same store with one more free slot."""
     await add_ready(store, "w2")
     return store
 
 
-async def test_a_session_that_is_open_already_keeps_its_handle(store: Store) -> None:
+async def test_a_session_that_is_already_open_keeps_its_handle(store: Store) -> None:
     await add_ready(store)
     session = await with_handle(store)
 
@@ -103,7 +103,7 @@ async def test_a_session_that_is_open_already_keeps_its_handle(store: Store) -> 
     assert await store.find(session.id) == session
 
 
-async def test_a_successor_has_no_handle_of_the_session_before_it(store: Store) -> None:
+async def test_a_successor_does_not_have_the_handle_of_its_predecessor(store: Store) -> None:
     await add_ready(store, slots=2)
     first, second = await with_handle(store, "s1"), await with_handle(store, "s2")
     await store.begin_close(first.id, CloseReason.DELETED)
@@ -119,14 +119,14 @@ async def test_a_successor_has_no_handle_of_the_session_before_it(store: Store) 
         assert (await store.find(begun.id)).handle == ""
 
 
-async def test_an_id_that_is_claimed_again_has_no_handle_of_its_first_session(store: Store) -> None:
+async def test_an_id_that_is_claimed_again_does_not_have_the_handle_of_its_first_session(store: Store) -> None:
     await add_ready(store)
     await end(store, await with_handle(store), CloseReason.EXPIRED)
 
     assert (await store.claim(opening("s1"), wait_s=0)).handle == ""
 
 
-async def test_a_handle_is_replaced_by_who_knows_the_one_before(store: Store) -> None:
+async def test_a_handle_is_replaced_only_if_the_caller_knows_the_present_one(store: Store) -> None:
     await add_ready(store)
     session = await with_handle(store)
 
@@ -136,7 +136,7 @@ async def test_a_handle_is_replaced_by_who_knows_the_one_before(store: Store) ->
     assert await store.find(session.id) == replace(session, handle="b")
 
 
-async def test_a_session_without_a_handle_is_bound_by_who_knows_that(store: Store) -> None:
+async def test_a_handle_is_set_if_the_caller_knows_that_the_session_has_none(store: Store) -> None:
     await add_ready(store)
     session = await with_handle(store, handle="")
 
@@ -145,7 +145,7 @@ async def test_a_session_without_a_handle_is_bound_by_who_knows_that(store: Stor
     assert (await store.find(session.id)).handle == "b"
 
 
-async def test_of_many_that_rebind_at_once_one_succeeds(store: Store) -> None:
+async def test_of_many_concurrent_rebinds_one_succeeds(store: Store) -> None:
     await add_ready(store)
     session = await with_handle(store)
 
@@ -171,7 +171,7 @@ async def test_only_an_open_session_of_the_lease_is_rebound(store: Store) -> Non
     assert not await store.rebind(session.id, session.lease, was=HANDLE, handle="b")
 
 
-async def test_rebinding_is_no_activity_of_the_session(store_world: World) -> None:
+async def test_rebinding_does_not_count_as_activity(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store)
     session = await with_handle(store, idle_s=10)
@@ -183,11 +183,11 @@ async def test_rebinding_is_no_activity_of_the_session(store_world: World) -> No
     assert [late.id for late in await store.late(10)] == [session.id]
 
 
-# -- capacities that are told ---------------------------------------------------------------------------------------
+# -- reported capacities --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("told", [1, 3])
-async def test_a_worker_gets_as_many_sessions_as_it_told_that_it_holds(store: Store, told: int) -> None:
+async def test_a_worker_gets_as_many_sessions_as_it_reports_slots(store: Store, told: int) -> None:
     await store.add_worker(worker("w1", slots=2))
 
     assert await store.worker_ready(W1, "unix:/run/w1.sock", slots=told)
@@ -199,7 +199,7 @@ async def test_a_worker_gets_as_many_sessions_as_it_told_that_it_holds(store: St
     assert await slots_of(store) == (told, told)
 
 
-async def test_those_that_wait_get_the_slots_that_a_worker_told_and_no_more(store: Store) -> None:
+async def test_waiting_claims_get_the_reported_slots_and_no_more(store: Store) -> None:
     await store.add_worker(worker("w1", slots=3))
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
 
@@ -211,7 +211,7 @@ async def test_those_that_wait_get_the_slots_that_a_worker_told_and_no_more(stor
     assert [(await task).worker for task in tasks[1:]] == ["w2", "w2"]
 
 
-async def test_a_worker_that_tells_nothing_holds_what_it_was_added_with(store: Store) -> None:
+async def test_a_worker_that_reports_no_slots_has_its_initial_number(store: Store) -> None:
     await store.add_worker(worker("w1", slots=3))
 
     await store.worker_ready(W1, "unix:/run/w1.sock", slots=0)
@@ -219,7 +219,7 @@ async def test_a_worker_that_tells_nothing_holds_what_it_was_added_with(store: S
     assert await slots_of(store) == (3, 0)
 
 
-async def test_a_capacity_that_is_told_gives_no_more_uses(store: Store) -> None:
+async def test_a_reported_capacity_does_not_add_uses(store: Store) -> None:
     await store.add_worker(worker("w1", slots=1, max_uses=2))
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
 
@@ -234,7 +234,7 @@ async def test_a_capacity_that_is_told_gives_no_more_uses(store: Store) -> None:
     await asyncio.wait({tasks[2]})
 
 
-async def test_a_worker_that_is_ready_already_tells_nothing_new(store: Store) -> None:
+async def test_the_report_of_a_ready_worker_changes_nothing(store: Store) -> None:
     await add_ready(store, slots=2)
 
     assert not await store.worker_ready(W1, "unix:/run/w1.sock", slots=9)
@@ -245,7 +245,7 @@ async def test_a_worker_that_is_ready_already_tells_nothing_new(store: Store) ->
 # -- limits ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_limited_worker_keeps_its_sessions_and_gets_one_when_it_holds_fewer_than_its_limit(
+async def test_a_limited_worker_keeps_its_sessions_and_gets_a_new_one_only_below_its_limit(
     store: Store,
 ) -> None:
     await add_ready(store, slots=4)
@@ -267,7 +267,7 @@ async def test_a_limited_worker_keeps_its_sessions_and_gets_one_when_it_holds_fe
         await store.claim(opening("one-more"), wait_s=0)
 
 
-async def test_a_limit_takes_free_slots_away_at_once(store: Store) -> None:
+async def test_a_limit_removes_free_slots_immediately(store: Store) -> None:
     await add_ready(store, slots=4)
     await opened(store, opening("s1"))
 
@@ -278,7 +278,7 @@ async def test_a_limit_takes_free_slots_away_at_once(store: Store) -> None:
     assert await slots_of(store) == (1, 1)
 
 
-async def test_a_worker_with_room_below_its_limit_gets_sessions_still(store: Store) -> None:
+async def test_a_worker_below_its_limit_still_gets_sessions(store: Store) -> None:
     await add_ready(store, slots=4)
     await opened(store, opening("s1"))
 
@@ -298,7 +298,7 @@ async def test_no_worker_is_limited_to_less_than_one_session(store: Store, slots
 
 
 @pytest.mark.parametrize("slots", [2, 3])
-async def test_a_limit_never_gives_slots(store: Store, slots: int) -> None:
+async def test_a_limit_never_adds_slots(store: Store, slots: int) -> None:
     await add_ready(store, slots=2)
 
     await store.limit_worker(W1, slots)
@@ -313,7 +313,7 @@ async def test_limiting_an_unknown_worker_does_nothing(store: Store) -> None:
     assert await store.load() == {}
 
 
-async def test_a_limited_worker_hands_a_slot_over_only_if_it_holds_no_more_than_its_limit(store: Store) -> None:
+async def test_a_limited_worker_transfers_a_slot_only_up_to_its_limit(store: Store) -> None:
     await add_ready(store, slots=2)
     first, second = await opened(store, opening("s1")), await opened(store, opening("s2"))
     await store.limit_worker(W1, 1)
@@ -328,8 +328,8 @@ async def test_a_limited_worker_hands_a_slot_over_only_if_it_holds_no_more_than_
     assert await slots_of(store) == (1, 1)
 
 
-async def test_a_slot_that_its_claim_gives_back_is_gone_with_the_limit(store: Store) -> None:
-    """The way of a worker that refuses a session: it is limited first, then the slot is given back."""
+async def test_a_released_slot_above_the_limit_is_not_granted(store: Store) -> None:
+    """A worker refused a session: the gateway limits the worker first, then releases the slot."""
     await add_ready(store, slots=2)
     held = await opened(store, opening("s1"))
     refused = await store.claim(opening("s2"), wait_s=0)
@@ -345,7 +345,7 @@ async def test_a_slot_that_its_claim_gives_back_is_gone_with_the_limit(store: St
     assert (await waits).worker == W1
 
 
-async def test_a_worker_that_starts_can_be_limited_and_tell_otherwise(store: Store) -> None:
+async def test_a_starting_worker_can_be_limited_and_its_later_report_replaces_the_limit(store: Store) -> None:
     await store.add_worker(worker("w1", slots=4))
     await store.add_worker(worker("w2", slots=4))
     for id in ("w1", "w2"):
@@ -371,7 +371,7 @@ async def test_a_draining_worker_that_is_limited_stays_draining(store: Store) ->
 
 
 async def heard(notices: AsyncIterator[Notice]) -> list[Notice]:
-    """The next notice, where there is one soon."""
+    """Return the next notice, or an empty list if none comes soon."""
     first = asyncio.ensure_future(anext(notices))
     for _ in range(TURNS):
         if first.done():
@@ -382,7 +382,7 @@ async def heard(notices: AsyncIterator[Notice]) -> list[Notice]:
     return []
 
 
-async def test_a_limit_tells_those_who_start_workers_that_somebody_waits(store: Store) -> None:
+async def test_a_limit_notifies_that_capacity_is_wanted_if_claims_wait(store: Store) -> None:
     await add_ready(store, slots=2)
     await opened(store, opening("s1"))
     await opened(store, opening("s2"))

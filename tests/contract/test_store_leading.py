@@ -1,4 +1,4 @@
-"""The store seam: who leads, and that one who led before changes nothing any more. Run on memory and on Redis."""
+"""The store seam: the lead, and the fences that stop a former leader. Run on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def state_of(store: Store, id: WorkerId) -> WorkerState:
 # -- the leader -------------------------------------------------------------------------------------------------
 
 
-async def test_there_is_one_leader_until_its_time_is_over_or_it_leads_on(store_world: World) -> None:
+async def test_there_is_one_leader_until_its_lead_expires_or_is_renewed(store_world: World) -> None:
     store = await store_world.open()
     assert (await store.lead("a", ttl_s=10)).fence
     assert not (await store.lead("b", ttl_s=10)).fence
@@ -53,7 +53,7 @@ async def test_there_is_one_leader_until_its_time_is_over_or_it_leads_on(store_w
     assert not (await store.lead("a", ttl_s=10)).fence
 
 
-async def test_a_leader_keeps_its_fence_while_it_leads_on_and_each_new_lead_has_a_higher_one(
+async def test_a_leader_keeps_its_fence_while_it_renews_its_lead_and_each_new_lead_has_a_higher_one(
     store_world: World,
 ) -> None:
     store = await store_world.open()
@@ -70,18 +70,18 @@ async def test_a_leader_keeps_its_fence_while_it_leads_on_and_each_new_lead_has_
     assert (await store.lead("b", ttl_s=10)).fence == third
 
 
-# -- whose it is ------------------------------------------------------------------------------------------------
+# -- the owner ------------------------------------------------------------------------------------------------
 
 
 def silence(world: World) -> None:
-    """Let all replicas be silent for longer than those that are alive ever are."""
+    """Let all replicas be silent for longer than a live replica ever is."""
     world.pass_time(11)
     if isinstance(world, RedisWorld):
         with world.server.client() as client:
             client.decrby(f"{{{world.prefix}}}:heard", 11_000)
 
 
-async def test_a_store_is_that_of_the_owner_that_claimed_it_first(store_world: World) -> None:
+async def test_a_store_belongs_to_the_owner_that_claimed_it_first(store_world: World) -> None:
     store = await store_world.open()
 
     assert await store.own("one") == "one"
@@ -90,7 +90,7 @@ async def test_a_store_is_that_of_the_owner_that_claimed_it_first(store_world: W
     assert await store.own("two") == "one"
 
 
-async def test_an_owner_takes_a_store_over_only_when_no_replica_is_alive(store_world: World) -> None:
+async def test_an_owner_takes_over_a_store_only_when_no_replica_is_alive(store_world: World) -> None:
     store = await store_world.open()
     await store.own("one")
     await store.lead("a", ttl_s=10)
@@ -103,7 +103,7 @@ async def test_an_owner_takes_a_store_over_only_when_no_replica_is_alive(store_w
 
 
 @pytest.mark.redis
-async def test_a_replica_whose_store_was_taken_over_leads_no_more(redis_world: RedisWorld) -> None:
+async def test_a_replica_whose_store_was_taken_over_cannot_lead(redis_world: RedisWorld) -> None:
     first, second = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     await first.own("one")
     await first.lead("a", ttl_s=10)
@@ -142,7 +142,7 @@ FENCED: dict[str, Callable[[Store, int], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", FENCED)
-async def test_who_led_before_is_refused_and_changes_nothing(store_world: World, name: str) -> None:
+async def test_a_former_leader_is_refused_and_changes_nothing(store_world: World, name: str) -> None:
     store = await store_world.open()
     await add_ready(store)
     session = await opened(store, opening("s1"))
@@ -165,7 +165,7 @@ async def test_who_led_before_is_refused_and_changes_nothing(store_world: World,
 
 @pytest.mark.redis
 @pytest.mark.parametrize("name", FENCED)
-async def test_who_led_in_data_that_was_lost_is_refused_before_another_one_leads(
+async def test_a_leader_from_before_a_data_loss_is_refused_even_without_a_new_leader(
     redis_world: RedisWorld, name: str
 ) -> None:
     store = await redis_world.open()
@@ -180,14 +180,14 @@ async def test_who_led_in_data_that_was_lost_is_refused_before_another_one_leads
 
 
 @pytest.mark.parametrize("name", FENCED)
-async def test_who_leads_and_who_acts_for_itself_are_not_refused(store: Store, name: str) -> None:
+async def test_the_leader_and_callers_without_a_fence_are_not_refused(store: Store, name: str) -> None:
     fence = (await store.lead("a", ttl_s=10)).fence
 
     await FENCED[name](store, 0)
     await FENCED[name](store, fence)
 
 
-async def test_a_leader_that_does_not_know_yet_that_its_time_is_over_acts_until_another_one_leads(
+async def test_a_leader_whose_lead_expired_may_act_until_another_replica_leads(
     store_world: World,
 ) -> None:
     store = await store_world.open()
@@ -218,7 +218,7 @@ async def test_a_paused_worker_takes_no_session_until_it_is_woken(store: Store) 
     assert (await store.claim(opening("s1"), wait_s=0)).worker == W1
 
 
-async def test_waking_a_worker_gives_its_slots_to_those_that_wait(store: Store) -> None:
+async def test_waking_a_worker_grants_its_slots_to_waiting_claims(store: Store) -> None:
     await add_ready(store, slots=2)
     await store.pause_worker(W1)
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
@@ -278,7 +278,7 @@ async def test_a_paused_worker_that_is_removed_leaves_no_slot_behind(store: Stor
         await store.claim(opening("s1"), wait_s=0)
 
 
-async def test_a_worker_is_idle_anew_from_when_it_was_woken_on(store_world: World) -> None:
+async def test_a_workers_idle_time_restarts_when_it_is_woken(store_world: World) -> None:
     store = await store_world.open()
     await add_ready(store)
     store_world.pass_time(100)
@@ -315,7 +315,7 @@ async def test_a_suspect_worker_keeps_its_sessions_and_gets_no_more_until_it_is_
     waiting_ones[1].cancel()
 
 
-async def test_only_a_ready_worker_is_suspect(store: Store) -> None:
+async def test_only_a_ready_worker_becomes_suspect(store: Store) -> None:
     await add_ready(store, "w1")
     await store.add_worker(worker("w2"))
     await add_ready(store, "w3")
@@ -323,6 +323,6 @@ async def test_only_a_ready_worker_is_suspect(store: Store) -> None:
     await add_ready(store, "w4")
     await store.pause_worker(WorkerId("w4"))
 
-    suspected = {id: await store.suspect_worker(WorkerId(id)) for id in ("w1", "w1", "w2", "w3", "w4", "nobody")}
+    suspected = [(id, await store.suspect_worker(WorkerId(id))) for id in ("w1", "w1", "w2", "w3", "w4", "nobody")]
 
-    assert suspected == {"w1": True, "w2": False, "w3": False, "w4": False, "nobody": False}
+    assert suspected == [("w1", True), ("w1", True), ("w2", False), ("w3", False), ("w4", False), ("nobody", False)]

@@ -1,7 +1,7 @@
-"""Random walks of both stores beside a naive model that anybody can check by reading.
+"""Random walks of both stores, compared with a naive model that a reader can check.
 
-Moments are multiples of 100 s in the model and in what it asks of the store, so that the milliseconds that Redis' own
-clock goes on in the meantime decide nothing.
+Moments are multiples of 100 s in the model and in its requests to the store. The milliseconds that pass on Redis' own
+clock therefore decide nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ModelSession:
 
 @dataclass
 class ModelGroup:
-    """What is known of openings that begin together."""
+    """The state of openings that start together."""
 
     granted: int = 0
     kept_since: float | None = None
@@ -98,23 +98,23 @@ class ModelGroup:
 
 @dataclass
 class Model:
-    """What the store should hold; lists are in order of age."""
+    """The expected content of the store. Lists are in order of age."""
 
     now: float = 0.0
     workers: list[ModelWorker] = field(default_factory=list)
     sessions: dict[str, ModelSession] = field(default_factory=dict)
     queue: list[tuple[SessionRequest, float]] = field(default_factory=list)
     closed: dict[str, tuple[CloseReason, float]] = field(default_factory=dict)
-    #: The round that is being served, and the one in which each owner that waits is served next.
+    #: The present round, and the round of the next service of each waiting owner.
     current: dict[EnvironmentName, int] = field(default_factory=dict)
     rounds: dict[tuple[EnvironmentName, Owner], int] = field(default_factory=dict)
     breakers: dict[EnvironmentName, float] = field(default_factory=dict)
     arrivals: Counter[EnvironmentName] = field(default_factory=Counter)
     hits: Counter[EnvironmentName] = field(default_factory=Counter)
     groups: dict[str, ModelGroup] = field(default_factory=dict)
-    #: Slots that are kept for those of a group that have not come, and until when.
+    #: Slots reserved for absent members of a group, and the end of the reservation.
     reserved: dict[str, tuple[EnvironmentName, int, float]] = field(default_factory=dict)
-    #: The worker that all of these are in, if it is one.
+    #: The worker that has all of these slots, if there is one.
     homes: dict[str, ModelWorker] = field(default_factory=dict)
 
     def used(self, worker: ModelWorker) -> int:
@@ -140,7 +140,7 @@ class Model:
         self.current = {environment: number for environment, number in self.current.items() if environment in queues}
 
     def turn(self, environment: EnvironmentName) -> tuple[SessionRequest, float]:
-        """Whose turn it is of those that wait: by round, then by arrival."""
+        """Return the waiting claim whose turn it is: by round, then by arrival."""
         waiting = [place for place in self.queue if place[0].environment == environment]
         return min(waiting, key=lambda place: self.rounds[environment, place[0].owner])
 
@@ -149,14 +149,14 @@ class Model:
         return min(free, key=self.used, default=None)
 
     def room(self, worker: ModelWorker) -> int:
-        """How many sessions more it takes."""
+        """Return the number of further sessions that the worker takes."""
         if worker.state is not WorkerState.READY:
             return 0
         room = max(0, worker.slots - self.used(worker))
         return min(room, worker.max_uses - worker.uses) if worker.max_uses else room
 
     def roomy(self, environment: EnvironmentName, need: int) -> ModelWorker | None:
-        """The least used worker with room for *need* beside what is kept in it for groups."""
+        """Return the least used worker with room for *need* besides the slots reserved on it for groups."""
         kept = Counter[str]()
         for group, home in self.homes.items():
             kept[home.id] += self.reserved[group][1]
@@ -165,7 +165,7 @@ class Model:
         return min(free, key=self.used, default=None)
 
     def place(self, environment: EnvironmentName, home: ModelWorker | None) -> ModelWorker:
-        """The worker of the next session."""
+        """Return the worker of the next session."""
         if home is not None and home in self.workers and self.room(home):
             return home
         found = self.roomy(environment, 1) or self.free(environment)
@@ -173,18 +173,18 @@ class Model:
         return found
 
     def available(self, environment: EnvironmentName) -> int:
-        """Free slots that are kept for no group."""
+        """Return the number of free slots that are not reserved for groups."""
         free = sum(self.room(worker) for worker in self.workers if worker.environment == environment)
         return max(0, free - sum(count for other, count, _ in self.reserved.values() if other == environment))
 
     def known(self, wish: SessionRequest) -> ModelGroup:
-        """The group of *wish*, remembered for another while."""
+        """Return the group of *wish*, and extend its lifetime."""
         group = self.groups.setdefault(wish.group, ModelGroup())
         group.until = self.now + GROUP_KEPT_S
         return group
 
     def need(self, wish: SessionRequest) -> int:
-        """How many slots its group still wants."""
+        """Return the number of slots that its group still needs."""
         group = self.groups.get(wish.group, ModelGroup())
         return 1 if not wish.group or group.is_parted else max(1, wish.group_size - group.granted)
 
@@ -205,7 +205,7 @@ class Model:
         return count
 
     def claim(self, wish: SessionRequest) -> bool:
-        """Whether *wish* gets a slot at once."""
+        """Claim a slot for *wish*. Return True if it gets one immediately."""
         if self.free(wish.environment) is None:
             return False
         kept = self.reserved[wish.group][1] if wish.group in self.reserved else 0
@@ -224,7 +224,7 @@ class Model:
         return True
 
     def next(self, environment: EnvironmentName) -> tuple[list[tuple[SessionRequest, float]], int]:
-        """Who gets slots now, and how many are kept for others of that group."""
+        """Return the claims that get slots now, and the number of slots reserved for absent members of their group."""
         if not self.waiting(environment) or not (available := self.available(environment)):
             return [], 0
         place = self.turn(environment)
@@ -293,7 +293,7 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Does the same to a store and to the model; after each step both must hold the same."""
+    """Applies each operation to a store and to the model, and compares their content after each."""
 
     server: ClassVar[RedisServer | None] = None
 
@@ -301,7 +301,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.model = Model()
-        #: Claims that are not answered, or not looked at, by lease.
+        #: Claims without an answer, or with an answer that the test has not read, by lease.
         self.claims: dict[str, tuple[SessionRequest, asyncio.Task[Session]]] = {}
 
     @initialize()
@@ -499,7 +499,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.now += seconds
         self.model.tidy()
         self.model.serve()
-        # Places in a queue that have run out go when somebody looks at it, as the control loop does each second.
+        # Expired places leave a queue when the store reads it, as the control loop does each second.
         self.run(self.store.load())
 
     @rule()
@@ -611,7 +611,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(asyncio.wait({task}))
             assert isinstance(task.exception(), EnvironmentUnavailable)
 
-    # -- both hold the same -------------------------------------------------------------------------------------
+    # -- comparison ---------------------------------------------------------------------------------------------
 
     @invariant()
     def workers_and_queues_are_the_same(self) -> None:
@@ -662,7 +662,7 @@ class StoreMachine(RuleBasedStateMachine):
             if lease in waits:
                 assert not task.done()
                 continue
-            # Served, or its wait is over: which of the two is in the model, and here it must be known soon.
+            # Served or expired: the model knows which, and the claim must know it soon.
             del self.claims[lease]
             self.run(asyncio.wait({task}, timeout=scaled(5)))
             assert task.done(), "a claim was settled and not woken"
@@ -675,7 +675,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def of_group(wish: SessionRequest, group: str, size: int) -> SessionRequest:
-    """*wish* as one of a group: all of one have the same owner and environment."""
+    """Return *wish* as a member of a group. All members have the same owner and environment."""
     if not group:
         return wish
     return replace(wish, group=f"{group} {wish.environment} {wish.owner}", group_size=size, together_s=TOGETHER_S)
@@ -693,7 +693,7 @@ def walk(machine: type[StoreMachine], *, examples: int, steps: int) -> None:
     )
 
 
-def test_the_memory_store_does_what_the_model_does() -> None:
+def test_the_memory_store_agrees_with_the_model() -> None:
     walk(StoreMachine, examples=120, steps=50)
 
 
@@ -706,5 +706,5 @@ def redis_machine(redis_server: RedisServer) -> type[StoreMachine]:
 
 
 @pytest.mark.redis
-def test_the_redis_store_does_what_the_model_does(redis_machine: type[StoreMachine]) -> None:
+def test_the_redis_store_agrees_with_the_model(redis_machine: type[StoreMachine]) -> None:
     walk(redis_machine, examples=25, steps=50)

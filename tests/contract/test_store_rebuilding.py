@@ -1,7 +1,7 @@
-"""The store seam after a loss of data: what it says meanwhile, and how it is rebuilt.
+"""The store seam after a loss of data: its answers until it is rebuilt, and the rebuilding.
 
-One suite for memory and Redis, on stores that begin as if they had lost everything. A Redis that is really killed is in
-test_store_restarts.
+One suite for memory and Redis, on stores that start as if they had lost everything. test_store_restarts kills a real
+Redis.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def lost(store_world: World) -> Store:
 # -- while it is not whole --------------------------------------------------------------------------------------
 
 
-async def test_a_store_that_lost_its_data_says_so_until_its_leader_has_rebuilt_it(lost: Store) -> None:
+async def test_a_store_that_lost_its_data_is_not_whole_until_its_leader_has_rebuilt_it(lost: Store) -> None:
     lead = await lost.lead("a", ttl_s=10)
     other = await lost.lead("b", ttl_s=10)
     assert (lead.is_whole, other.is_whole, other.fence) == (False, False, 0)
@@ -65,7 +65,7 @@ async def test_a_store_that_lost_its_data_says_so_until_its_leader_has_rebuilt_i
     assert (await lost.lead("b", ttl_s=10)).is_whole
 
 
-async def test_nobody_is_told_that_a_session_is_gone_before_the_store_is_rebuilt(lost: Store) -> None:
+async def test_no_session_is_reported_as_gone_before_the_store_is_rebuilt(lost: Store) -> None:
     id = SessionId("s1")
     for ask in (
         lost.find(id),
@@ -86,7 +86,7 @@ async def test_nobody_is_told_that_a_session_is_gone_before_the_store_is_rebuilt
     assert await lost.begin_close(id, CloseReason.DELETED) is None
 
 
-async def test_openings_wait_for_the_store_to_be_rebuilt_and_are_served_in_order_then(lost: Store) -> None:
+async def test_openings_wait_until_the_store_is_rebuilt_and_are_then_served_in_order(lost: Store) -> None:
     await add_ready(lost, slots=2)
     with pytest.raises(PoolExhausted):
         await lost.claim(opening("s0"), wait_s=0)
@@ -102,7 +102,7 @@ async def test_openings_wait_for_the_store_to_be_rebuilt_and_are_served_in_order
     tasks[2].cancel()
 
 
-async def test_a_session_that_is_known_lives_and_ends_also_meanwhile_and_its_slot_is_kept(lost: Store) -> None:
+async def test_a_known_session_works_before_the_store_is_rebuilt_and_its_slot_stays_reserved(lost: Store) -> None:
     session = served(opening("s1"), handle="here")
     await lost.adopt(running(), [session], fence=0)
     task = await queued(lost, opening("s2"))
@@ -118,7 +118,7 @@ async def test_a_session_that_is_known_lives_and_ends_also_meanwhile_and_its_slo
     assert (await task).id == "s2"
 
 
-async def test_of_many_notes_those_of_known_sessions_are_taken_though_others_are_missing(
+async def test_notes_of_known_sessions_are_taken_even_if_other_sessions_are_missing(
     store_world: World,
 ) -> None:
     store = await store_world.open(is_whole=False)
@@ -134,7 +134,9 @@ async def test_of_many_notes_those_of_known_sessions_are_taken_though_others_are
     assert await store.late(10) == []
 
 
-async def test_nothing_expires_before_the_store_is_rebuilt_and_then_notes_have_time_to_come(store_world: World) -> None:
+async def test_no_session_expires_before_the_store_is_rebuilt_or_before_notes_had_time_to_arrive(
+    store_world: World,
+) -> None:
     store = await store_world.open(is_whole=False)
     session = served(opening("s1", idle_s=100))
     await store.adopt(running(), [session], fence=0)
@@ -148,7 +150,7 @@ async def test_nothing_expires_before_the_store_is_rebuilt_and_then_notes_have_t
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
-async def test_no_worker_is_taken_for_idle_before_the_store_is_rebuilt(lost: Store) -> None:
+async def test_no_worker_counts_as_idle_before_the_store_is_rebuilt(lost: Store) -> None:
     await add_ready(lost)
 
     assert not await lost.pause_worker(W1)
@@ -158,7 +160,7 @@ async def test_no_worker_is_taken_for_idle_before_the_store_is_rebuilt(lost: Sto
     assert await lost.pause_worker(W1)
 
 
-# -- what is adopted --------------------------------------------------------------------------------------------
+# -- adopted workers and sessions -------------------------------------------------------------------------------
 
 
 async def test_a_worker_is_adopted_with_its_sessions_which_hold_its_slots(store_world: World) -> None:
@@ -181,7 +183,9 @@ async def test_a_worker_is_adopted_with_its_sessions_which_hold_its_slots(store_
     assert [late.id for late in await store.late(10)] == ["s2"]
 
 
-async def test_a_worker_keeps_more_sessions_than_it_has_slots_and_takes_no_more_until_they_end(lost: Store) -> None:
+async def test_an_adopted_worker_may_hold_more_sessions_than_slots_and_takes_no_more_until_they_end(
+    lost: Store,
+) -> None:
     sessions = [served(opening(f"s{n}")) for n in range(3)]
     await lost.adopt(running(slots=2), sessions, fence=0)
     await lost.rebuilt(fence=0)
@@ -196,9 +200,7 @@ async def test_a_worker_keeps_more_sessions_than_it_has_slots_and_takes_no_more_
 
 
 @pytest.mark.parametrize(("max_uses", "state"), [(1, WorkerState.DRAINING), (2, WorkerState.READY)])
-async def test_sessions_that_are_adopted_are_uses_of_their_worker(
-    lost: Store, max_uses: int, state: WorkerState
-) -> None:
+async def test_adopted_sessions_count_as_uses_of_their_worker(lost: Store, max_uses: int, state: WorkerState) -> None:
     await lost.adopt(running(slots=2, max_uses=max_uses), [served(opening("s1"))], fence=0)
 
     found = await lost.worker(W1)
@@ -207,7 +209,7 @@ async def test_sessions_that_are_adopted_are_uses_of_their_worker(
     assert found.state is state
 
 
-async def test_a_worker_that_drains_is_adopted_as_one_that_drains(lost: Store) -> None:
+async def test_a_draining_worker_is_adopted_as_draining(lost: Store) -> None:
     await lost.adopt(replace(running(slots=2), state=WorkerState.DRAINING), [served(opening("s1"))], fence=0)
     await lost.rebuilt(fence=0)
 
@@ -216,7 +218,7 @@ async def test_a_worker_that_drains_is_adopted_as_one_that_drains(lost: Store) -
     assert (await lost.find(SessionId("s1"))).worker == W1
 
 
-async def test_a_known_worker_keeps_its_state_and_its_sessions_and_gets_what_it_lacks(store: Store) -> None:
+async def test_a_known_worker_keeps_its_state_and_its_sessions_and_gets_the_missing_ones(store: Store) -> None:
     await add_ready(store, slots=3)
     known, closing = await opened(store, opening("s1")), await opened(store, opening("s2"))
     await store.begin_close(closing.id, CloseReason.EXPIRED)
@@ -232,7 +234,7 @@ async def test_a_known_worker_keeps_its_state_and_its_sessions_and_gets_what_it_
     assert (found.state, found.slots) == (WorkerState.DRAINING, 3)
 
 
-async def test_a_session_that_another_worker_has_under_another_lease_is_left_out(store: Store) -> None:
+async def test_a_session_that_another_worker_holds_under_another_lease_is_not_adopted(store: Store) -> None:
     await add_ready(store, "w1")
     known = await opened(store, opening("s1"))
 
@@ -242,7 +244,7 @@ async def test_a_session_that_another_worker_has_under_another_lease_is_left_out
     assert await held(store) == {"w1": 1, "w2": 0}
 
 
-async def test_a_session_that_was_closed_is_not_brought_back_and_a_later_one_of_its_id_is(store: Store) -> None:
+async def test_a_closed_session_is_not_restored_and_a_later_one_of_its_id_is(store: Store) -> None:
     await add_ready(store)
     session = await opened(store, opening("s1"))
     await end(store, session, CloseReason.EXPIRED)
@@ -257,7 +259,7 @@ async def test_a_session_that_was_closed_is_not_brought_back_and_a_later_one_of_
     assert await store.find(session.id) == later
 
 
-async def test_a_paused_worker_that_serves_a_session_was_woken(store: Store) -> None:
+async def test_a_paused_worker_that_serves_a_session_is_adopted_as_woken(store: Store) -> None:
     await add_ready(store, slots=2)
     await store.pause_worker(W1)
 
@@ -266,7 +268,7 @@ async def test_a_paused_worker_that_serves_a_session_was_woken(store: Store) -> 
     assert (await store.claim(opening("s2"), wait_s=0)).worker == W1
 
 
-async def test_a_worker_that_the_store_thinks_is_starting_has_its_sessions_when_it_is_ready(store: Store) -> None:
+async def test_a_starting_worker_has_its_adopted_sessions_when_it_is_ready(store: Store) -> None:
     await store.add_worker(worker(slots=2))
     await store.adopt(running(), [served(opening("s1"))], fence=0)
 
@@ -289,7 +291,7 @@ async def test_an_adopted_session_is_opened_and_closed_like_any_other(store: Sto
     assert await held(store) == {"w1": 0}
 
 
-async def test_adopting_gives_what_is_left_to_those_that_wait(store: Store) -> None:
+async def test_adopting_a_worker_grants_its_free_slots_to_waiting_claims(store: Store) -> None:
     tasks = [await queued(store, opening(f"s{n}")) for n in range(2)]
 
     await store.adopt(running(slots=2), [served(opening("served"))], fence=0)
@@ -299,7 +301,7 @@ async def test_adopting_gives_what_is_left_to_those_that_wait(store: Store) -> N
     tasks[1].cancel()
 
 
-# -- what replicas restore --------------------------------------------------------------------------------------
+# -- sessions that replicas restore -----------------------------------------------------------------------------
 
 
 async def test_a_replica_restores_its_sessions_of_known_workers(lost: Store) -> None:
@@ -317,7 +319,7 @@ async def test_a_replica_restores_its_sessions_of_known_workers(lost: Store) -> 
         await lost.claim(opening("s4"), wait_s=0)
 
 
-async def test_a_worker_may_hold_more_sessions_than_slots_after_replicas_restored_theirs(lost: Store) -> None:
+async def test_a_worker_may_hold_more_sessions_than_slots_after_a_restore(lost: Store) -> None:
     await lost.adopt(running(slots=1), [served(opening("s1"))], fence=0)
 
     assert await lost.restore([served(opening("s2")), served(opening("s3"))]) == ["s2", "s3"]
@@ -325,7 +327,7 @@ async def test_a_worker_may_hold_more_sessions_than_slots_after_replicas_restore
     assert await held(lost) == {"w1": 3}
 
 
-async def test_restoring_what_is_known_changes_nothing_and_another_lease_of_an_id_is_refused(store: Store) -> None:
+async def test_restoring_a_known_session_changes_nothing_and_another_lease_of_its_id_is_refused(store: Store) -> None:
     await add_ready(store, slots=3)
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.EXPIRED)
@@ -338,7 +340,7 @@ async def test_restoring_what_is_known_changes_nothing_and_another_lease_of_an_i
     assert await held(store) == {"w1": 0}
 
 
-async def test_many_sessions_are_restored_at_once(lost: Store) -> None:
+async def test_many_sessions_are_restored_in_one_call(lost: Store) -> None:
     await lost.adopt(running(slots=2000), [], fence=0)
     sessions = [served(opening(f"s{n}")) for n in range(1200)]
 

@@ -1,4 +1,4 @@
-"""What only the Redis store can do or suffer: several replicas, and a Redis that goes away."""
+"""Properties of the Redis store only: several replicas, and a Redis that goes away."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def own_world(own_server: RedisServer) -> AsyncIterator[RedisWorld]:
 
 
 async def answers_again(store: RedisStore) -> None:
-    """Wait until the store answers; the server is up already, so this takes a connect at most."""
+    """Wait until the store answers. The server is up already, so this takes one connect at most."""
     for _ in range(50):
         try:
             await store.ping()
@@ -98,7 +98,7 @@ async def test_a_release_at_one_replica_wakes_a_claim_that_waits_at_another(redi
     assert (session.id, await a.find(session.id)) == ("s1", session)
 
 
-async def test_notices_of_one_replica_are_heard_by_all(redis_world: RedisWorld) -> None:
+async def test_notices_of_one_replica_reach_all(redis_world: RedisWorld) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     followers = [store.notices() for store in (a, b)]
     await add_ready(a)
@@ -126,7 +126,7 @@ async def test_of_two_replicas_one_leads(redis_world: RedisWorld) -> None:
     assert again == first
 
 
-async def test_of_two_replicas_that_claim_one_id_at_once_one_gets_it(redis_world: RedisWorld) -> None:
+async def test_of_two_replicas_that_claim_one_id_concurrently_one_gets_it(redis_world: RedisWorld) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     await add_ready(a, slots=200)
 
@@ -140,7 +140,7 @@ async def test_of_two_replicas_that_claim_one_id_at_once_one_gets_it(redis_world
     assert entry.used == 50
 
 
-async def test_of_two_replicas_that_wait_for_one_id_at_once_one_waits(redis_world: RedisWorld) -> None:
+async def test_of_two_replicas_that_wait_for_one_id_concurrently_one_waits(redis_world: RedisWorld) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     tasks = [asyncio.create_task(store.claim(opening("s1"), wait_s=60)) for store in (a, b)]
 
@@ -217,7 +217,7 @@ asyncio.run(main())
 
 
 async def killed_while_it_waits(world: RedisWorld, store: RedisStore) -> None:
-    """Let a replica in a process of its own wait for a slot, and kill it."""
+    """Let a replica in its own process wait for a slot, and kill it."""
     command = [sys.executable, "-c", REPLICA, world.server.url, world.prefix]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.DEVNULL)
     try:
@@ -231,7 +231,7 @@ async def killed_while_it_waits(world: RedisWorld, store: RedisStore) -> None:
         await process.wait()
 
 
-async def test_a_slot_granted_to_a_replica_that_was_killed_comes_back_after_the_setup_time(
+async def test_a_slot_granted_to_a_killed_replica_is_released_after_the_setup_time(
     redis_world: RedisWorld,
 ) -> None:
     store = await redis_world.open()
@@ -250,7 +250,7 @@ async def test_a_slot_granted_to_a_replica_that_was_killed_comes_back_after_the_
     assert (await task).id == "alive"
 
 
-async def test_a_ticket_of_a_replica_that_was_killed_is_skipped_once_its_wait_is_over(redis_world: RedisWorld) -> None:
+async def test_a_ticket_of_a_killed_replica_is_skipped_once_its_wait_is_over(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await add_ready(store)
     holder = await opened(store, opening("holder"))
@@ -266,7 +266,7 @@ async def test_a_ticket_of_a_replica_that_was_killed_is_skipped_once_its_wait_is
 # -- Redis goes away --------------------------------------------------------------------------------------------
 
 
-async def test_a_redis_that_is_down_is_unavailable_and_works_again_when_it_is_back_without_its_data(
+async def test_the_store_is_unavailable_while_redis_is_down_and_works_again_when_redis_returns_empty(
     own_server: RedisServer, own_world: RedisWorld
 ) -> None:
     store = await own_world.open()
@@ -313,7 +313,7 @@ async def test_waiting_and_notices_go_on_after_a_restart(own_server: RedisServer
     await end(b, holder)
 
     assert (await task).id == "s1"
-    # What was published before the subscription was back is lost, which is allowed; what comes later is not.
+    # A notice before the subscription is back may be lost. Later notices must arrive.
     for n in range(50):
         session = await b.claim(opening(f"x{n}"), wait_s=0) if n else await a.find(SessionId("s1"))
         await b.begin_close(session.id, CloseReason.EXPIRED)
@@ -338,7 +338,7 @@ async def test_scripts_that_redis_forgot_are_loaded_again(redis_world: RedisWorl
     assert len({session.id for session in sessions}) == 50
 
 
-async def test_a_grant_whose_message_was_lost_is_found_by_looking(redis_world: RedisWorld) -> None:
+async def test_a_grant_whose_message_was_lost_is_found_by_polling(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await add_ready(store)
     holder = await opened(store, opening("holder"))
@@ -351,7 +351,7 @@ async def test_a_grant_whose_message_was_lost_is_found_by_looking(redis_world: R
     assert (await task).id == "s1"
 
 
-async def test_giving_back_by_a_stale_lease_changes_nothing(redis_world: RedisWorld) -> None:
+async def test_releasing_a_claim_by_a_stale_lease_changes_nothing(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await add_ready(store)
     session = await store.claim(opening("s1"), wait_s=0)
@@ -362,7 +362,7 @@ async def test_giving_back_by_a_stale_lease_changes_nothing(redis_world: RedisWo
     assert await store._link.run("give_back", session.id, session.environment, session.owner, session.lease) == 1
 
 
-async def test_a_redis_that_hangs_is_unavailable_and_what_ran_late_is_due_after_its_setup_time(
+async def test_the_store_is_unavailable_while_redis_hangs_and_late_claims_are_due_after_their_setup_time(
     own_server: RedisServer, own_world: RedisWorld
 ) -> None:
     store = await own_world.open()
@@ -386,7 +386,7 @@ async def test_a_redis_that_hangs_is_unavailable_and_what_ran_late_is_due_after_
     assert entry.used == 0
 
 
-async def test_starting_without_a_redis_is_unavailable_and_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_starting_without_redis_raises_unavailable_and_leaves_nothing_running(tmp_path: Path) -> None:
     store = RedisStore(url=f"unix://{tmp_path}/none.sock", replica="a")
 
     with pytest.raises(StoreUnavailable):
@@ -419,7 +419,7 @@ async def test_a_closed_store_leaves_neither_tasks_nor_connections(
         assert client.exists(f"{{{own_world.prefix}}}:ticket:s1") == 0
 
 
-async def test_claims_that_are_on_their_way_when_the_store_is_closed_leave_nothing_behind(
+async def test_pending_claims_leave_nothing_behind_when_the_store_is_closed(
     redis_world: RedisWorld,
 ) -> None:
     for turns in range(0, 60, 2):
@@ -442,7 +442,7 @@ async def test_claims_that_are_on_their_way_when_the_store_is_closed_leave_nothi
         await other.aclose()
 
 
-async def test_a_wake_without_a_reason_costs_one_look_and_the_claim_waits_on(
+async def test_a_spurious_wake_costs_one_read_and_the_claim_waits_on(
     own_server: RedisServer, own_world: RedisWorld
 ) -> None:
     store = await own_world.open()
@@ -480,11 +480,11 @@ async def test_a_cancelled_command_ends_as_cancelled_and_costs_no_connection(
             assert task.cancelled() is not was_done
             await store.ping()
 
-        # What was cancelled may still run while the ping does, on a second connection.
+        # A cancelled command may still run during the ping, which then uses a second connection.
         assert int(client.info("stats")["total_connections_received"]) - before <= 3
 
 
-async def test_a_cancelled_claim_ends_as_cancelled_and_at_once_gives_back_though_redis_is_down(
+async def test_a_waiting_claim_that_is_cancelled_ends_immediately_even_if_redis_is_down(
     own_server: RedisServer, own_world: RedisWorld
 ) -> None:
     store = await own_world.open()
@@ -497,7 +497,7 @@ async def test_a_cancelled_claim_ends_as_cancelled_and_at_once_gives_back_though
     assert task.cancelled()
 
 
-async def test_a_ticket_that_could_not_be_given_back_is_once_redis_is_there(tmp_path: Path) -> None:
+async def test_a_ticket_that_could_not_be_released_is_released_once_redis_returns(tmp_path: Path) -> None:
     needs_redis_server()
     server = RedisServer(tmp_path, keeps_all=True)
     server.start()
@@ -527,7 +527,7 @@ async def test_a_ticket_that_could_not_be_given_back_is_once_redis_is_there(tmp_
 
 
 @pytest.mark.parametrize("leads_after", ["a", "b"], ids=["the leader notices", "another replica notices"])
-async def test_when_redis_clock_jumps_an_hour_ahead_nobody_is_culled_early(
+async def test_no_session_ends_early_when_redis_clock_jumps_an_hour_ahead(
     redis_world: RedisWorld, leads_after: str
 ) -> None:
     stores = {name: await redis_world.open(replica=name) for name in ("a", "b")}
@@ -569,7 +569,7 @@ async def test_when_redis_clock_jumps_an_hour_back_sessions_still_end_in_time(re
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
-async def test_what_is_opened_between_a_jump_ahead_and_its_notice_lives_no_longer_for_it(
+async def test_a_session_opened_between_a_jump_ahead_and_its_notice_does_not_live_longer(
     redis_world: RedisWorld,
 ) -> None:
     store = await redis_world.open()
@@ -588,7 +588,7 @@ async def test_what_is_opened_between_a_jump_ahead_and_its_notice_lives_no_longe
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
-async def test_what_is_opened_between_a_jump_back_and_its_notice_is_not_culled_for_it(redis_world: RedisWorld) -> None:
+async def test_a_session_opened_between_a_jump_back_and_its_notice_does_not_end_early(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await add_ready(store)
     await store.lead("a", ttl_s=5)
@@ -607,7 +607,7 @@ async def test_what_is_opened_between_a_jump_back_and_its_notice_is_not_culled_f
 
 
 @pytest.mark.parametrize("jump_s", [3600, -3600])
-async def test_an_opening_that_is_under_way_when_a_jump_is_noticed_has_its_time_and_no_more(
+async def test_an_opening_under_way_when_a_jump_is_noticed_has_its_normal_time(
     redis_world: RedisWorld, jump_s: int
 ) -> None:
     store = await redis_world.open()
@@ -627,7 +627,9 @@ async def test_an_opening_that_is_under_way_when_a_jump_is_noticed_has_its_time_
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
-async def test_a_replica_that_led_long_ago_sees_no_jump_in_the_time_that_others_led(redis_world: RedisWorld) -> None:
+async def test_a_replica_that_led_long_ago_does_not_mistake_the_time_of_other_leaders_for_a_jump(
+    redis_world: RedisWorld,
+) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     await add_ready(a)
     session = await opened(a, opening("s1", idle_s=10_000))
@@ -662,7 +664,7 @@ async def test_clocks_of_processes_that_ended_are_forgotten_a_day_later(redis_wo
 def documented() -> dict[str, str]:
     """Return the rows of the page's first table, that of sessions and workers: kind of key, and its type."""
     found: dict[str, str] = {}
-    first, _, _ = (ROOT / "docs" / "design" / "store.md").read_text().partition("Tasks that came at run time")
+    first, _, _ = (ROOT / "docs" / "design" / "store.md").read_text().partition("Tasks that arrived at run time")
     for row in re.findall(r"^\| (`.+)$", first, re.MULTILINE):
         names, types = row.split(" | ")[:2]
         kinds = re.findall(r"`([a-z_]+)", names)
@@ -672,7 +674,7 @@ def documented() -> dict[str, str]:
 
 
 async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
-    """Bring about each kind of key, and return the types of those that were seen, by kind."""
+    """Create each kind of key, and return the types of the observed keys, by kind."""
     seen: dict[str, str] = {}
 
     def look() -> None:
@@ -700,7 +702,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     await store.remove_worker(WorkerId("w2"), CloseReason.SHUTDOWN)
     await end(store, held.pop(), CloseReason.EXPIRED)
     held.append(await tasks[0])
-    # Nobody fetches why it failed: its replica is as good as dead.
+    # No replica fetches the reason of the failure, as if its replica were dead.
     await store.fail_waiting(MATH, "broken", for_s=60)
     look()
     await asyncio.wait(tasks)
@@ -720,11 +722,11 @@ async def test_every_key_and_its_type_is_in_the_docs_and_every_key_in_the_docs_e
 
     seen = await every_key(redis_world, store)
 
-    # A failure is fetched within milliseconds, mostly before one looks.
+    # A replica fetches a failure within milliseconds, mostly before the test reads the keys.
     assert {"failed": "string"} | seen == documented()
 
 
-async def test_when_all_sessions_and_workers_are_gone_so_are_their_keys(redis_world: RedisWorld) -> None:
+async def test_the_keys_of_sessions_and_workers_are_gone_once_all_have_ended(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await every_key(redis_world, store)
 

@@ -1,6 +1,6 @@
 """A Redis that is killed: it comes back with all of its data, with an older part, or with none, and is rebuilt.
 
-What the store says meanwhile, and what is adopted and restored, is in test_store_rebuilding, for memory too.
+test_store_rebuilding checks the store's answers meanwhile, adoption and restoring, for memory too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REBUILDING = "the store is being rebuilt"
 
 @pytest.fixture
 def mortal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A Redis that the test kills; it loses what was not saved, unless its parameter is ``all``."""
+    """A Redis that the test kills. It loses unsaved data, unless its parameter is ``all``."""
     needs_redis_server()
     server = RedisServer(tmp_path, keeps_all=getattr(request, "param", "") == "all")
     server.start()
@@ -70,9 +70,9 @@ async def mortal_world(mortal: RedisServer) -> AsyncIterator[RedisWorld]:
 
 
 async def restart(server: RedisServer, *stores: RedisStore) -> None:
-    """Kill the server, start it again, and wait until *stores* have it back."""
+    """Kill the server, start it again, and wait until *stores* are connected again."""
     for store in stores:
-        # An opening that has not read yet that it waits would be told that its answer was lost.
+        # An opening that has not yet read that it is queued would get the error that its answer was lost.
         await until(lambda store=store: all(wait.queued for wait in store._claims._waits.values()))  # type: ignore[misc]
     server.stop()
     server.start()
@@ -92,11 +92,11 @@ async def waits(store: Store, count: int) -> None:
 
 
 LOSSES = ["all", "some", "none"]
-"""What a Redis comes back with: everything, what was saved some time before it died, or nothing."""
+"""The data with which a Redis comes back: all, those of an earlier save, or none."""
 
 
 @pytest.mark.parametrize(("mortal", "keeps"), [(keeps, keeps) for keeps in LOSSES], indirect=["mortal"])
-async def test_sessions_and_openings_outlive_a_redis_that_is_killed_and_no_slot_is_given_twice(
+async def test_sessions_and_openings_outlive_a_killed_redis_and_no_slot_is_leased_twice(
     mortal: RedisServer, mortal_world: RedisWorld, keeps: str
 ) -> None:
     a, b = await mortal_world.open(replica="a"), await mortal_world.open(replica="b")
@@ -110,7 +110,7 @@ async def test_sessions_and_openings_outlive_a_redis_that_is_killed_and_no_slot_
     assert await a.rebind(late[0].id, late[0].lease, was="", handle="here")
     late[0] = replace(late[0], handle="here")
     live = early + late
-    # A slot that the saved state takes for free is held by one of these.
+    # One of these holds a slot that is free in the saved state.
     tasks = [await queued((a, b)[n % 2], opening(f"waits-{n}")) for n in range(3)]
 
     await restart(mortal, a, b)
@@ -131,7 +131,7 @@ async def test_sessions_and_openings_outlive_a_redis_that_is_killed_and_no_slot_
 
     assert set(await a.adopt(running(slots=3), live, fence=again.fence)) >= {session.id for session in live}
     assert await b.restore(live) == [session.id for session in live]
-    # One that the saved state still had is not among those that the worker listed: it ended, and is ended here too.
+    # A session of the saved state that the worker does not list has ended. The control loop ends it in the store too.
     for session in await a.sessions():
         if session not in live:
             await end(a, session)
@@ -151,7 +151,7 @@ async def test_sessions_and_openings_outlive_a_redis_that_is_killed_and_no_slot_
         assert (await b.opened(session.id, session.lease)).state is SessionState.OPEN
 
 
-async def test_a_free_slot_of_an_older_state_is_not_granted_while_a_session_that_it_lacks_holds_it(
+async def test_a_slot_that_is_free_in_an_older_state_is_not_granted_while_a_session_holds_it(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -164,7 +164,7 @@ async def test_a_free_slot_of_an_older_state_is_not_granted_while_a_session_that
     with pytest.raises(PoolExhausted):
         await store.claim(opening("s2"), wait_s=0)
     task = await queued(store, opening("s3"))
-    # Whatever looks at the queue meanwhile grants nothing either.
+    # Other operations that serve the queue grant nothing meanwhile either.
     assert not await store.worker_ready(W1, "unix:/run/w1.sock")
     await store.adopt(running("w2"), [served(opening("s4"), "w2")], fence=0)
     await end(store, await store.find(SessionId("s4")))
@@ -181,9 +181,7 @@ async def test_a_free_slot_of_an_older_state_is_not_granted_while_a_session_that
     assert (await task).worker == W1
 
 
-async def test_what_a_worker_says_of_itself_is_newer_than_an_older_state(
-    mortal: RedisServer, mortal_world: RedisWorld
-) -> None:
+async def test_a_workers_report_replaces_an_older_state(mortal: RedisServer, mortal_world: RedisWorld) -> None:
     store = await mortal_world.open()
     await add_ready(store, slots=3)
     first = await opened(store, opening("reset"))
@@ -213,7 +211,7 @@ async def test_what_a_worker_says_of_itself_is_newer_than_an_older_state(
     assert await store.count_turn(second.id, second.lease) == 1
 
 
-async def test_what_happened_since_a_restart_is_newer_than_a_workers_list(
+async def test_changes_after_a_restart_are_newer_than_a_workers_earlier_list(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -221,7 +219,7 @@ async def test_what_happened_since_a_restart_is_newer_than_a_workers_list(
     first = await opened(store, opening("reset"))
     mortal.save()
     await restart(mortal, store)
-    # The worker was asked before this; its list comes after.
+    # The worker made its list before this. The list arrives afterwards.
     await store.begin_close(first.id, CloseReason.DELETED)
     second = opening("reset")
     await store.hand_over(first.id, first.lease, second)
@@ -231,7 +229,7 @@ async def test_what_happened_since_a_restart_is_newer_than_a_workers_list(
     assert (await store.opened(second.id, second.lease)).lease == second.lease
 
 
-async def test_that_an_earlier_session_of_an_id_was_closed_is_not_said_of_a_later_one(
+async def test_the_close_of_an_earlier_session_of_an_id_is_not_reported_for_a_later_one(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -248,7 +246,7 @@ async def test_that_an_earlier_session_of_an_id_was_closed_is_not_said_of_a_late
     assert await store.find(session.id) == session
 
 
-async def test_a_leader_of_an_older_state_gets_a_new_fence_above_all_of_before(
+async def test_a_leader_in_an_older_state_gets_a_fence_above_all_earlier_ones(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     a, b = await mortal_world.open(replica="a"), await mortal_world.open(replica="b")
@@ -267,13 +265,13 @@ async def test_a_leader_of_an_older_state_gets_a_new_fence_above_all_of_before(
         await b.remove_worker(W1, CloseReason.SHUTDOWN, fence=second.fence)
 
 
-async def test_fences_grow_though_the_data_was_lost_and_the_clock_was_set_back(
+async def test_fences_grow_even_if_the_data_was_lost_and_the_clock_was_set_back(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
     await store.lead("a", ttl_s=60)
     with mortal.client() as client:
-        # As if the clock had been a day ahead when this lead began.
+        # As if the clock had been a day ahead when this lead started.
         client.delete(f"{{{mortal_world.prefix}}}:leader")
         client.incrby(f"{{{mortal_world.prefix}}}:fence", 24 * 3_600_000)
     ahead = await store.lead("a", ttl_s=60)
@@ -282,7 +280,7 @@ async def test_fences_grow_though_the_data_was_lost_and_the_clock_was_set_back(
     assert (await store.lead("a", ttl_s=60)).fence > ahead.fence
 
 
-async def test_what_was_rebuilt_before_another_loss_does_not_count_after_it(
+async def test_a_rebuilding_before_another_loss_does_not_count_after_it(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -296,7 +294,7 @@ async def test_what_was_rebuilt_before_another_loss_does_not_count_after_it(
     assert not (await store.lead("a", ttl_s=60)).is_whole
 
 
-async def test_a_redis_that_was_emptied_is_not_whole(redis_world: RedisWorld) -> None:
+async def test_an_emptied_redis_is_not_whole(redis_world: RedisWorld) -> None:
     store = await redis_world.open()
     await add_ready(store)
     session = await opened(store, opening("s1"))
@@ -315,7 +313,7 @@ async def test_a_redis_that_was_emptied_is_not_whole(redis_world: RedisWorld) ->
     assert (await task).id == "s2"
 
 
-async def test_an_opening_that_queued_anew_leaves_nothing_when_its_trainer_hangs_up(
+async def test_an_opening_that_queued_again_leaves_nothing_when_its_trainer_hangs_up(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -334,7 +332,7 @@ async def test_an_opening_that_queued_anew_leaves_nothing_when_its_trainer_hangs
     assert await held(store) == {"w1": 1}
 
 
-async def test_an_opening_that_is_woken_while_redis_is_away_goes_on_waiting(
+async def test_an_opening_that_is_woken_while_redis_is_away_continues_to_wait(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     store = await mortal_world.open()
@@ -343,7 +341,7 @@ async def test_an_opening_that_is_woken_while_redis_is_away_goes_on_waiting(
     await until(lambda: store._claims._waits[wish.lease].queued)
     mortal.stop()
 
-    store._claims.wake(wish.lease)  # as if this had been the last word of the server that died
+    store._claims.wake(wish.lease)  # as if this had been the last message of the server that died
     await until(lambda: not store._claims._waits[wish.lease].news.is_set())
     with pytest.raises(StoreUnavailable):
         await store.ping()
@@ -370,7 +368,7 @@ async def test_an_opening_that_waits_through_a_restart_ends_at_its_own_deadline(
 
 
 @pytest.mark.parametrize("mortal", ["all"], indirect=True)
-async def test_slots_are_leased_once_though_redis_is_killed_again_and_again_under_load(
+async def test_slots_are_leased_once_even_if_redis_is_killed_repeatedly_under_load(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:
     slots, most, done = 4, 0, 0
@@ -402,7 +400,7 @@ async def test_slots_are_leased_once_though_redis_is_killed_again_and_again_unde
 
 
 async def insisted(ask: Callable[[], Awaitable[T]]) -> T:
-    """What *ask* answers once the store does."""
+    """Return the result of *ask* once the store answers."""
 
     async def asked() -> T:
         try:
@@ -414,7 +412,7 @@ async def insisted(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def claimed(store: Store, wish: SessionRequest) -> Session:
-    """A slot for *wish*, also if an earlier claim got it whose answer was lost."""
+    """Return the session of *wish*, even if an earlier claim got it and its answer was lost."""
     try:
         return await store.claim(wish, wait_s=60)
     except SessionExists:

@@ -1,4 +1,4 @@
-"""The store on a Redis that Sentinels watch: it finds the master, and the one that takes over from it."""
+"""The store on a Redis that Sentinels watch: it finds the master, and the server that takes over from it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def store(servers: Failover) -> AsyncIterator[RedisStore]:
 
 
 async def led(store: RedisStore) -> Lead:
-    """The lead, once the store answers."""
+    """Return the lead, once the store answers."""
 
     async def check() -> Lead:
         try:
@@ -59,7 +59,7 @@ async def led(store: RedisStore) -> Lead:
     return await eventually(check)
 
 
-async def test_sessions_and_those_that_wait_outlive_the_master(servers: Failover, store: RedisStore) -> None:
+async def test_sessions_and_waiting_claims_outlive_the_master(servers: Failover, store: RedisStore) -> None:
     await store.rebuilt(fence=(await led(store)).fence)
     await add_ready(store, "w1", slots=1)
     session = await opened(store, opening("held"))
@@ -82,7 +82,7 @@ async def test_sessions_and_those_that_wait_outlive_the_master(servers: Failover
     assert waits.result().id == "waits", "it heard of it from the new master"
 
 
-async def test_a_master_that_comes_back_is_not_asked_again(servers: Failover, store: RedisStore) -> None:
+async def test_the_store_does_not_use_a_former_master_that_comes_back(servers: Failover, store: RedisStore) -> None:
     await store.rebuilt(fence=(await led(store)).fence)
     await add_ready(store, "w1", slots=2)
     await opened(store, opening("one"))
@@ -100,7 +100,7 @@ async def test_a_master_that_comes_back_is_not_asked_again(servers: Failover, st
 
 
 async def led_elsewhere(store: RedisStore, servers: Failover) -> Lead:
-    """The lead over the new master's data: those of the old one were whole."""
+    """Return the lead over the new master's data. They are not whole, unlike those of the old master."""
 
     async def check() -> Lead:
         lead = await led(store)
@@ -110,7 +110,7 @@ async def led_elsewhere(store: RedisStore, servers: Failover) -> Lead:
     return await eventually(check)
 
 
-async def test_no_sentinel_is_forgotten_when_many_connections_ask_at_once(tmp_path: Path) -> None:
+async def test_no_sentinel_is_forgotten_when_many_connections_ask_concurrently(tmp_path: Path) -> None:
     needs_redis_server()
     failover = Failover(tmp_path)
     silent, other = failover.sentinels
@@ -122,7 +122,7 @@ async def test_no_sentinel_is_forgotten_when_many_connections_ask_at_once(tmp_pa
     try:
         failover.start()
         failover.pause(silent)
-        await asyncio.gather(*(master.look() for _ in range(10)))  # each finds the first one silent, and asks the next
+        await asyncio.gather(*(master.look() for _ in range(10)))  # each finds the first silent, and asks the next
 
         failover.go_on(silent)
         failover.kill_server(other)
@@ -135,14 +135,14 @@ async def test_no_sentinel_is_forgotten_when_many_connections_ask_at_once(tmp_pa
 
 
 async def asked(master: Master) -> None:
-    """Ask for the master's address; a Sentinel that goes on may be silent for a moment."""
+    """Assert that a Sentinel states the master's address. A resumed Sentinel may be silent for a moment."""
     try:
         await master.look()
     except RedisError as error:
         raise AssertionError(error) from error
 
 
-async def test_no_sentinel_answers(tmp_path: Path) -> None:
+async def test_the_store_is_unavailable_if_no_sentinel_answers(tmp_path: Path) -> None:
     nowhere = Failover(tmp_path)
     store = RedisStore(url=nowhere.url, replica=REPLICA, prefix="test")
 
@@ -150,7 +150,7 @@ async def test_no_sentinel_answers(tmp_path: Path) -> None:
         await store.start()
 
 
-async def test_sentinels_do_not_know_the_service(servers: Failover) -> None:
+async def test_the_store_is_unavailable_if_the_sentinels_do_not_know_the_service(servers: Failover) -> None:
     store = RedisStore(url=servers.url.replace("/games/", "/others/"), replica=REPLICA, prefix="test")
 
     with pytest.raises(StoreUnavailable):

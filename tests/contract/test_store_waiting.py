@@ -1,4 +1,4 @@
-"""The store seam, waiting for a slot: order, bounds, hang-ups and what is given back; on memory and on Redis."""
+"""The store seam, waiting for a slot: order, bounds, hang-ups and released slots, on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from tests.contract.store_worlds import worker as starting
 pytest_plugins = ["tests.contract.store_fixtures"]
 
 SHORT_S = 0.02
-"""A wait that is meant to run out."""
+"""Seconds of a wait that must run out."""
 MANY_TURNS = 400
-"""More turns of the event loop than a claim takes; each test stops at the first at which the claim was done."""
+"""More turns of the event loop than a claim takes. Each test stops at the first turn at which the claim was done."""
 
 
 async def held_by_one(store: Store) -> Session:
-    """The only slot, taken."""
+    """Hold the only slot, and return its session."""
     await add_ready(store, "w1")
     return await opened(store, opening("holder"))
 
 
 async def nothing_is_held(store: Store) -> None:
-    """Every slot is free, nobody waits, and the slot can be had."""
+    """Assert that every slot is free, that no claim waits, and that the slot can be leased."""
     load = (await store.load())[MATH]
     assert load.waiting == 0
     assert [entry.used for entry in load.workers] == [0]
@@ -59,7 +59,7 @@ async def nothing_is_held(store: Store) -> None:
 # -- order ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_released_slot_goes_to_the_first_that_waits(store: Store) -> None:
+async def test_a_released_slot_goes_to_the_first_waiting_claim(store: Store) -> None:
     holder = await held_by_one(store)
     tasks = [await queued(store, opening(f"s{n}")) for n in range(5)]
 
@@ -74,7 +74,7 @@ async def test_a_released_slot_goes_to_the_first_that_waits(store: Store) -> Non
     assert served == [f"s{n}" for n in range(5)]
 
 
-async def test_a_granted_session_is_opening_where_the_slot_is(store: Store) -> None:
+async def test_a_granted_session_is_opening_on_the_worker_of_its_slot(store: Store) -> None:
     holder = await held_by_one(store)
     wish = opening("s1", idle_s=7.5)
     task = await queued(store, wish)
@@ -88,7 +88,7 @@ async def test_a_granted_session_is_opening_where_the_slot_is(store: Store) -> N
     assert (await store.opened(wish.id, wish.lease)).state is SessionState.OPEN
 
 
-async def test_nobody_overtakes_those_that_wait_even_before_they_wake(store: Store) -> None:
+async def test_no_claim_overtakes_the_waiting_ones_even_before_they_wake(store: Store) -> None:
     holder = await held_by_one(store)
     first = await queued(store, opening("first"))
 
@@ -99,7 +99,7 @@ async def test_nobody_overtakes_those_that_wait_even_before_they_wake(store: Sto
     assert (await first).id == "first"
 
 
-async def test_each_environment_has_a_queue_of_its_own(store: Store) -> None:
+async def test_each_environment_has_a_separate_queue(store: Store) -> None:
     await add_ready(store, "w1", environment=MATH)
     await add_ready(store, "w2", environment=CODING)
     math, coding = [await opened(store, opening(f"h-{e}", environment=e)) for e in (MATH, CODING)]
@@ -114,7 +114,7 @@ async def test_each_environment_has_a_queue_of_its_own(store: Store) -> None:
     assert (await waits_first).worker == "w1"
 
 
-async def test_a_worker_that_becomes_ready_serves_as_many_as_it_has_slots(store: Store) -> None:
+async def test_a_worker_that_becomes_ready_serves_as_many_claims_as_it_has_slots(store: Store) -> None:
     await store.add_worker(starting("w1", slots=2))
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
 
@@ -127,7 +127,7 @@ async def test_a_worker_that_becomes_ready_serves_as_many_as_it_has_slots(store:
     await asyncio.wait({tasks[2]})
 
 
-async def test_a_worker_serves_no_more_that_wait_than_it_has_uses(store: Store) -> None:
+async def test_a_worker_serves_no_more_waiting_claims_than_it_has_uses(store: Store) -> None:
     await store.add_worker(starting("w1", slots=5, max_uses=2))
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
 
@@ -139,7 +139,7 @@ async def test_a_worker_serves_no_more_that_wait_than_it_has_uses(store: Store) 
     assert (await tasks[2]).worker == "w2"
 
 
-async def test_a_slot_of_a_draining_worker_goes_to_nobody_that_waits(store: Store) -> None:
+async def test_a_slot_of_a_draining_worker_goes_to_no_waiting_claim(store: Store) -> None:
     holder = await held_by_one(store)
     task = await queued(store, opening("s1"))
     await store.drain_worker(holder.worker)
@@ -151,7 +151,7 @@ async def test_a_slot_of_a_draining_worker_goes_to_nobody_that_waits(store: Stor
     assert (await task).worker == "w2"
 
 
-async def test_a_removed_worker_serves_nobody_that_waits(store: Store) -> None:
+async def test_a_removed_worker_serves_no_waiting_claim(store: Store) -> None:
     holder = await held_by_one(store)
     task = await queued(store, opening("s1"))
 
@@ -162,7 +162,7 @@ async def test_a_removed_worker_serves_nobody_that_waits(store: Store) -> None:
     assert (await task).worker == "w2"
 
 
-async def test_an_opening_that_waits_tells_that_capacity_is_wanted(store: Store) -> None:
+async def test_a_waiting_opening_notifies_that_capacity_is_wanted(store: Store) -> None:
     notices = store.notices()
 
     task = await queued(store, opening("s1"))
@@ -191,7 +191,7 @@ async def test_of_five_hundred_claims_on_ten_slots_each_gets_one_in_order(store:
     assert len({session.lease for session in held}) == 10
 
 
-async def test_of_many_claims_and_releases_at_once_each_gets_its_slot_exactly_once(store: Store) -> None:
+async def test_of_many_concurrent_claims_and_releases_each_gets_its_slot_exactly_once(store: Store) -> None:
     await add_ready(store, "w1", slots=10)
     served: list[SessionId] = []
     most = 0
@@ -213,7 +213,7 @@ async def test_of_many_claims_and_releases_at_once_each_gets_its_slot_exactly_on
 # -- bounds -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_runs_out_says_exhausted_and_leaves_the_queue(store: Store) -> None:
+async def test_a_wait_that_runs_out_raises_exhausted_and_leaves_the_queue(store: Store) -> None:
     holder = await held_by_one(store)
 
     with pytest.raises(PoolExhausted, match="math"):
@@ -224,7 +224,7 @@ async def test_a_wait_that_runs_out_says_exhausted_and_leaves_the_queue(store: S
     await nothing_is_held(store)
 
 
-async def test_who_does_not_wait_joins_no_queue(store: Store) -> None:
+async def test_a_claim_that_does_not_wait_joins_no_queue(store: Store) -> None:
     await held_by_one(store)
 
     with pytest.raises(PoolExhausted):
@@ -233,7 +233,7 @@ async def test_who_does_not_wait_joins_no_queue(store: Store) -> None:
     assert await waiting(store) == 0
 
 
-async def test_a_full_queue_turns_the_next_away_and_takes_one_more_when_somebody_leaves(store_world: World) -> None:
+async def test_a_full_queue_refuses_the_next_claim_and_takes_one_more_when_a_claim_leaves(store_world: World) -> None:
     store = await store_world.open(queue_max=3)
     await held_by_one(store)
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
@@ -251,7 +251,7 @@ async def test_a_full_queue_turns_the_next_away_and_takes_one_more_when_somebody
     await asyncio.wait(tasks)
 
 
-async def test_an_id_that_waits_cannot_be_claimed_again_not_even_elsewhere(store: Store) -> None:
+async def test_an_id_that_waits_cannot_be_claimed_again_even_for_another_environment(store: Store) -> None:
     holder = await held_by_one(store)
     task = await queued(store, opening("s1"))
 
@@ -263,7 +263,7 @@ async def test_an_id_that_waits_cannot_be_claimed_again_not_even_elsewhere(store
     assert (await task).id == "s1"
 
 
-async def test_who_left_the_queue_may_join_it_again_at_its_end(store: Store) -> None:
+async def test_a_claim_that_left_the_queue_may_join_it_again_at_its_end(store: Store) -> None:
     holder = await held_by_one(store)
     gone = await queued(store, opening("s1"))
     second = await queued(store, opening("s2"))
@@ -279,7 +279,7 @@ async def test_who_left_the_queue_may_join_it_again_at_its_end(store: Store) -> 
     assert (await again).id == "s1"
 
 
-async def test_a_ticket_whose_wait_is_over_is_skipped_and_gone(store_world: World) -> None:
+async def test_a_ticket_whose_wait_is_over_is_skipped_and_removed(store_world: World) -> None:
     store = await store_world.open()
     holder = await held_by_one(store)
     dead = await queued(store, opening("dead"), wait_s=30)
@@ -326,11 +326,11 @@ async def test_a_granted_session_whose_caller_never_wakes_is_due_after_its_setup
     await nothing_is_held(store)
 
 
-async def test_a_slot_that_was_lost_before_its_claim_woke_is_no_success(store: Store) -> None:
+async def test_a_slot_that_is_lost_before_its_claim_wakes_is_not_a_success(store: Store) -> None:
     holder = await held_by_one(store)
     task = await queued(store, opening("s1"))
     release = asyncio.create_task(end(store, holder))
-    # Between the grant and the waking claim: nothing but turns of this loop passes.
+    # Only turns of this loop pass between the grant and the waking claim.
     for _ in range(TURNS):
         if await waiting(store) == 0:
             break
@@ -341,7 +341,7 @@ async def test_a_slot_that_was_lost_before_its_claim_woke_is_no_success(store: S
     await release
     assert "s1" in {session.id for session in lost}
     outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-    # Redis' answer may have been on its way already: then `opened` tells.
+    # Redis' answer may have been on its way already. In this case `opened` raises the error.
     if isinstance(outcome, Session):
         with pytest.raises(GatewayError):
             await store.opened(outcome.id, outcome.lease)
@@ -352,7 +352,7 @@ async def test_a_slot_that_was_lost_before_its_claim_woke_is_no_success(store: S
 # -- failing ----------------------------------------------------------------------------------------------------
 
 
-async def test_all_that_wait_for_an_environment_fail_with_the_message_and_no_others(store: Store) -> None:
+async def test_all_claims_that_wait_for_an_environment_fail_with_the_message_and_no_others(store: Store) -> None:
     tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
     other = await queued(store, opening("s9", environment=CODING))
 
@@ -380,7 +380,7 @@ async def test_a_failed_opening_may_be_tried_again(store: Store) -> None:
     assert (await store.claim(opening("s1"), wait_s=0)).id == "s1"
 
 
-async def test_claims_that_wait_fail_when_the_store_is_closed(store: Store) -> None:
+async def test_waiting_claims_fail_when_the_store_is_closed(store: Store) -> None:
     await held_by_one(store)
     tasks = [await queued(store, opening(f"s{n}")) for n in range(5)]
 
@@ -395,7 +395,7 @@ async def test_claims_that_wait_fail_when_the_store_is_closed(store: Store) -> N
 
 
 async def cancelled_at(turns: int, claim: asyncio.Task[Session], meanwhile: Callable[[], Awaitable[object]]) -> bool:
-    """Start *meanwhile*, cancel *claim* after some *turns* of the loop; whether the claim had its session."""
+    """Start *meanwhile*, and cancel *claim* after *turns* turns of the loop. Return True if it got its session."""
     other = asyncio.ensure_future(meanwhile())
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -405,7 +405,7 @@ async def cancelled_at(turns: int, claim: asyncio.Task[Session], meanwhile: Call
     return not claim.cancelled()
 
 
-async def test_a_claim_that_is_cancelled_at_any_turn_gives_back_the_slot(store: Store) -> None:
+async def test_a_claim_that_is_cancelled_at_any_turn_releases_the_slot(store: Store) -> None:
     await add_ready(store)
 
     for turns in range(MANY_TURNS):
@@ -420,7 +420,7 @@ async def test_a_claim_that_is_cancelled_at_any_turn_gives_back_the_slot(store: 
     await nothing_is_held(store)
 
 
-async def test_a_waiting_claim_that_is_cancelled_at_any_turn_of_its_grant_gives_back_the_slot(store: Store) -> None:
+async def test_a_waiting_claim_that_is_cancelled_at_any_turn_of_its_grant_releases_the_slot(store: Store) -> None:
     await add_ready(store)
 
     for turns in range(MANY_TURNS):
@@ -439,7 +439,7 @@ async def test_a_waiting_claim_that_is_cancelled_at_any_turn_of_its_grant_gives_
     await nothing_is_held(store)
 
 
-async def test_a_slot_given_back_by_a_cancelled_claim_goes_to_the_next_that_waits(store: Store) -> None:
+async def test_a_slot_released_by_a_cancelled_claim_goes_to_the_next_waiting_claim(store: Store) -> None:
     await add_ready(store)
 
     for turns in range(0, MANY_TURNS, 3):
@@ -458,7 +458,7 @@ async def test_a_slot_given_back_by_a_cancelled_claim_goes_to_the_next_that_wait
         raise AssertionError("the claim was never done")
 
 
-async def test_a_claim_that_is_cancelled_again_while_it_gives_back_still_gives_back(store: Store) -> None:
+async def test_a_claim_that_is_cancelled_again_while_it_releases_still_releases(store: Store) -> None:
     await add_ready(store)
 
     for turns in range(60):
@@ -476,7 +476,7 @@ async def test_a_claim_that_is_cancelled_again_while_it_gives_back_still_gives_b
         await release
         if not claim.cancelled():
             await end(store, claim.result())
-        # What was detached may still be on its way: who waits gets the slot.
+        # The detached release may still be on its way. A waiting claim gets the slot.
         await end(store, await store.claim(opening("next"), wait_s=60))
 
 
@@ -497,7 +497,7 @@ async def test_cancelled_waits_leave_the_order_of_the_others(store: Store) -> No
     assert served == [f"s{n}" for n in range(1, 20, 2)]
 
 
-async def test_a_wait_that_runs_out_while_slots_come_free_never_loses_one(store: Store) -> None:
+async def test_a_wait_that_runs_out_while_slots_become_free_never_loses_one(store: Store) -> None:
     await add_ready(store)
 
     for n in range(25):

@@ -1,4 +1,4 @@
-"""The seam of tasks that come at run time: one suite, run on memory and on Redis."""
+"""The seam of tasks that are registered at run time: one suite, run on memory and on Redis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_store(world: World, **limits: Any) -> TaskStore:
 
 
 def pass_time(world: World, seconds: float) -> None:
-    """Let time go on: in Redis what was noted of starts becomes older."""
+    """Let time pass: Redis' records of starts become older."""
     if isinstance(world, RedisWorld):
         with world.server.client() as client:
             for key in world.keys(client):
@@ -87,7 +87,7 @@ def task(
 
 
 async def everything(store: TaskStore, version: str = "") -> TaskChanges:
-    """All pages of what changed, as one."""
+    """Return all pages of changes as one."""
     kept: dict[tuple[str, str], StoredTask] = {}
     removed: list[tuple[EnvironmentName, str]] = []
     is_whole = False
@@ -107,12 +107,12 @@ async def places(store: TaskStore) -> dict[str, tuple[str, int]]:
 # -- keeping ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_store_without_a_task_has_no_version_and_nothing_to_tell(tasks: TaskStore) -> None:
+async def test_a_store_without_a_task_has_no_version_and_no_changes(tasks: TaskStore) -> None:
     assert await tasks.version() == ""
     assert await everything(tasks) == TaskChanges("", True, True, [], [])
 
 
-async def test_a_task_comes_back_unchanged_whatever_its_body_holds(tasks: TaskStore) -> None:
+async def test_a_task_is_returned_unchanged_with_any_body(tasks: TaskStore) -> None:
     body = '{"a":"\\n é 😀 \\u0000", "n":12345678901234567, "e":[], "o":{}}\n'.encode()
     given = task("custom/Ω-1", body=body, signed_by="key 1")
 
@@ -122,7 +122,7 @@ async def test_a_task_comes_back_unchanged_whatever_its_body_holds(tasks: TaskSt
     assert (kept.body, kept.signed_by, kept.split, kept.place) == (body, "key 1", "custom", 0)
 
 
-async def test_each_split_of_each_environment_counts_its_own_places(tasks: TaskStore) -> None:
+async def test_places_are_counted_separately_for_each_split_of_each_environment(tasks: TaskStore) -> None:
     kept = await tasks.put(
         [task("a"), task("b", split="train"), task("c"), task("a", environment=CODING)], replace=False
     )
@@ -135,7 +135,7 @@ async def test_each_split_of_each_environment_counts_its_own_places(tasks: TaskS
     ]
 
 
-async def test_a_second_task_of_one_id_is_refused_and_none_of_its_batch_is_kept(tasks: TaskStore) -> None:
+async def test_a_second_task_of_one_id_is_refused_with_its_whole_batch(tasks: TaskStore) -> None:
     await tasks.put([task("a", body=b'{"n":1}')], replace=False)
     before = await tasks.version()
 
@@ -148,7 +148,7 @@ async def test_a_second_task_of_one_id_is_refused_and_none_of_its_batch_is_kept(
     assert next_one.place == 1, "a refused batch takes no place"
 
 
-async def test_one_that_replaces_another_keeps_its_place(tasks: TaskStore) -> None:
+async def test_a_task_that_replaces_another_keeps_its_place(tasks: TaskStore) -> None:
     await tasks.put([task("a"), task("b")], replace=False)
 
     (kept,) = await tasks.put([task("a", body=b'{"n":2}')], replace=True)
@@ -157,7 +157,7 @@ async def test_one_that_replaces_another_keeps_its_place(tasks: TaskStore) -> No
     assert {one.id: one.body for one in (await everything(tasks)).tasks} == {"a": b'{"n":2}', "b": b"{}"}
 
 
-async def test_one_that_moves_to_another_split_goes_to_its_end(tasks: TaskStore) -> None:
+async def test_a_task_that_moves_to_another_split_goes_to_its_end(tasks: TaskStore) -> None:
     await tasks.put([task("a"), task("b", split="train")], replace=False)
 
     await tasks.put([task("a", split="train")], replace=True)
@@ -165,7 +165,7 @@ async def test_one_that_moves_to_another_split_goes_to_its_end(tasks: TaskStore)
     assert await places(tasks) == {"a": ("train", 1), "b": ("train", 0)}
 
 
-async def test_a_place_is_never_given_again(tasks: TaskStore) -> None:
+async def test_a_place_is_never_used_again(tasks: TaskStore) -> None:
     await tasks.put([task("a"), task("b")], replace=False)
 
     assert await tasks.remove(MATH, "b")
@@ -175,7 +175,7 @@ async def test_a_place_is_never_given_again(tasks: TaskStore) -> None:
     assert await places(tasks) == {"a": ("custom", 2)}
 
 
-async def test_what_is_not_there_cannot_be_removed(tasks: TaskStore) -> None:
+async def test_removing_an_unknown_task_changes_nothing(tasks: TaskStore) -> None:
     await tasks.put([task("a")], replace=False)
     before = await tasks.version()
 
@@ -184,7 +184,7 @@ async def test_what_is_not_there_cannot_be_removed(tasks: TaskStore) -> None:
     assert await tasks.version() == before
 
 
-async def test_of_many_puts_of_one_id_at_once_one_succeeds(tasks: TaskStore) -> None:
+async def test_of_many_concurrent_puts_of_one_id_one_succeeds(tasks: TaskStore) -> None:
     ends = await asyncio.gather(
         *(tasks.put([task("a"), task(f"b{n}")], replace=False) for n in range(20)), return_exceptions=True
     )
@@ -196,7 +196,7 @@ async def test_of_many_puts_of_one_id_at_once_one_succeeds(tasks: TaskStore) -> 
 # -- changes ------------------------------------------------------------------------------------------------------
 
 
-async def test_only_what_changed_since_a_version_is_told(tasks: TaskStore) -> None:
+async def test_only_the_changes_since_a_version_are_returned(tasks: TaskStore) -> None:
     await tasks.put([task("a"), task("b"), task("c")], replace=False)
     known = await tasks.version()
 
@@ -211,7 +211,7 @@ async def test_only_what_changed_since_a_version_is_told(tasks: TaskStore) -> No
     assert await everything(tasks, changes.version) == TaskChanges(changes.version, False, True, [], [])
 
 
-async def test_one_that_went_and_came_again_is_told_as_it_is(tasks: TaskStore) -> None:
+async def test_a_task_that_was_removed_and_added_again_is_returned_in_its_present_state(tasks: TaskStore) -> None:
     await tasks.put([task("a")], replace=False)
     known = await tasks.version()
 
@@ -223,7 +223,7 @@ async def test_one_that_went_and_came_again_is_told_as_it_is(tasks: TaskStore) -
 
 
 @pytest.mark.parametrize("version", ["", "another:1", "nonsense"])
-async def test_an_unknown_version_is_told_everything(tasks: TaskStore, version: str) -> None:
+async def test_an_unknown_version_returns_all_tasks(tasks: TaskStore, version: str) -> None:
     await tasks.put([task("a"), task("b")], replace=False)
     await tasks.remove(MATH, "a")
 
@@ -233,14 +233,14 @@ async def test_an_unknown_version_is_told_everything(tasks: TaskStore, version: 
     assert ([one.id for one in changes.tasks], changes.removed) == (["b"], [])
 
 
-async def test_many_changes_come_in_pages_that_leave_none_out(tasks: TaskStore) -> None:
+async def test_many_changes_come_in_pages_that_omit_none(tasks: TaskStore) -> None:
     many = [task(f"t{number}") for number in range(module.CHANGES * 2 + 1)]
     await tasks.put(many, replace=False)
 
     assert {one.id for one in (await everything(tasks)).tasks} == {one.id for one in many}
 
 
-async def test_pages_come_to_an_end_though_removals_were_forgotten(make: Make) -> None:
+async def test_pages_end_even_if_removals_were_forgotten(make: Make) -> None:
     store = make(gone_kept=3)
     many = [f"t{number}" for number in range(module.CHANGES * 2 + 10)]
     await store.put([task(name) for name in many], replace=False)
@@ -255,14 +255,14 @@ async def test_pages_come_to_an_end_though_removals_were_forgotten(make: Make) -
     assert changes.version == await store.version()
 
 
-async def test_large_tasks_come_in_pages_that_leave_none_out(tasks: TaskStore) -> None:
+async def test_large_tasks_come_in_pages_that_omit_none(tasks: TaskStore) -> None:
     body = b'"' + b"x" * (MAX_TASK_BYTES - 2) + b'"'
     await tasks.put([task(f"t{number}", body=body) for number in range(10)], replace=False)
 
     assert sorted(one.id for one in (await everything(tasks)).tasks) == [f"t{number}" for number in range(10)]
 
 
-async def test_names_of_removed_tasks_are_forgotten_and_who_missed_them_begins_anew(make: Make) -> None:
+async def test_names_of_removed_tasks_are_forgotten_and_a_reader_that_missed_them_restarts(make: Make) -> None:
     store = make(gone_kept=3)
     await store.put([task(f"t{number}") for number in range(10)], replace=False)
     known = await store.version()
@@ -283,7 +283,7 @@ async def test_names_of_removed_tasks_are_forgotten_and_who_missed_them_begins_a
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-async def test_an_environment_has_a_most_of_tasks(make: Make) -> None:
+async def test_an_environment_has_a_maximum_number_of_tasks(make: Make) -> None:
     store = make(max_tasks=2)
     await store.put([task("a"), task("b")], replace=False)
 
@@ -297,7 +297,7 @@ async def test_an_environment_has_a_most_of_tasks(make: Make) -> None:
     assert len((await everything(store)).tasks) == 3
 
 
-async def test_all_tasks_together_have_a_most_of_bytes(make: Make) -> None:
+async def test_all_tasks_together_have_a_maximum_size(make: Make) -> None:
     store = make(max_total_bytes=10)
     await store.put([task("a", body=b"123456")], replace=False)
 
@@ -310,7 +310,7 @@ async def test_all_tasks_together_have_a_most_of_bytes(make: Make) -> None:
     assert [one.id for one in (await everything(store)).tasks] == ["b"]
 
 
-async def test_an_environment_has_a_most_of_splits(make: Make) -> None:
+async def test_an_environment_has_a_maximum_number_of_splits(make: Make) -> None:
     store = make(max_splits=2)
     await store.put([task("a", split="one"), task("b", split="two")], replace=False)
 
@@ -331,7 +331,7 @@ async def test_an_environment_has_a_most_of_splits(make: Make) -> None:
         ),
     ],
 )
-async def test_a_batch_that_no_store_takes_is_refused(tasks: TaskStore, batch: list[StoredTask], reason: str) -> None:
+async def test_an_invalid_batch_is_refused(tasks: TaskStore, batch: list[StoredTask], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         await tasks.put(batch, replace=True)
 
@@ -341,7 +341,7 @@ async def test_a_batch_that_no_store_takes_is_refused(tasks: TaskStore, batch: l
 # -- rate limits --------------------------------------------------------------------------------------------------
 
 
-async def test_so_many_starts_are_given_in_any_window_and_no_more(tasks: TaskStore, store_world: World) -> None:
+async def test_any_window_has_at_most_the_given_number_of_starts(tasks: TaskStore, store_world: World) -> None:
     assert [await tasks.take("a", starts=2, per_s=60) for _ in range(2)] == [0.0, 0.0]
 
     left_s = await tasks.take("a", starts=2, per_s=60)
@@ -363,19 +363,19 @@ async def test_the_window_slides(tasks: TaskStore, store_world: World) -> None:
     assert 0 < await tasks.take("a", starts=2, per_s=60) <= 39
 
 
-async def test_each_key_has_starts_of_its_own(tasks: TaskStore) -> None:
+async def test_each_key_has_separate_starts(tasks: TaskStore) -> None:
     assert await tasks.take("a", starts=1, per_s=60) == 0.0
     assert await tasks.take("b \ud800", starts=1, per_s=60) == 0.0
     assert await tasks.take("a", starts=1, per_s=60) > 0
 
 
-async def test_of_many_starts_at_once_as_many_are_given_as_there_are(tasks: TaskStore) -> None:
+async def test_concurrent_starts_do_not_exceed_the_given_number(tasks: TaskStore) -> None:
     waits = await asyncio.gather(*(tasks.take("a", starts=5, per_s=3600) for _ in range(30)))
 
     assert waits.count(0.0) == 5
 
 
-async def test_in_one_process_as_many_tasks_are_counted_as_there_is_room_for() -> None:
+async def test_in_one_process_only_a_limited_number_of_tasks_is_counted() -> None:
     store = MemoryTaskStore(clock=Clock(), max_limited=2)
 
     for key, per_s in (("a", 60), ("b", 30), ("c", 90)):
@@ -386,11 +386,11 @@ async def test_in_one_process_as_many_tasks_are_counted_as_there_is_room_for() -
     assert await store.take("b", starts=1, per_s=30) == 0.0, "its window would have ended first"
 
 
-# -- Redis alone --------------------------------------------------------------------------------------------------
+# -- Redis only ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.redis
-async def test_another_replica_sees_what_one_was_given(redis_world: RedisWorld) -> None:
+async def test_a_replica_sees_the_writes_of_another(redis_world: RedisWorld) -> None:
     one, other = open_store(redis_world), open_store(redis_world)
 
     await one.put([task("a")], replace=False)
@@ -402,7 +402,7 @@ async def test_another_replica_sees_what_one_was_given(redis_world: RedisWorld) 
 
 
 @pytest.mark.redis
-async def test_names_of_removed_tasks_go_from_redis_too(redis_world: RedisWorld) -> None:
+async def test_names_of_removed_tasks_are_removed_from_redis_too(redis_world: RedisWorld) -> None:
     store = open_store(redis_world, gone_kept=3)
     await store.put([task(f"t{number}") for number in range(10)], replace=False)
 
@@ -439,7 +439,7 @@ async def test_registries_of_several_replicas_agree_on_every_index(redis_world: 
 
 
 @pytest.mark.redis
-async def test_a_redis_that_lost_its_data_begins_a_new_epoch(redis_world: RedisWorld) -> None:
+async def test_a_redis_that_lost_its_data_starts_a_new_epoch(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.put([task("a")], replace=False)
     known = await store.version()
@@ -455,7 +455,7 @@ async def test_a_redis_that_lost_its_data_begins_a_new_epoch(redis_world: RedisW
 
 
 @pytest.mark.redis
-async def test_all_keys_are_below_the_one_hash_tag_and_starts_go_by_themselves(redis_world: RedisWorld) -> None:
+async def test_all_keys_have_the_hash_tag_and_starts_expire(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
     await store.put([task("a")], replace=False)
     await store.take("a", starts=3, per_s=60)
@@ -469,7 +469,7 @@ async def test_all_keys_are_below_the_one_hash_tag_and_starts_go_by_themselves(r
 
 
 @pytest.mark.redis
-async def test_every_operation_says_that_the_store_is_unavailable(tmp_path: Path) -> None:
+async def test_every_operation_raises_store_unavailable_if_redis_is_down(tmp_path: Path) -> None:
     needs_redis_server()
     server = RedisServer(tmp_path)
     server.start()
@@ -490,7 +490,7 @@ async def test_every_operation_says_that_the_store_is_unavailable(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+def test_the_head_of_an_operation_documents_its_input_and_output(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     head = text.split("\n\n")[0]
@@ -500,7 +500,7 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
     assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
 
 
-def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+def test_every_operation_is_used_and_every_used_one_exists() -> None:
     used = re.findall(r'_link\.run\("([a-z_]+)"', Path(module.__file__).read_text())
 
     assert sorted(set(used)) == OPERATIONS == sorted(scripts("tasks"))

@@ -31,8 +31,8 @@ def rules(environment: Environment, instance: str, shared_dir: Path) -> Rules:
 async def gate_socket(
     docker_engine: docker.APIClient, rules: Rules, shared_dir: Path, instance: str
 ) -> AsyncIterator[Path]:
-    """The socket of a gate that makes the workers' folders itself."""
-    (shared_dir / "sockets").mkdir(mode=0o711)  # before anything runs
+    """The socket of a gate that creates the workers' folders itself."""
+    (shared_dir / "sockets").mkdir(mode=0o711)  # before any container runs
     gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir / "sockets")
     await gate.check()
     async with serving_gate(gate, shared_dir / "gate.sock"):

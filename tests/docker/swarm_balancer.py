@@ -1,6 +1,6 @@
-"""A load balancer as one that stands before machines: new connections go to gateways that say that they are ready.
+"""A load balancer as operators put before machines: new connections go to gateways that report themselves ready.
 
-Connections to one that is leaving stay until it closes them; those to one that says nothing any more are broken off.
+Connections to a leaving gateway stay until it closes them. Connections to a silent gateway are cut.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.fakes.splicing import splice
 ASK_EVERY_S = 0.2
 ASK_WITHIN_S = scaled(2.0)
 SILENT_S = scaled(20.0)
-"""So long that a gateway on a machine that is busy with three engines is not taken for one that is gone."""
+"""Seconds of silence after which a gateway counts as gone. A machine busy with three engines needs this much."""
 CONNECT_S = scaled(2.0)
 
 
 @dataclass(eq=False)
 class Target:
-    """A place where a gateway may be."""
+    """An address at which a gateway may be."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class Balancer:
 
     @property
     def ready(self) -> list[Target]:
-        """Where new connections go."""
+        """The gateways that get new connections."""
         return [target for target in self.targets if target.is_ready]
 
     @contextlib.asynccontextmanager
@@ -96,7 +96,7 @@ class Balancer:
             writer.close()
 
     async def _connected(self) -> tuple[Target, asyncio.StreamReader, asyncio.StreamWriter]:
-        """The next ready one that takes the connection; nothing was sent yet, so another one may be asked."""
+        """Return the next ready gateway that accepts the connection. Nothing was sent yet, so it may try several."""
         deadline = asyncio.get_running_loop().time() + scaled(30)
         while True:
             await until(lambda: self.ready)

@@ -1,6 +1,6 @@
 """Three machines on this one, as `scripts/swarm-lab` brings them up: real engines in one Swarm.
 
-Under a name and in a net of its own, so that labs which others use may be up beside it.
+Each lab has its own name and network, so that other labs may be up next to it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
 NODES = ("node1", "node2", "node3")
 COMMAND_S = scaled(180.0)
-"""The longest command: `up`, or `load` of some hundred MB; the script's own waits are shorter."""
+"""Seconds of the longest command: `up`, or `load` of some hundred MB. The script's own deadlines are shorter."""
 ENGINE_S = int(scaled(100))
-"""The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
+"""Seconds of the longest answer or program in a container: machines may learn each other's names 30 s late."""
 ELECTION_S = scaled(60.0)
-"""An election takes 10 to 20 s; a busy machine may need several."""
+"""Seconds for an election. One takes 10 to 20 s, and a busy machine may need several."""
 NO_LEADER = "The swarm does not have a leader"
 
 LOCKS = Path("/var/lib/swarm-lab")
 PLACES = 8
-"""Labs that tests have at once, of all checkouts on this machine."""
+"""Number of labs that tests may have concurrently, over all checkouts on this machine."""
 LOG_LINES = 60
 
 PROBE = """
@@ -42,11 +42,11 @@ ip link add name probe-br type bridge
 ip link add name probe-va type veth peer name probe-vb
 ip link add name probe-vx type vxlan id 7 dstport 4789 remote 192.0.2.1
 """
-"""In namespaces that end with it."""
+"""A shell script, run in namespaces that end with it."""
 
 
 def expect_namespaces() -> None:
-    """Skip what needs a lab where machines can't have networks of their own; in CI that is a failure."""
+    """Skip a test that needs a lab where machines cannot have networks of their own. With CI set, fail instead."""
     command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-ec", PROBE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(30), check=False)
     if done.returncode:
@@ -58,26 +58,26 @@ def expect_namespaces() -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab; its machines may be up or not."""
+    """A lab. Its machines may be up or down."""
 
     name: str
     net: str
     nodes: int = 3
     lock: int | None = None
-    """Descriptor of its lock, by which it is this process's and no other one may remove it."""
+    """Descriptor of the lab's lock. While this process holds it, no other process may remove the lab."""
     directory: Path = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", Path("/var/lib/swarm-lab") / self.name)
 
     def run(self, *command: str, environ: Mapping[str, str] | None = None) -> str:
-        """Run the script and return what it printed."""
+        """Run the script, assert that it succeeds, and return its output."""
         done = self.attempt(*command, environ=environ)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def attempt(self, *command: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the script, whatever comes of it."""
+        """Run the script and return its result, even if it fails."""
         return subprocess.run(
             [SCRIPT, *command],
             env={**os.environ, **self.environ(), **(environ or {})},
@@ -88,7 +88,7 @@ class Lab:
         )
 
     def environ(self) -> dict[str, str]:
-        """The variables by which the script knows it."""
+        """The variables that name this lab to the script."""
         return {
             "SWARM_LAB_NAME": self.name,
             "SWARM_LAB_NET": self.net,
@@ -98,14 +98,14 @@ class Lab:
         }
 
     def address(self, node: str) -> str:
-        """Where a machine is, from this one and from the others."""
+        """The address of a machine, for this machine and the others."""
         return f"{self.net}.{10 + int(node.removeprefix('node'))}"
 
     def on(self, node: str, *command: str, environ: Mapping[str, str] | None = None) -> str:
-        """Run the docker command on a machine's engine, from outside; what it printed.
+        """Run the docker command on a machine's engine, from outside, and return its output.
 
         On a busy machine the managers miss each other's heartbeats and elect a leader again. A command that is refused
-        meanwhile did nothing, so it is repeated, as an operator would.
+        meanwhile has no effect, so this method repeats it, as an operator would.
         """
         deadline = time.monotonic() + ELECTION_S
         while True:
@@ -123,12 +123,12 @@ class Lab:
             return done.stdout.strip()
 
     def url(self, node: str) -> str:
-        """Where a machine's engine is, from outside."""
+        """The URL of a machine's engine, from outside."""
         return f"unix://{self.directory}/{node}/docker.sock"
 
     @contextmanager
     def engine(self, node: str) -> Iterator[docker.APIClient]:
-        """A machine's engine."""
+        """A client of a machine's engine."""
         client = docker.APIClient(base_url=self.url(node), version="auto", timeout=ENGINE_S)
         try:
             yield client
@@ -136,22 +136,22 @@ class Lab:
             client.close()
 
     def log(self, node: str) -> str:
-        """The last lines that a machine's engine has logged."""
+        """The last lines of the log of a machine's engine."""
         lines = (self.directory / node / "dockerd.log").read_text(errors="replace").splitlines()
         return "\n".join([f"-- log of {node}", *lines[-LOG_LINES:]])
 
     def members(self, asked: str = "node1") -> dict[str, str]:
-        """What the Swarm says of its machines, in the words of the one that is *asked*: state by name."""
+        """Return the state of each machine by name, as the machine *asked* reports it."""
         with self.engine(asked) as engine:
-            # One that has just joined has no description yet.
+            # A machine that has just joined has no description yet.
             return {node["Description"].get("Hostname", ""): node["Status"]["State"] for node in engine.nodes()}
 
 
 @contextmanager
 def own_lab(*, nodes: int = 3) -> Iterator[Lab]:
-    """A lab that is this process's alone, without machines; it is removed on leaving.
+    """Yield a lab without machines that only this process uses. It is removed on leaving.
 
-    It is the first one that no process has: what is left of a run that was killed is removed by the next one.
+    It is the first lab that no process locks. The next run therefore removes the remains of a killed run.
     """
     LOCKS.mkdir(parents=True, exist_ok=True)
     refusals = []
@@ -173,11 +173,11 @@ def own_lab(*, nodes: int = 3) -> Iterator[Lab]:
 
 
 def left_of(lab: Lab) -> list[str]:
-    """All that there is of a lab on this machine: namespaces, links, mounts, cgroups, processes, folders."""
+    """Return everything of a lab on this machine: namespaces, links, mounts, cgroups, processes, folders."""
     found = [f"namespace {entry.name}" for entry in _entries(Path("/run/netns")) if entry.name.startswith(lab.name)]
     found += [f"link {entry.name}" for entry in _entries(Path("/sys/class/net")) if entry.name.startswith(lab.name)]
     found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if _is_of(lab, line)]
-    # Not Path.glob: it raises where a group of a neighbor's container ends while it looks.
+    # Not Path.glob: it raises if a cgroup of an unrelated container disappears during the scan.
     groups = (Path(parent, name) for parent, names, _ in os.walk("/sys/fs/cgroup") for name in names)
     found += [f"cgroup {group}" for group in groups if group.name.startswith(f"{lab.name}-node")]
     for process in Path("/proc").glob("[0-9]*"):
@@ -190,9 +190,9 @@ def left_of(lab: Lab) -> list[str]:
 
 
 def filter_rules(lab: Lab) -> list[str]:
-    """Return this machine's iptables rules, without counters; of networks that come and go only those of *lab*.
+    """Return this machine's iptables rules without counters. Of networks that come and go, only those of *lab*.
 
-    Tests beside this one make networks of their own, whose bridges are named ``br-…``, and publish ports in them.
+    Concurrent tests create their own networks, whose bridges are named ``br-…``, and publish ports in them.
     """
     listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=scaled(30)).stdout
     rules = (line for line in listed.splitlines() if line.startswith("-A"))
@@ -208,15 +208,15 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """A file of a process; nothing, if that has ended."""
+    """Return a file of a process, or an empty text if the process has ended."""
     try:
         return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:  # it ended
+    except OSError:  # the process ended
         return ""
 
 
 def sees(engine: docker.APIClient, image: str, *, network: str, program: str, arguments: list[Any]) -> str:
-    """Run a Python *program* in a container of its own in *network*; what it printed."""
+    """Run a Python *program* in its own container in *network*. Return its output."""
     container = engine.create_container(
         image,
         command=["-c", program, *map(str, arguments)],

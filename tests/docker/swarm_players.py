@@ -1,4 +1,4 @@
-"""Many sessions that step until they are told to stop, each step checked: none is lost, and none runs twice."""
+"""Many sessions that step until the test stops them. Each step is checked: none is lost, and none runs twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wire.raw import create, new_sid, parse
 
 TURNS = 500
 PAUSE_S = 1.5
-"""Between two steps of a session: this is one machine, whatever it plays."""
+"""Seconds between two steps of a session. One machine runs all machines of the cluster."""
 STEP_S = scaled(60.0)
 ENVIRONMENT = "game"
 TASK = {
@@ -30,7 +30,7 @@ TASK = {
     "evaluation": {"reward_function": "efficiency(slack=1.5)"},
 }
 MOVE = "[open]"
-"""There is no door: it costs a turn and never ends the game."""
+"""A move without effect: there is no door, so it costs a turn and never ends the game."""
 
 
 @dataclass(eq=False)
@@ -40,9 +40,9 @@ class Player:
     sid: str
     steps: int = 0
     failure: str = ""
-    """What the step said that failed; the session is over then."""
+    """The error of the step that failed, which ends the session."""
     broken: list[str] = field(default_factory=list)
-    """Steps that ended without an answer, and answers that nobody can explain."""
+    """Steps that ended without an answer, and answers that the test cannot explain."""
 
 
 class Players:
@@ -56,27 +56,27 @@ class Players:
 
     @property
     def alive(self) -> list[Player]:
-        """Those that go on."""
+        """The sessions that still step."""
         return [player for player in self.players if not player.failure and not player.broken]
 
     @property
     def lost(self) -> list[Player]:
-        """Those whose session failed."""
+        """The sessions that failed."""
         return [player for player in self.players if player.failure]
 
     def broken(self) -> list[str]:
-        """What must never happen, of all."""
+        """The errors of all sessions that must never happen."""
         return [what for player in self.players for what in player.broken]
 
     async def open(self, count: int) -> list[Player]:
-        """Open so many more and let them step."""
+        """Open *count* more sessions and let them step."""
         players = await asyncio.gather(*(self._opened() for _ in range(count)))
         self.players += players
         self._tasks += [asyncio.ensure_future(self._play(player)) for player in players]
         return list(players)
 
     async def go_on(self, *, steps: int = 3, within_s: float = 90) -> None:
-        """Return when each that lives has made some more steps."""
+        """Return once each live session took *steps* more steps."""
         before = {player: player.steps for player in self.alive}
         await until(
             lambda: all(player.failure or player.broken or player.steps >= n + steps for player, n in before.items()),
@@ -130,7 +130,7 @@ class Players:
 
 @asynccontextmanager
 async def playing(url: str, key: str) -> AsyncIterator[Players]:
-    """Players whose sessions are ended with the block."""
+    """Players whose sessions end with the block."""
     limits = httpx.Limits(max_connections=200, max_keepalive_connections=100)
     headers = {"X-API-Key": key}
     async with httpx.AsyncClient(

@@ -1,7 +1,7 @@
 """The stack of `deploy/swarm/stack.yaml` on the machines of a lab, deployed as `deploy/README.md` says.
 
-What a test changes of it stands in a second file: environments with few slots, so that there are several workers, and
-gateways on two of the machines, so that the third may die without taking one along.
+A second file holds the test's changes: environments with few slots, so that there are several workers, and gateways on
+two of the machines, so that the third may die without a gateway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.docker.swarm_players import ENVIRONMENT
 from tests.fakes.eventually import eventually_now
 
 STACK = "eg-test-stack"
-"""Not the name that the README uses: labels and volumes follow the name that is given to ``docker stack deploy``."""
+"""A name other than the README's: labels and volumes follow the name that ``docker stack deploy`` gets."""
 GATEWAY_IMAGE = "env-gateway/gateway:latest"
 REDIS_IMAGE = "env-gateway/redis:latest"
 WORKER_IMAGE = f"env-gateway/{ENVIRONMENT}:latest"
@@ -33,7 +33,7 @@ PORT = 8080
 SLOTS = 5
 MAX_WORKERS = 15
 IDLE_S = 2
-"""Short, so that each test begins without workers."""
+"""Seconds, a short time, so that each test begins without workers."""
 READY_S = 120.0
 UPDATE_S = 240.0
 
@@ -56,11 +56,11 @@ VARIABLES = {
     "GATEWAY_PORT": str(PORT),
     "GATEWAY_ENVIRONMENTS": ENVIRONMENT,
     "GATEWAY_DEFAULT_ENVIRONMENT": ENVIRONMENT,
-    "GATEWAY_NODES_LOST_S": "5",
+    "GATEWAY_NODES_LOST_S": f"{scaled(5.0):.0f}",
     "GATEWAY_NODE_NOTICE_S": "30",
     "GATEWAY_NODE_DRAIN_S": "5",
-    # More than the balancer needs to notice, and than the players' client keeps an idle connection.
-    "GATEWAY_DRAIN_NOTICE_S": "6",
+    # More than the balancer needs to notice, and than the players' client keeps an idle connection (5 s).
+    "GATEWAY_DRAIN_NOTICE_S": f"{min(scaled(6.0), 25.0):.0f}",
     # No ip_vs: see scripts/swarm-lab.
     "GATEWAY_PUBLISH_MODE": "host",
     "GATEWAY_ENDPOINT_MODE": "dnsrr",
@@ -70,16 +70,16 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class SwarmStack:
-    """A stack that runs."""
+    """A running stack."""
 
     lab: Lab
     folder: Path
-    """What it was deployed from besides the project's own file."""
+    """The folder with the files of the deployment that are not the project's own."""
     trainer: str
     operator: str
 
     def deploy(self, **variables: str) -> None:
-        """Deploy it, or its changes."""
+        """Deploy the stack, or its changes."""
         files = ["--compose-file", str(PROJECT_DIR / "deploy" / "swarm" / "stack.yaml")]
         files += ["--compose-file", str(self.folder / "changes.yaml")]
         self.lab.on(
@@ -89,11 +89,11 @@ class SwarmStack:
         )
 
     def gateways(self) -> list[tuple[str, int]]:
-        """Where gateways may be."""
+        """The addresses at which gateways may be."""
         return [(self.lab.address(node), PORT) for node in GATEWAYS_ON]
 
     def admin(self, what: str) -> list[dict[str, Any]]:
-        """What an operator sees, of whichever gateway answers."""
+        """The operator's view, from the first gateway that answers."""
         said = []
         for host, port in self.gateways():
             try:
@@ -113,28 +113,28 @@ class SwarmStack:
         raise AssertionError(said)
 
     def node_states(self) -> dict[str, str]:
-        """The machines, as gateways see them."""
+        """The state of each machine by name, as gateways report it."""
         return {node["name"]: node["state"] for node in self.admin("nodes")}
 
     def workers_on(self, node: str) -> list[dict[str, Any]]:
-        """Containers of workers that run on a machine."""
+        """The containers of workers that run on a machine."""
         label = f"env-gateway.instance={STACK}"
         with self.lab.engine(node) as engine:
             found: list[dict[str, Any]] = engine.containers(filters={"label": label})
         return found
 
     def replicas(self) -> dict[str, str]:
-        """Of each service: how many tasks run of how many."""
+        """Return the running and wanted number of tasks of each service."""
         listed = self.lab.on(NODES[0], "service", "ls", "--format", "{{.Name}} {{.Replicas}}")
         return {name.removeprefix(f"{STACK}_"): count for name, count, *_ in map(str.split, listed.splitlines())}
 
     def update_state(self, service: str) -> str:
-        """What became of the last update of a service."""
+        """The state of a service's last update."""
         words = "{{if .UpdateStatus}}{{.UpdateStatus.State}}{{end}}"
         return self.lab.on(NODES[0], "service", "inspect", "--format", words, f"{STACK}_{service}")
 
     def await_ready(self) -> None:
-        """Return when every gateway is ready and sees every machine."""
+        """Return once every gateway is ready and sees every machine."""
 
         def check() -> None:
             for host, port in self.gateways():
@@ -148,7 +148,7 @@ class SwarmStack:
         eventually_now(check, within_s=READY_S)
 
     def await_images(self) -> None:
-        """Return when every gateway knows the workers' image on every machine: until then one is chosen that has it."""
+        """Return once every gateway sees the workers' image on all machines. Until then it chooses one that has it."""
 
         def check() -> None:
             for host, port in self.gateways():
@@ -159,7 +159,7 @@ class SwarmStack:
                     )
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
-                name = WORKER_IMAGE.removesuffix(":latest")  # as the catalog calls it
+                name = WORKER_IMAGE.removesuffix(":latest")  # the name in the catalog
                 images = {node["name"]: node.get("images", {}).get(name) for node in answer.json()["nodes"]}
                 assert images.keys() == set(NODES), images
                 assert None not in images.values(), images
@@ -168,16 +168,16 @@ class SwarmStack:
         eventually_now(check, within_s=READY_S)
 
     def image_ids(self) -> set[str]:
-        """The workers' image, as it is on each machine: one id once it is on all."""
+        """The ids of the workers' image on all machines. There is one id once every machine has it."""
         inspect = ["image", "inspect", "--format={{.Id}}", WORKER_IMAGE]
         return {self.lab.on(node, *inspect) for node in NODES}
 
 
 @contextmanager
 def deployed(lab: Lab, folder: Path) -> Iterator[SwarmStack]:
-    """The stack on a lab that is up; ended with the lab, and by nothing else. *folder* is empty."""
+    """Deploy the stack on a running lab. It ends only with the lab. *folder* is empty."""
     lab.run("load", GATEWAY_IMAGE, REDIS_IMAGE)
-    # On one machine only: the gateways bring it to the others.
+    # On one machine only: the gateways copy it to the other machines.
     with docker_archive(WORKER_IMAGE, folder / "worker.tar") as archive:
         lab.on(NODES[0], "load", "--input", str(archive))
     stack = SwarmStack(lab, folder, trainer=secrets.token_hex(16), operator=secrets.token_hex(16))
@@ -196,7 +196,7 @@ def deployed(lab: Lab, folder: Path) -> Iterator[SwarmStack]:
 
 
 def _told(lab: Lab) -> str:
-    """What the services have to say of a stack that did not come up, or of a test that failed."""
+    """Return the services' logs and tasks, for a stack that did not come up or a failed test."""
     said = []
     for service in ("gateway", "node", "redis"):
         for command in (["ps", "--no-trunc"], ["logs", "--tail", "60"]):
@@ -207,7 +207,7 @@ def _told(lab: Lab) -> str:
 
 @contextmanager
 def docker_archive(image: str, path: Path) -> Iterator[Path]:
-    """An image of this machine's engine as a file."""
+    """Save an image of this machine's engine as a file."""
     engine = docker.APIClient(version="auto", timeout=int(scaled(120)))
     try:
         with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Author's faults in a container: what the client and the operator are told is what a local process's are."""
+"""Author's faults in a container: client and operator get the same reports as for a local process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gateway(docker_engine: docker.APIClient) -> Iterator[Gateway]:
 
 @pytest.mark.parametrize("way", ["ors", "areal"])
 @pytest.mark.parametrize(("fails", "expected"), OWN_ROWS)
-async def test_an_authors_fault_in_a_container_is_a_typed_error_and_never_a_reward(
+async def test_an_authors_fault_in_a_container_is_a_typed_error_without_a_reward(
     gateway: Gateway, fails: str, expected: str, way: str
 ) -> None:
     await play_and_check(gateway, OWN, fails, expected, way)

@@ -1,4 +1,4 @@
-"""What the browser, a page in it, or an agent that drives it may not reach; tried in the environment's image."""
+"""Limits of the browser, of a page in it, and of an agent that drives it, tested in the environment's image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page_task(html: str, evaluation: object = "element_present('#done')", **conf
     }
 
 
-# What an agent asks for
+# Requests of an agent
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ LINKS = ("file:///etc/passwd", "chrome://version", "view-source:http://task.test
 
 @pytest.mark.parametrize("url", LINKS)
 @pytest.mark.parametrize("target", ["_self", "_blank"])
-def test_a_link_leads_nowhere_else_either(worker: BrowserWorker, url: str, target: str) -> None:
+def test_a_link_opens_nothing_but_the_tasks_own_pages(worker: BrowserWorker, url: str, target: str) -> None:
     with worker.session(page_task(f"<a target={target} href='{url}'>Away</a>")) as session:
         (output,) = follow(session, ["click({link 'Away'})"])
 
@@ -106,7 +106,7 @@ image.src = "file:///usr/share/pixmaps/debian-logo.png";
 
 
 def test_a_page_reads_no_file_and_reaches_no_port(worker: BrowserWorker) -> None:
-    # localhost is a secure context: there is nothing that it might lack.
+    # localhost is a secure context: no function is missing there.
     task = page_task(PROBE, "element_text_contains('#found', '{')", start_url="http://localhost:7777/", settle_ms=500)
     with worker.session(task) as session:
         output = act(session, "noop(1000)")
@@ -127,7 +127,7 @@ def test_a_download_leaves_no_file(worker: BrowserWorker) -> None:
             assert "loot-4711" not in printed
 
 
-def test_the_pages_that_a_page_opens_are_bounded(worker: BrowserWorker) -> None:
+def test_the_number_of_pages_that_a_page_opens_is_bounded(worker: BrowserWorker) -> None:
     html = "<button onclick=\"for (let n = 0; n < 60; n++) open('/', '_blank')\">Many</button>"
     with worker.session(page_task(html)) as session:
         follow(session, ["click({button 'Many'})"])
@@ -165,7 +165,7 @@ LIES = [
 ]
 
 
-def test_no_script_of_a_page_fakes_what_is_judged(worker: BrowserWorker) -> None:
+def test_no_script_of_a_page_fakes_the_judged_state(worker: BrowserWorker) -> None:
     judged = {"all": [{"reward_function": lie} for lie in LIES], "partial": True}
     with worker.session(page_task(LIAR, judged, max_steps=1)) as session:
         output = act(session, "noop(0)")
@@ -173,7 +173,7 @@ def test_no_script_of_a_page_fakes_what_is_judged(worker: BrowserWorker) -> None
     assert (output["reward"], output["finished"]) == (0.0, True)
 
 
-# What the browser's processes are
+# Rights of the browser's processes
 
 
 STATUS = """
@@ -197,7 +197,7 @@ def processes(worker: BrowserWorker) -> list[dict[str, str]]:
     return [dict(process) for process in json.loads(printed)]
 
 
-def test_the_browser_is_another_user_without_any_right(worker: BrowserWorker) -> None:
+def test_the_browser_runs_as_another_user_without_any_right(worker: BrowserWorker) -> None:
     with worker.session(page_task("<p>x")):
         found = processes(worker)
 
@@ -287,7 +287,7 @@ def test_the_browsers_user_reads_nothing_of_the_server_and_opens_no_socket(
     assert [name for name, outcome in found.items() if outcome == "done"] == []
 
 
-# What breaks is an error, and never a reward
+# A failure is an error, and never a reward
 
 
 def is_failed(answer: dict[str, Any]) -> bool:
@@ -332,7 +332,7 @@ def test_a_browser_that_is_killed_ends_in_a_typed_error(worker: BrowserWorker) -
     assert not summary["finished"]
 
 
-def test_a_driver_that_is_killed_takes_the_browser_along(worker: BrowserWorker) -> None:
+def test_the_browser_ends_with_a_driver_that_is_killed(worker: BrowserWorker) -> None:
     with worker.session(page_task("<p id=done>ok")) as session:
         observation(session)
         (driver,) = [process["Pid"] for process in processes(worker) if process["Name"] == "node"]
@@ -343,7 +343,7 @@ def test_a_driver_that_is_killed_takes_the_browser_along(worker: BrowserWorker) 
     assert "browser" in answer["error"]
 
 
-def test_a_container_without_its_two_capabilities_does_not_begin(docker_engine: docker.APIClient) -> None:
+def test_a_container_without_its_two_capabilities_does_not_start(docker_engine: docker.APIClient) -> None:
     def take(body: dict[str, Any]) -> None:
         body["HostConfig"]["CapAdd"] = []
 

@@ -1,4 +1,4 @@
-"""Sessions of the browser environment in its image: what is observed, how tasks are named, what ends an episode."""
+"""Sessions of the browser environment in its image: observations, names of tasks, and the ends of an episode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 FIELDS = {"text", "url", "screenshot", "goal", "axtree_txt", "pruned_html", "error", "last_action_error"}
-"""Of a BrowserGym observation over OpenEnv."""
+"""Fields of a BrowserGym observation over OpenEnv."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def page_task(html: str, evaluation: object = "element_present('#done')", **conf
 
 
 def pixel_colours(png: str) -> tuple[int, int, set[bytes]]:
-    """Read a PNG of 8-bit RGB(A): width, height and the colours of its first row."""
+    """Read a PNG of 8-bit RGB(A). Return its width, its height and the colours of its first row."""
     data = base64.b64decode(png)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
@@ -49,7 +49,7 @@ def pixel_colours(png: str) -> tuple[int, int, set[bytes]]:
     channels = 3 if kind == 2 else 4
     rows, stride = zlib.decompress(packed), width * channels + 1
     first = rows[1:stride]
-    # Filters of a first row: nothing is above it, so Up is none and Paeth is Sub, each byte less the one before it.
+    # Filters of a first row: no row is above it, so Up changes nothing and Paeth equals Sub (bytes minus predecessor).
     assert rows[0] in (0, 1, 2, 4)
     if rows[0] in (1, 4):
         plain = bytearray(first)
@@ -76,7 +76,7 @@ def test_the_first_observation_shows_the_page_in_text_and_picture(worker: Browse
     assert bytes.fromhex("f01020") in colours
 
 
-def test_a_step_has_a_picture_unless_the_task_wants_none(worker: BrowserWorker) -> None:
+def test_a_step_has_a_picture_unless_the_task_disables_it(worker: BrowserWorker) -> None:
     kinds = []
     for config in ({}, {"screenshot": False}):
         with worker.session(page_task("<p>x", **config)) as session:
@@ -85,7 +85,7 @@ def test_a_step_has_a_picture_unless_the_task_wants_none(worker: BrowserWorker) 
     assert kinds == [["text", "image"], ["text"]]
 
 
-def test_the_structured_observation_has_the_picture_as_pixels_where_a_task_wants_it(worker: BrowserWorker) -> None:
+def test_the_structured_observation_has_the_picture_as_pixels_where_a_task_requests_it(worker: BrowserWorker) -> None:
     task = page_task(
         "<body style='margin:0;background:#f01020'>", viewport={"width": 320, "height": 200}, screenshot="pixels"
     )
@@ -134,7 +134,7 @@ def test_an_object_is_an_action_of_the_default_tool(worker: BrowserWorker) -> No
         "noop()\n" * 11,
     ],
 )
-def test_what_is_no_action_is_an_error_that_the_agent_reads(worker: BrowserWorker, action: str) -> None:
+def test_a_text_that_is_not_an_action_is_an_error_that_the_agent_reads(worker: BrowserWorker, action: str) -> None:
     with worker.session(page_task("<p>x", screenshot=False)) as session:
         output = act(session, action)
 
@@ -143,7 +143,7 @@ def test_what_is_no_action_is_an_error_that_the_agent_reads(worker: BrowserWorke
     assert (output["reward"], output["finished"]) == (None, False)
 
 
-def test_the_last_step_ends_an_episode_with_what_was_reached(worker: BrowserWorker) -> None:
+def test_the_last_step_ends_an_episode_with_the_reward_reached_so_far(worker: BrowserWorker) -> None:
     html = "<input id=a><input id=b>"
     parts = [{"reward_function": "input_value_equals('#a', 'x')", "weight": 3}, "input_value_equals('#b', 'y')"]
     task = page_task(html, {"all": parts, "partial": True}, max_steps=2)
@@ -155,7 +155,7 @@ def test_the_last_step_ends_an_episode_with_what_was_reached(worker: BrowserWork
     assert last["metadata"]["truncated"] is True
 
 
-def test_a_condition_that_cannot_be_judged_is_an_error_and_no_reward(worker: BrowserWorker) -> None:
+def test_a_condition_that_cannot_be_judged_is_an_error_without_a_reward(worker: BrowserWorker) -> None:
     with worker.session(page_task("<p>x", "element_present('p:no-such-thing(')")) as session:
         answer = session.call(name="act", input={"action_str": "noop(0)"})
 
@@ -163,7 +163,7 @@ def test_a_condition_that_cannot_be_judged_is_an_error_and_no_reward(worker: Bro
     assert "the task cannot be judged" in answer["error"]
 
 
-def test_an_infeasible_task_that_is_not_ends_with_nothing(worker: BrowserWorker) -> None:
+def test_reporting_a_feasible_task_as_infeasible_ends_it_with_reward_zero(worker: BrowserWorker) -> None:
     with worker.session(page_task("<p>x")) as session:
         output = act(session, "report_infeasible('no such button')")
 
@@ -210,12 +210,12 @@ def test_login_demo_ends_signed_in(worker: BrowserWorker) -> None:
     assert played(worker, {"id": "custom/login-demo"}, steps)["reward"] == 1.0
 
 
-def test_the_benchmark_and_the_name_may_stand_in_the_configuration(worker: BrowserWorker) -> None:
+def test_the_configuration_may_name_the_benchmark_and_the_task(worker: BrowserWorker) -> None:
     with worker.session({"config": {"benchmark": "miniwob", "task_name": "click-test"}}) as session:
         assert observation(session)["goal"] == "Click the button."
 
 
-def test_what_is_registered_is_listed_with_the_builtin_classes(worker: BrowserWorker) -> None:
+def test_registered_tasks_include_the_builtin_classes(worker: BrowserWorker) -> None:
     listed = worker.http.get("/browser/registered").json()
 
     ids = {task["id"] for task in (listed["tasks"] if isinstance(listed, dict) else listed)}
@@ -230,7 +230,7 @@ def test_what_is_registered_is_listed_with_the_builtin_classes(worker: BrowserWo
         ({"colour": 1}, "config.colour: no such key"),
     ],
 )
-def test_a_task_that_cannot_be_played_begins_no_session(
+def test_a_task_that_cannot_be_played_starts_no_session(
     worker: BrowserWorker, config: dict[str, Any], problem: str
 ) -> None:
     with worker.session({"id": "custom/x", "config": config}) as session:
@@ -240,7 +240,7 @@ def test_a_task_that_cannot_be_played_begins_no_session(
     assert problem in answer.text
 
 
-def test_any_official_task_is_known_by_its_id_alone_and_no_other_is(worker: BrowserWorker) -> None:
+def test_an_official_task_is_found_by_its_id_alone_and_an_unknown_id_is_refused(worker: BrowserWorker) -> None:
     with worker.session({"id": "miniwob/use-slider"}) as session:
         goal = observation(session)["goal"]
     refused = worker.http.post(
@@ -283,7 +283,7 @@ class MyTask(CustomBrowserGymEnvironment):
 MY_PAGE = "<input id=count value=0 readonly><button onclick='count.value = +count.value + 1'>More</button>"
 
 
-def test_a_container_that_is_asked_to_end_does_so_by_itself(docker_engine: docker.APIClient) -> None:
+def test_a_container_ends_itself_on_sigterm(docker_engine: docker.APIClient) -> None:
     with browser_worker(docker_engine) as worker:
         created = worker.http.post(
             "/create",
@@ -319,7 +319,7 @@ class WrongRewards(CustomBrowserGymEnvironment):
 
 
 def mounting(files: dict[str, str], *variables: str) -> Callable[[dict[str, Any]], None]:
-    """Mount *files* as custom tasks, and set *variables*."""
+    """Return a change that mounts *files* as custom tasks and sets *variables*."""
 
     def mount(body: dict[str, Any]) -> None:
         folder = body["HostConfig"]["Mounts"][0]["Source"]
@@ -333,7 +333,9 @@ def mounting(files: dict[str, str], *variables: str) -> Callable[[dict[str, Any]
     return mount
 
 
-def test_a_class_whose_reward_raises_or_is_no_number_is_an_error_and_no_reward(docker_engine: docker.APIClient) -> None:
+def test_a_class_whose_reward_raises_or_is_not_finite_is_an_error_without_a_reward(
+    docker_engine: docker.APIClient,
+) -> None:
     change = mounting({"wrong.py": WRONG_REWARDS}, "OPENENV_TASK_MODULE=custom_tasks.wrong")
     told = {
         "noop(1)": "the task cannot be judged: RuntimeError: no such reward",
@@ -352,7 +354,7 @@ def test_a_class_whose_reward_raises_or_is_no_number_is_an_error_and_no_reward(d
         assert text in answer["error"]
 
 
-def test_a_mounted_class_is_the_default_task_that_the_variables_name(docker_engine: docker.APIClient) -> None:
+def test_variables_may_name_a_mounted_class_as_the_default_task(docker_engine: docker.APIClient) -> None:
     change = mounting(
         {"my_task.py": MOUNTED, "my_page.html": MY_PAGE},
         "OPENENV_TASK_MODULE=custom_tasks.my_task",

@@ -1,6 +1,6 @@
-"""What a step of the browser environment waits for: whatever its action began, however slow the machine is.
+"""A step of the browser environment waits for everything that its action started, however slow the machine is.
 
-The slowness is made: a renderer that is stopped, or a page that is busy, just when a tab or a page is to come.
+The tests cause the delay: they stop a renderer, or keep a page busy, just when a tab or a page is about to open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def worker(docker_engine: docker.APIClient) -> Iterator[BrowserWorker]:
 
 
 def page_task(html: str, evaluation: str, **config: Any) -> dict[str, Any]:
-    """Describe a task whose only step has to do it."""
+    """Return a task with a single step."""
     config = {"html": BUSY + html, "pages": PAGES, "screenshot": False, "max_steps": 1, **config}
     return {
         "id": "custom/probe",
@@ -46,7 +46,7 @@ def page_task(html: str, evaluation: str, **config: Any) -> dict[str, Any]:
 
 
 def clicked(worker: BrowserWorker, task: dict[str, Any], start: str = "button") -> dict[str, Any]:
-    """Click the element whose line begins so, in one step; gives its output."""
+    """Click the element whose line starts with *start*, in one step. Return the output."""
     with worker.session(task) as session:
         return act(session, f"click({bids(observation(session)['axtree_txt'], start)[0]!r})")
 
@@ -85,7 +85,7 @@ def watches(worker: BrowserWorker) -> None:
 
 @contextmanager
 def next_renderer_stopped(worker: BrowserWorker) -> Iterator[None]:
-    """Stop the next process that the browser starts, for a while; there must be one."""
+    """Stop the next process that the browser starts, for a while. Fail if it starts none."""
     printed: list[str] = []
     script = ("python3", "-c", STOP_NEXT_RENDERER, "/tmp/watches")
     watch = threading.Thread(target=lambda: printed.append(worker.run(*script, user=BROWSER)[1]))
@@ -99,7 +99,7 @@ def next_renderer_stopped(worker: BrowserWorker) -> Iterator[None]:
     assert printed == ["stopped\n"]
 
 
-def test_a_tab_whose_renderer_is_late_is_the_one_that_is_judged(worker: BrowserWorker) -> None:
+def test_a_tab_whose_renderer_is_late_is_judged(worker: BrowserWorker) -> None:
     with worker.session({"id": "custom/copy-paste-multitab"}) as session, next_renderer_stopped(worker):
         (output,) = follow(session, ["click({link 'Open the target page'})"])
     assert output["reward"] == 0.3, output
@@ -121,14 +121,14 @@ def test_a_tab_whose_renderer_is_late_is_the_one_that_is_judged(worker: BrowserW
         ),
     ],
 )
-def test_the_page_that_a_busy_page_leads_to_is_judged(worker: BrowserWorker, html: str, start: str) -> None:
+def test_the_page_that_a_busy_page_opens_is_judged(worker: BrowserWorker, html: str, start: str) -> None:
     output = clicked(worker, page_task(html, "check_url_contains('next')"), start)
 
     assert (output["reward"], output["data"]["url"].rstrip("?")) == (1.0, "http://task.test/next")
     assert output["data"]["error"] == ""
 
 
-def test_a_page_that_leads_on_at_once_is_not_the_end(worker: BrowserWorker) -> None:
+def test_a_step_waits_beyond_a_page_that_redirects_immediately(worker: BrowserWorker) -> None:
     on = BUSY + "<title>On</title><script>location.replace('/last'); setTimeout(busy, 0, 800)</script>"
     task = page_task("<a href=/on>Go</a>", "check_url_contains('last')", pages={**PAGES, "/on": on})
 
@@ -143,8 +143,8 @@ def test_a_frame_that_is_late_is_seen(worker: BrowserWorker) -> None:
     assert "Here" in output["data"]["axtree_txt"]
 
 
-def test_a_click_that_was_made_is_no_error_whatever_is_late_after_it(worker: BrowserWorker) -> None:
-    html = "<body onpagehide='busy(5500)'><a href=/next>Go</a>"  # longer than a call may take
+def test_a_click_with_late_effects_is_no_error(worker: BrowserWorker) -> None:
+    html = "<body onpagehide='busy(5500)'><a href=/next>Go</a>"  # longer than the limit of a call
     with worker.session(page_task(html, "element_present('#next')")) as session:
         bid = bids(observation(session)["axtree_txt"], "link")[0]
         output = act(session, f"mouse_move(1, 1)\nclick({bid!r})")
@@ -174,13 +174,13 @@ const read = ask => { ask.open("GET", "/last"); ask.onload = () => show(ask.resp
         "busy(200); read(new XMLHttpRequest())",
     ],
 )
-def test_what_a_script_asks_for_is_seen(worker: BrowserWorker, script: str) -> None:
+def test_a_response_to_a_scripts_request_is_seen(worker: BrowserWorker, script: str) -> None:
     task = page_task(ASK % script, "element_text_equals('#got', 'got')", settle_ms=0)
 
     assert clicked(worker, task)["reward"] == 1.0
 
 
-def test_a_click_on_what_lies_under_something_else_is_an_error(worker: BrowserWorker) -> None:
+def test_a_click_on_a_covered_element_is_an_error(worker: BrowserWorker) -> None:
     html = """<button onclick="location.href = '/next'">Go</button>
     <div style="position: fixed; inset: 0">performing click action</div>"""
     output = clicked(worker, page_task(html, "check_url_contains('next')"))
@@ -189,19 +189,19 @@ def test_a_click_on_what_lies_under_something_else_is_an_error(worker: BrowserWo
     assert output["reward"] == 0.0
 
 
-# What never comes holds nobody up
+# An event that never comes blocks no step for long
 
 
 @pytest.mark.parametrize(
     ("html", "start"),
     [
-        pytest.param("<a target=_blank href='mailto:someone@task.test'>Go</a>", "link", id="a tab for no page"),
+        pytest.param("<a target=_blank href='mailto:someone@task.test'>Go</a>", "link", id="a tab without a page"),
         pytest.param(
             "<button onclick=\"frame.src = 'file:///etc/passwd'\">Go</button><iframe id=frame></iframe>",
             "button",
             id="a frame that is refused",
         ),
-        pytest.param("<a href='mailto:someone@task.test'>Go</a>", "link", id="an address of no page"),
+        pytest.param("<a href='mailto:someone@task.test'>Go</a>", "link", id="an address without a page"),
         pytest.param("<button onclick=\"location.href = '/next'; stop()\">Go</button>", "button", id="a stop"),
         pytest.param(
             "<button onclick=\"document.open(); document.write('<button>Go</button><p>Open')\">Go</button>",
@@ -211,9 +211,9 @@ def test_a_click_on_what_lies_under_something_else_is_an_error(worker: BrowserWo
         pytest.param(
             "<button onclick='(async () => { for (;;) await fetch(\"/next\"); })()'>Go</button>",
             "button",
-            id="a page that asks all the time",
+            id="a page that sends requests all the time",
         ),
-        pytest.param("<button onclick=\"fetch('/next')\">Go</button>", "button", id="an answer that nobody reads"),
+        pytest.param("<button onclick=\"fetch('/next')\">Go</button>", "button", id="a response that no script reads"),
         pytest.param(
             "<button onclick=\"fetch('http://elsewhere.test/')\">Go</button>", "button", id="a request that is refused"
         ),
@@ -225,8 +225,8 @@ def test_a_click_on_what_lies_under_something_else_is_an_error(worker: BrowserWo
         ),
     ],
 )
-def test_what_never_comes_is_waited_for_once(worker: BrowserWorker, html: str, start: str) -> None:
-    # Less than two such waits: the first is as long as it may be, and the session fails with the second.
+def test_a_step_waits_only_once_for_an_event_that_never_comes(worker: BrowserWorker, html: str, start: str) -> None:
+    # Less time than two full waits: the first wait has its full length, and a second one would fail the session.
     task = page_task(html + "<p id=there>", "tab_count(7)", max_steps=3, step_timeout_s=14)
     with worker.session(task) as session:
         first = act(session, f"click({bids(observation(session)['axtree_txt'], start)[0]!r})")

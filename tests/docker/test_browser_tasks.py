@@ -1,4 +1,4 @@
-"""The browser environment's tasks, played by script in its image: right solutions have 1, plausible wrong ones 0."""
+"""The browser environment's tasks, played by script in its image: right solutions get 1, plausible wrong ones 0."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_leaving_a_miniwob_page_ends_the_task(worker: BrowserWorker) -> None:
     assert "invalid url" in output["metadata"]["error"]
 
 
-def test_a_seed_makes_the_same_miniwob_task_again_and_another_one_another(worker: BrowserWorker) -> None:
+def test_a_seed_repeats_a_miniwob_task_and_another_seed_changes_it(worker: BrowserWorker) -> None:
     goals = []
     for seed in (11, 11, 12, 13):
         with worker.session({"id": "miniwob/enter-text"}, seed=seed) as session:

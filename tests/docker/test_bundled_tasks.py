@@ -1,8 +1,8 @@
 """The tasks that come with the environments, in their images: each is won by its reference and lost by a wrong play.
 
-Every tenth of them, of each kind and difficulty alike; with BUNDLED_TASKS=all each of them. tests/envs plays all of
-them in local processes, and test_browser_tasks.py all of the browser environment, which has an image only. How many
-were won and lost is printed at the end of a run, and stands in its records.
+The tests play every tenth task of each kind and difficulty; with BUNDLED_TASKS=all they play each. tests/envs plays all
+of them in local processes. test_browser_tasks.py plays all browser tasks, which exist only in an image. The end of a
+run prints how many tasks were won and lost, and its records keep the numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An operator's task modules on the real engine: mounted to be read, taken up by new workers, and behind the gate."""
+"""An operator's task modules on the real engine: mounted read-only, loaded by new workers, and behind the gate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BASE_IMAGE = "env-gateway/base:latest"
 
 @pytest.fixture
 def tunable(environment: Environment) -> Environment:
-    """The smallest worker, with a folder of task modules whose owner it is: so no rights on files hold it off."""
+    """The smallest worker with a folder of task modules. It owns the folder, so file modes do not protect it."""
     tasks = CustomTasks(module="custom_tasks.mine", folder="tunable", content="some")
     loosened = Relaxations(user=f"{os.getuid()}:{os.getgid()}")
     return replace(environment, name=EnvironmentName("tunable"), custom_tasks=tasks, loosened=loosened)
@@ -96,7 +96,7 @@ async def gate_and_backend(
 GateAndBackend = tuple[httpx.AsyncClient, DockerBackend]
 
 
-async def test_a_worker_reads_its_own_environments_modules_and_can_change_nothing_there(
+async def test_a_worker_reads_its_own_environments_modules_and_cannot_change_them(
     gate_and_backend: GateAndBackend, tunable: Environment, tasks_root: Path
 ) -> None:
     _, backend = gate_and_backend
@@ -127,7 +127,7 @@ print(json.dumps([os.listdir("{TARGET}"), open("{TARGET}/mine.py").read(), tried
     assert os.listdir(tasks_root / "tunable") == ["mine.py"]
 
 
-async def test_an_edit_is_seen_in_the_folder_that_is_mounted_already(
+async def test_an_edit_is_seen_in_a_folder_that_is_already_mounted(
     gate_and_backend: GateAndBackend, tunable: Environment, tasks_root: Path
 ) -> None:
     _, backend = gate_and_backend
@@ -162,7 +162,7 @@ ATTACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "folder", "changes"), ATTACKS.values(), ids=ATTACKS.keys())
-async def test_the_gate_mounts_task_modules_in_no_other_way(
+async def test_the_gate_refuses_every_other_mount_of_task_modules(
     gate_and_backend: GateAndBackend,
     docker_engine: docker.APIClient,
     environment: Environment,
@@ -188,7 +188,7 @@ async def test_the_gate_mounts_task_modules_in_no_other_way(
 
 
 @pytest.mark.parametrize("spoil", ["link", "file", "missing", "open to others"])
-async def test_the_gate_mounts_a_folder_and_nothing_in_its_place(
+async def test_the_gate_refuses_a_link_a_file_a_missing_folder_and_one_that_others_can_write_to(
     gate_and_backend: GateAndBackend,
     docker_engine: docker.APIClient,
     tunable: Environment,
@@ -220,7 +220,7 @@ async def test_the_gate_mounts_a_folder_and_nothing_in_its_place(
 
 @pytest.fixture
 def volume(docker_engine: docker.APIClient, worker_image: str, tasks_root: Path, instance: str) -> Iterator[str]:
-    """A volume that is in use: the test sees it at ``tasks_root``, as a gateway in a container sees its mount."""
+    """A volume in use. The test sees it at ``tasks_root``, as a gateway in a container sees its mount."""
     name, labels = f"{instance}-tasks", {"env-gateway.instance": f"{instance}-2"}
     options = {"type": "none", "o": "bind,ro", "device": str(tasks_root)}
     docker_engine.create_volume(name, driver_opts=options, labels=labels)
@@ -236,7 +236,7 @@ def volume(docker_engine: docker.APIClient, worker_image: str, tasks_root: Path,
     docker_engine.remove_volume(name)
 
 
-async def test_of_a_volume_a_worker_gets_its_environments_folder_and_no_other(
+async def test_a_worker_gets_only_its_environments_folder_of_a_volume(
     docker_engine: docker.APIClient,
     tunable: Environment,
     tasks_root: Path,
@@ -272,7 +272,7 @@ async def test_of_a_volume_a_worker_gets_its_environments_folder_and_no_other(
 
 
 def composed(**variables: str) -> dict[str, Any]:
-    """What `docker compose up` would start."""
+    """Return the configuration that `docker compose up` would use."""
     kept = {name: value for name, value in os.environ.items() if name != "CUSTOM_TASKS"}
     done = subprocess.run(
         ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"],
@@ -287,7 +287,7 @@ def composed(**variables: str) -> dict[str, Any]:
     return found
 
 
-def test_compose_mounts_one_volume_at_gateway_and_gate_and_tells_both_of_it() -> None:
+def test_compose_mounts_one_volume_in_gateway_and_node_and_both_have_its_path_and_name() -> None:
     found = composed()
 
     for service, is_read_only in (("gateway", True), ("node", False)):
@@ -300,7 +300,7 @@ def test_compose_mounts_one_volume_at_gateway_and_gate_and_tells_both_of_it() ->
 
 
 @pytest.mark.parametrize("given", ["", "a folder"])
-def test_the_volume_of_compose_is_one_of_the_engines_or_a_folder_of_the_operators(
+def test_the_volume_of_compose_is_an_engine_volume_or_the_operators_folder(
     docker_engine: docker.APIClient, worker_image: str, tasks_root: Path, instance: str, given: str
 ) -> None:
     (tasks_root / "tunable" / "mine.py").write_text("SEEN = 1\n")
@@ -326,10 +326,10 @@ def test_the_volume_of_compose_is_one_of_the_engines_or_a_folder_of_the_operator
         assert "Read-only file system" in said
     else:
         assert "No such file" in said
-        assert status == 0  # a volume of the engine's own is filled by way of a container
+        assert status == 0  # an engine's own volume is writable, so that a container can fill it
 
 
-# -- the whole: a gateway, an environment image, and an operator who edits ---------------------------------------------
+# -- end to end: a gateway, an environment image, and an operator who edits -------------------------------------------
 
 SERVER = '''
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, serve, tool
@@ -379,7 +379,7 @@ BY_ID = {"id": "riddles/mine"}
 
 @pytest.fixture(scope="module")
 def riddles_image(docker_engine: docker.APIClient) -> str:
-    """An image of the project's base with the environment server of this very checkout."""
+    """An image of the project's base with the environment server of this checkout."""
     lines = (f"FROM {BASE_IMAGE}", "COPY . ./", 'CMD ["python3", "server.py"]')
     package = PROJECT_DIR / "env_images" / "base"
     sources = (path for suffix in ("py", "json") for path in package.glob(f"envserver/**/*.{suffix}"))
@@ -389,7 +389,7 @@ def riddles_image(docker_engine: docker.APIClient) -> str:
 
 
 class Operator:
-    """What an operator does: puts a module into the environment's folder, edits it, removes it."""
+    """An operator's actions: puts a module into the environment's folder, edits it, removes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -425,7 +425,7 @@ def operator(folder: Path) -> Iterator[Operator]:
 def gateway(
     request: pytest.FixtureRequest, docker_engine: docker.APIClient, riddles_image: str, folder: Path
 ) -> Iterator[Gateway]:
-    """A gateway in a process of its own, started before there is any folder of tasks; on either backend."""
+    """A gateway in its own process, started before any folder of tasks exists, on either backend."""
     catalog = folder / "catalog" / "riddles"
     catalog.mkdir(parents=True, exist_ok=True)
     (catalog / "environment.toml").write_text(ENVIRONMENT.format(image=riddles_image))
@@ -472,13 +472,13 @@ async def reward(opened: RawEpisode, text: str) -> float:
 
 
 async def asks_for(http: httpx.AsyncClient, word: str) -> None:
-    """Fail until new sessions get the task that asks for *word*."""
+    """Assert that the task's prompt asks for *word* in a new session."""
     async with episode(http, BY_ID, environment="riddles") as opened:
         assert await prompt(opened) == f"Say {word}."
 
 
 async def refused_with(http: httpx.AsyncClient, *words: str) -> None:
-    """Fail until opening the task by its id is refused in these words, be it by ``/create`` or by what follows it."""
+    """Assert that opening the task by its id is refused with *words*, by ``/create`` or by the request after it."""
     opened = RawEpisode(http, new_sid(), "riddles")
     response = await create(http, opened.sid, env_name="riddles", task_spec=BY_ID)
     if response.status_code == 200:
@@ -488,7 +488,7 @@ async def refused_with(http: httpx.AsyncClient, *words: str) -> None:
     assert all(word in response.text for word in words), response.text
 
 
-async def test_a_task_module_is_taken_up_edited_and_removed_while_the_gateway_runs(
+async def test_a_running_gateway_notices_a_new_an_edited_and_a_removed_task_module(
     gateway: Gateway, http: httpx.AsyncClient, operator: Operator
 ) -> None:
     await refused_with(http, "Unknown task: riddles/mine")
@@ -543,7 +543,7 @@ async def word_of(opened: RawEpisode) -> str:
     return (await prompt(opened)).removeprefix("Say ").removesuffix(".")
 
 
-async def test_a_module_that_does_not_import_is_named_and_spoils_nothing_else(
+async def test_a_module_that_does_not_import_is_reported_by_name_and_affects_no_other_task(
     http: httpx.AsyncClient, operator: Operator
 ) -> None:
     operator.write(MY_TASK.format(word="well"))

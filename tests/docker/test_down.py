@@ -1,4 +1,4 @@
-"""`scripts/down`: what it removes is the stack's own, whatever bears the same labels."""
+"""`scripts/down` removes only the stack's own objects, whatever else has the same labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPOSED, COMPOSED_IN = "com.docker.compose.project", "com.docker.compose.projec
 
 
 class Projects:
-    """Stacks of compose as far as `scripts/down` sees them: volumes, and workers that are not started."""
+    """Stacks of compose as `scripts/down` sees them: volumes, and workers that are not started."""
 
     def __init__(self, engine: docker.APIClient, image: str) -> None:
         self._engine = engine
@@ -32,14 +32,14 @@ class Projects:
         self._containers: list[str] = []
 
     def volume(self, project: str) -> str:
-        """Make the volume of its workers' sockets; returns where the engine has it."""
+        """Create the volume of the project's sockets. Return its path on the engine's machine."""
         name = f"{project}_workers"
         self._volumes.append(name)
         where: str = self._engine.create_volume(name)["Mountpoint"]
         return where
 
     def worker(self, instance: str, sockets: str | None, id: str) -> str:
-        """Make a container of worker *id*, with its folder in *sockets* if that is given; returns its id."""
+        """Create a container of worker *id*, with its folder in *sockets* if given. Return the container's id."""
         binds = [f"{sockets}/{id}:/run/envserver"] if sockets is not None else None
         made = self._engine.create_container(
             self._image,
@@ -50,13 +50,13 @@ class Projects:
         return str(made["Id"])
 
     def composed(self, project: str, folder: Path) -> str:
-        """Make a container as compose does of a service of *folder*; returns its id."""
+        """Create a container as compose does for a service of *folder*. Return its id."""
         made = self._engine.create_container(self._image, labels={COMPOSED: project, COMPOSED_IN: str(folder)})
         self._containers.append(made["Id"])
         return str(made["Id"])
 
     def left(self) -> list[str]:
-        """What is there yet of what was made."""
+        """Return the created containers and volumes that still exist."""
         there = {entry["Id"] for entry in self._engine.containers(all=True)}
         volumes = {entry["Name"] for entry in self._engine.volumes()["Volumes"] or ()}
         return [*(one for one in self._containers if one in there), *(one for one in self._volumes if one in volumes)]
@@ -76,7 +76,7 @@ def projects(docker_engine: docker.APIClient, worker_image: str) -> Iterator[Pro
 
 
 def copy_of_project(folder: Path, *, name: str = "env-gateway") -> None:
-    """What `scripts/down` needs of a checkout; *name* is that of compose.yaml."""
+    """Copy the parts of a checkout that `scripts/down` needs. *name* replaces the project name of compose.yaml."""
     (folder / "scripts").mkdir(parents=True)
     for script in ("down", "compose-project", "env-file"):
         shutil.copy(PROJECT_DIR / "scripts" / script, folder / "scripts" / script)
@@ -86,23 +86,23 @@ def copy_of_project(folder: Path, *, name: str = "env-gateway") -> None:
 
 
 def down(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Take the stack of *folder* down, with no name in the environment."""
+    """Run the script of *folder*, without a project name in the environment."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "GATEWAY_"))}
     script = folder / "scripts" / "down"
     return subprocess.run([script], env=environ, capture_output=True, text=True, check=False, timeout=scaled(60))
 
 
-def test_a_project_that_only_the_env_file_names_is_taken_down_and_workers_of_others_stay(
+def test_a_project_named_by_the_env_file_is_removed_and_workers_of_other_projects_stay(
     projects: Projects, tmp_path: Path
 ) -> None:
     mine, other = (f"eg-test-{secrets.token_hex(4)}" for _ in range(2))
     copy_of_project(tmp_path)
     (tmp_path / ".env").write_text(f"COMPOSE_PROJECT_NAME={mine}\n")
     own, theirs = projects.volume(mine), projects.volume(other)
-    for container in ("server", "forwarder"):  # of one worker; the first has no part in the folder
+    for container in ("server", "forwarder"):  # both of one worker; the server's container does not mount the folder
         projects.worker(mine, own if container == "forwarder" else None, "aaaa")
     kept = [
-        projects.worker("env-gateway", theirs, "bbbb"),  # by the default label of both, and of compose.yaml
+        projects.worker("env-gateway", theirs, "bbbb"),  # with the default label of both projects and of compose.yaml
         projects.worker(mine, theirs, "cccc"),
     ]
 
@@ -112,7 +112,7 @@ def test_a_project_that_only_the_env_file_names_is_taken_down_and_workers_of_oth
     assert projects.left() == [*kept, f"{other}_workers"]
 
 
-def test_a_stack_without_a_name_of_its_own_is_taken_down_in_the_folder_that_made_it_and_in_no_other(
+def test_a_stack_with_the_default_name_is_removed_only_from_the_folder_that_created_it(
     projects: Projects, tmp_path: Path
 ) -> None:
     fixed = f"eg-test-{secrets.token_hex(4)}"

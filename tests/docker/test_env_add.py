@@ -1,4 +1,4 @@
-"""``gateway env add IMAGE``: images are run as the gateway would run them, looked at, and nothing of them stays."""
+"""``gateway env add IMAGE`` runs an image as the gateway would, inspects it, and leaves nothing of it behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENVSERVER = PROJECT / "env_images" / "base" / "envserver"
 FORWARDER = "env-gateway-test/env-add-forwarder"
 FUSSY = "env-gateway-test/env-add-fussy"
 USUAL_USER = "env-gateway-test/env-add-usual-user"
-"""The same as a user who is given nothing more: it is started twice at most, not four times."""
+"""The same server in an image that names a worker's default user. It is started twice at most, not four times."""
 SERVER = """
 import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -80,7 +80,7 @@ HTTPServer(("127.0.0.1", int(os.environ.get("LISTENS", "8000"))), Handler).serve
 
 @pytest.fixture(scope="module")
 def images(docker_engine: docker.APIClient, worker_image: str) -> None:
-    """A forwarder's image, and one of a server that is fussy if its variables say so."""
+    """A forwarder's image, and an image whose server has special needs if its variables say so."""
     base = worker_image
     envserver = {f"envserver/{path.relative_to(ENVSERVER)}": path.read_bytes() for path in ENVSERVER.rglob("*.py")}
     lines = (f"FROM {base}", "COPY envserver /usr/local/lib/envserver-parent/envserver")
@@ -100,7 +100,7 @@ def images(docker_engine: docker.APIClient, worker_image: str) -> None:
 
 
 class Bench:
-    """What runs images in these tests, and what it said meanwhile."""
+    """Runs images in these tests, and keeps their messages."""
 
     def __init__(self, backend: DockerBackend, looking: ImageInspector) -> None:
         self.said: list[str] = []
@@ -122,7 +122,7 @@ async def bench(
     shared_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Bench]:
-    """It must leave neither a container nor a folder behind."""
+    """A bench that leaves neither a container nor a folder behind."""
     monkeypatch.setattr(trial, "LOOK_EVERY_S", 0.2)
     async with running_bench(instance, shared_dir) as bench:
         yield bench
@@ -146,7 +146,7 @@ async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]
         await backend.aclose()
 
 
-async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
+async def test_an_image_that_works_hardened_stays_hardened(bench: Bench) -> None:
     findings, ran = await bench.run(FUSSY)
 
     assert (findings.protocol, ran.port) == (ServerProtocol.AREAL, 8000)
@@ -164,7 +164,7 @@ async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
         ({"WRITES": "/srv/mine/x"}, Relaxations(user="0:0", writable_root=True), "/srv/mine/x"),
     ],
 )
-async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
+async def test_an_image_that_fails_hardened_gets_as_few_relaxations_as_it_needs(
     bench: Bench, variables: dict[str, str], loosened: Relaxations, reason: str
 ) -> None:
     findings, ran = await bench.run(FUSSY, variables=variables)
@@ -174,25 +174,25 @@ async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
     assert findings.trouble == ""
 
 
-async def test_an_image_that_listens_elsewhere_than_it_says_is_found(bench: Bench) -> None:
+async def test_an_image_that_listens_at_another_port_than_it_declares_is_found(bench: Bench) -> None:
     _, ran = await bench.run(FUSSY, variables={"LISTENS": "9321"})
 
     assert (ran.port, ran.loosened) == (9321, Relaxations())
     assert any("nothing listens at port 8000, but at 9321" in line for line in bench.said)
 
 
-async def test_a_port_that_is_given_is_the_only_one_that_is_tried(bench: Bench) -> None:
+async def test_only_the_given_port_is_tried(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="it listens at 8000"):
         await bench.run(USUAL_USER, port=8001, timeout_s=1.5)
 
     assert (await bench.run(FUSSY, port=9322, variables={"LISTENS": "9322"}))[1].port == 9322
 
 
-async def test_an_image_that_dies_is_told_with_the_end_of_its_log(bench: Bench) -> None:
+async def test_an_image_that_dies_is_reported_with_the_end_of_its_log(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="the licence has expired"):
         await bench.run(FUSSY, variables={"DIES": "1"})
 
-    assert sum(line.startswith("starting") for line in bench.said) == 4  # with each thing that it may be allowed
+    assert sum(line.startswith("starting") for line in bench.said) == 4  # with each possible relaxation
 
 
 async def test_an_image_that_listens_nowhere_is_not_tried_at_every_port(bench: Bench) -> None:
@@ -203,24 +203,24 @@ async def test_an_image_that_listens_nowhere_is_not_tried_at_every_port(bench: B
     assert not any("8080" in line for line in bench.said)
 
 
-async def test_an_image_whose_sessions_fail_whatever_it_is_allowed_is_not_loosened(bench: Bench) -> None:
+async def test_an_image_whose_sessions_fail_with_every_relaxation_gets_none(bench: Bench) -> None:
     findings, ran = await bench.run(FUSSY, variables={"STARTS_NOT": "1"})
 
     assert ran.loosened == Relaxations()
     assert findings.trouble == "starting sample 0: 500 it is at home"
 
 
-async def test_an_image_of_another_kind_is_refused_with_what_was_seen(bench: Bench) -> None:
+async def test_an_image_of_another_kind_is_refused_with_a_description(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="as no ORS, OpenEnv or AReaL server"):
         await bench.run(FUSSY, variables={"STRANGE": "1"})
 
 
-async def test_an_image_that_is_not_there_is_told(bench: Bench) -> None:
+async def test_a_missing_image_is_reported(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="there is no image env-gateway-test/none-such on this engine"):
         await bench.run("env-gateway-test/none-such")
 
 
-async def test_an_inspection_that_is_cancelled_leaves_nothing(
+async def test_a_cancelled_inspection_leaves_nothing(
     bench: Bench, docker_engine: docker.APIClient, instance: str
 ) -> None:
     running = asyncio.create_task(bench.run(FUSSY, port=8001))
@@ -244,7 +244,7 @@ async def test_an_inspection_that_is_cancelled_leaves_nothing(
         ("areal", ServerProtocol.AREAL, 5000, Capacity(16, Finding.ASSUMED)),
     ],
 )
-async def test_an_image_of_an_unmodified_package_is_known(
+async def test_an_image_of_an_unmodified_package_is_recognized(
     bench: Bench, name: str, protocol: ServerProtocol, port: int, capacity: Capacity
 ) -> None:
     findings, ran = await bench.run(f"env-gateway-test/{name}")
@@ -254,7 +254,7 @@ async def test_an_image_of_an_unmodified_package_is_known(
 
 
 @pytest.mark.needs("third-party-images")
-async def test_a_variable_changes_what_an_image_holds(bench: Bench) -> None:
+async def test_a_variable_changes_the_findings_of_an_image(bench: Bench) -> None:
     findings, _ = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
 
     assert findings.capacity == Capacity(5, Finding.BY_SERVER)
@@ -265,7 +265,7 @@ Env = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def env(images: None, docker_engine: docker.APIClient, instance: str, shared_dir: Path) -> Iterator[Env]:
-    """Start ``gateway env …``, whose containers must be gone in the end."""
+    """Starts ``gateway env …``, and checks that its containers are gone at the end."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")} | {
         "GATEWAY_CATALOG_DIR": str(shared_dir / "env_images"),
         "GATEWAY_SOCKET_DIR": str(shared_dir / "inspection"),
@@ -291,7 +291,7 @@ def instances(engine: docker.APIClient, instance: str) -> list[str]:
     return [entry["Id"] for entry in found if entry["Labels"]["env-gateway.instance"].startswith(f"{instance}-")]
 
 
-def test_the_command_writes_what_was_found_and_needed(env: Env, shared_dir: Path) -> None:
+def test_the_command_writes_its_findings_and_the_relaxations(env: Env, shared_dir: Path) -> None:
     process = env("add", FUSSY, "-n", "fussy", "--variable", "WRITES=/srv/all/x")
     out, err = process.communicate(timeout=scaled(120))
 
@@ -316,7 +316,7 @@ async def test_a_command_that_is_interrupted_removes_its_container(
     process.send_signal(number)
 
     process.communicate(timeout=scaled(60))
-    assert process.returncode not in (0, -number)  # it ended by itself
+    assert process.returncode not in (0, -number)  # it exited, and did not die from the signal
     assert not (shared_dir / "env_images").exists()
 
 
@@ -337,7 +337,9 @@ def test_the_dockerfile_of_the_environment_servers_readme_makes_an_image_that_ca
     assert "train 1" in out
 
 
-def test_an_image_that_adds_nothing_to_ours_says_what_it_lacks(env: Env, docker_engine: docker.APIClient) -> None:
+def test_an_image_that_adds_nothing_to_the_base_image_is_refused_with_the_missing_part(
+    env: Env, docker_engine: docker.APIClient
+) -> None:
     files = {"Dockerfile": b"FROM env-gateway/base\n"}
     image = built_once(docker_engine, "env-gateway-test/env-add-bare", files)
 

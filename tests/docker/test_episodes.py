@@ -1,4 +1,4 @@
-"""Episodes on two gateways that share a store and an engine: one world, whichever of them is asked."""
+"""Episodes on two gateways that share a store and an engine: both show the same state."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ async def test_a_call_with_a_key_sent_to_both_runs_once(
     assert conflict.status_code == 409
 
 
-async def test_an_expiry_is_seen_by_both(https: Https, pair: tuple[Target, Target]) -> None:
+async def test_both_gateways_see_an_expiry(https: Https, pair: tuple[Target, Target]) -> None:
     first, second = https
     gateway = pair[1].gateway
     assert gateway is not None

@@ -1,4 +1,4 @@
-"""Somebody else's image from inside and out: hardened as our own are, with one door that it knows nothing of."""
+"""A third-party image from inside and outside: hardened like the gateway's own, with an entrance unknown to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
 
 
 async def inside(address: str, program: str) -> Any:
-    """Run a program in the worker that prints JSON."""
+    """Run a program in the worker, and return the JSON that it prints."""
     printed = await run_inside(address, textwrap.dedent(program))
     try:
         return json.loads(printed)
@@ -76,7 +76,7 @@ async def test_every_flag_is_set_on_both_containers(
             assert not host[key], key
     assert (server["HostConfig"]["NetworkMode"], server["HostConfig"]["PidsLimit"]) == ("none", 64)
     assert server["Config"]["Healthcheck"] == {"Test": ["NONE"]}
-    assert server["Config"]["Entrypoint"] == ["python3", "/srv/backend_tcp_server.py"]  # its own
+    assert server["Config"]["Entrypoint"] == ["python3", "/srv/backend_tcp_server.py"]  # the image's own
     assert forwarder["HostConfig"]["NetworkMode"] == f"container:{server['Id']}"
     assert (forwarder["Config"]["Image"], forwarder["HostConfig"]["PidsLimit"]) == (forwarder_image, 8)
     assert [mount["Destination"] for mount in server["Mounts"]] == ["/cache"]  # the image's own
@@ -84,7 +84,7 @@ async def test_every_flag_is_set_on_both_containers(
 
 
 def space(engine: docker.APIClient, container: str, kind: str) -> str:
-    """The namespace of *kind* that a container is in."""
+    """Return the namespace of *kind* of a container."""
     asked = engine.exec_create(container, ["readlink", f"/proc/self/ns/{kind}"])
     printed: str = engine.exec_start(asked["Id"]).decode().strip()
     assert printed.startswith(f"{kind}:["), printed
@@ -97,7 +97,7 @@ async def test_the_forwarder_is_in_the_namespace_of_its_server_and_in_no_other(
     id, _ = await started(foreign_docker_world)
     other, _ = await started(foreign_docker_world)
 
-    # Asked inside: the engine may count processes in another namespace than this one.
+    # Read inside: the engine may have another process namespace than this test.
     spaces = {
         (worker, role, kind): space(docker_engine, part(docker_engine, worker, role)["Id"], kind)
         for worker in (id, other)
@@ -111,7 +111,7 @@ async def test_the_forwarder_is_in_the_namespace_of_its_server_and_in_no_other(
         assert spaces[id, "server", kind] != spaces[id, "forwarder", kind]
 
 
-async def test_from_inside_there_is_no_network_no_folder_of_ours_and_no_right(
+async def test_a_third_party_server_has_no_network_no_folder_of_the_gateway_and_no_right(
     foreign_docker_world: ForeignWorld,
 ) -> None:
     _, address = await started(foreign_docker_world)
@@ -155,11 +155,11 @@ async def test_from_inside_there_is_no_network_no_folder_of_ours_and_no_right(
         "writable": ["/tmp", "/dev/shm"],
         "rights": 0,
         "rest": ["1", "2", 10001, 10001],
-        "processes": 2,  # the engine's init, and the server: the forwarder is not to be seen
+        "processes": 2,  # the engine's init, and the server: it cannot see the forwarder
     }
 
 
-async def test_what_is_loosened_is_loosened_for_the_server_and_not_for_its_forwarder(
+async def test_a_relaxation_applies_to_the_server_and_not_to_its_forwarder(
     foreign_docker_world: ForeignWorld, docker_engine: docker.APIClient
 ) -> None:
     loosened = Relaxations(user="0:0", writable_root=True)
@@ -175,7 +175,7 @@ async def test_what_is_loosened_is_loosened_for_the_server_and_not_for_its_forwa
         """,
     )
 
-    assert found == [0, 0, "1"]  # root, without a single one of root's rights
+    assert found == [0, 0, "1"]  # root, without any right of root
     forwarder = part(docker_engine, id, "forwarder")
     assert (forwarder["Config"]["User"], forwarder["HostConfig"]["ReadonlyRootfs"]) == ("10001:10001", True)
 
@@ -196,14 +196,14 @@ def named_volume(docker_engine: docker.APIClient, instance: str) -> Iterator[str
     docker_engine.remove_volume(name)
 
 
-async def test_volumes_are_mounted_to_be_read_unless_it_says_otherwise(
+async def test_volumes_are_mounted_read_only_by_default(
     foreign_docker_world: ForeignWorld, data: Path, named_volume: str
 ) -> None:
     volumes = (
         Volume(source=str(data), target="/data"),
         Volume(source=named_volume, target="/named", read_only=False),
     )
-    loosened = Relaxations(user="0:0")  # whose volume it is
+    loosened = Relaxations(user="0:0")  # the volume's owner
     id, address = await started(foreign_docker_world, volumes=volumes, loosened=loosened)
 
     found = await inside(
@@ -233,7 +233,7 @@ async def test_volumes_are_mounted_to_be_read_unless_it_says_otherwise(
         (Volume(source="/no/such/folder", target="/data"), "paths of the engine's machine"),
     ],
 )
-async def test_a_volume_that_is_not_there_fails_the_start_and_is_not_made(
+async def test_a_missing_volume_fails_the_start_and_is_not_created(
     foreign_docker_world: ForeignWorld, docker_engine: docker.APIClient, volume: Volume, advice: str
 ) -> None:
     environment = foreign_docker_world.variant(volumes=(volume,))
@@ -247,7 +247,7 @@ async def test_a_volume_that_is_not_there_fails_the_start_and_is_not_made(
 
 
 @pytest.mark.parametrize("role", ["server", "forwarder"])
-async def test_the_end_of_either_is_the_workers_death_and_stopping_removes_both(
+async def test_the_end_of_either_container_is_the_workers_death_and_stopping_removes_both(
     foreign_docker_world: ForeignWorld, docker_engine: docker.APIClient, role: str
 ) -> None:
     world = foreign_docker_world
@@ -300,7 +300,7 @@ async def test_without_the_forwarders_image_nothing_starts_and_nothing_is_left(
     assert os.listdir(shared_dir) == []
 
 
-async def test_a_forwarder_that_fails_at_once_fails_the_start_with_its_reason(
+async def test_a_forwarder_that_fails_immediately_fails_the_start_with_its_reason(
     docker_engine: docker.APIClient, foreign_image: str, shared_dir: Path, instance: str
 ) -> None:
     environment = foreign_environment(foreign_image)
@@ -311,7 +311,7 @@ async def test_a_forwarder_that_fails_at_once_fails_the_start_with_its_reason(
 
     said = ""
     try:
-        await backend.start(worker, environment)  # the engine may be quicker than Python is to fail
+        await backend.start(worker, environment)  # the engine may be quicker than Python's failure
     except StartFailed as error:
         said = str(error)
     else:
@@ -329,7 +329,7 @@ async def test_a_forwarder_that_fails_at_once_fails_the_start_with_its_reason(
 
 
 class Attacker:
-    """Whoever has got hold of the gateway, and so of the gate's socket."""
+    """An attacker who controls the gateway, and so the gate's socket."""
 
     def __init__(self, gate: httpx.AsyncClient, rules: Rules, environment: Environment) -> None:
         self.gate = gate
@@ -378,12 +378,12 @@ async def attacker(
     remove_labelled(docker_engine, instance)
 
 
-async def test_the_gate_lets_a_forwarder_share_the_network_of_its_own_server_only(
+async def test_the_gate_lets_a_forwarder_share_only_the_network_of_its_own_server(
     attacker: Attacker, docker_engine: docker.APIClient, instance: str
 ) -> None:
     victim, id = new_id(), new_id()
     server = (await attacker.create(attacker.server(victim))).json()["Id"]
-    assert os.listdir(attacker.rules.socket_root) == []  # it has no part in a folder
+    assert os.listdir(attacker.rules.socket_root) == []  # a server has no folder
     strangers = docker_engine.create_container(
         attacker.environment.image,
         labels={"env-gateway.instance": f"{instance}-2", "env-gateway.worker": id, "env-gateway.role": "server"},
@@ -405,7 +405,7 @@ async def test_the_gate_lets_a_forwarder_share_the_network_of_its_own_server_onl
     assert len(labelled(docker_engine, instance)) == 2
 
 
-async def test_the_gate_lets_nobody_but_a_forwarder_share_a_network(attacker: Attacker) -> None:
+async def test_the_gate_lets_only_a_forwarder_share_a_network(attacker: Attacker) -> None:
     server = (await attacker.create(attacker.server(new_id()))).json()["Id"]
     body = attacker.server(new_id())
     body["HostConfig"]["NetworkMode"] = f"container:{server}"
@@ -415,7 +415,7 @@ async def test_the_gate_lets_nobody_but_a_forwarder_share_a_network(attacker: At
     assert (answer.status_code, "NetworkMode" in answer.json()["message"]) == (403, True)
 
 
-async def test_the_gate_keeps_a_worker_s_folder_until_its_forwarder_is_removed(attacker: Attacker) -> None:
+async def test_the_gate_keeps_a_workers_folder_until_its_forwarder_is_removed(attacker: Attacker) -> None:
     id = new_id()
     server = (await attacker.create(attacker.server(id))).json()["Id"]
     forwarder = (await attacker.create(attacker.forwarder(id, server))).json()["Id"]
@@ -427,7 +427,7 @@ async def test_the_gate_keeps_a_worker_s_folder_until_its_forwarder_is_removed(a
     assert (there, os.listdir(attacker.rules.socket_root)) == ([id], [])
 
 
-async def test_through_a_gate_that_makes_the_folders_a_worker_answers(attacker: Attacker) -> None:
+async def test_a_worker_answers_through_a_gate_that_creates_the_folders(attacker: Attacker) -> None:
     server = (await attacker.create(attacker.server(id := new_id()))).json()["Id"]
     forwarder = (await attacker.create(attacker.forwarder(id, server))).json()["Id"]
 
@@ -437,7 +437,7 @@ async def test_through_a_gate_that_makes_the_folders_a_worker_answers(attacker: 
     assert await healthy(f"unix:{attacker.rules.socket_root}/{id}/server.sock") == {"status": "ok"}
 
 
-async def test_of_a_static_server_the_gate_creates_nothing(attacker: Attacker) -> None:
+async def test_the_gate_creates_no_container_of_a_static_server(attacker: Attacker) -> None:
     for role in ("server", "forwarder", None):
         body = attacker.server(new_id())
         body["Labels"] |= {"env-gateway.environment": "elsewhere"} | ({"env-gateway.role": role} if role else {})
@@ -449,7 +449,7 @@ async def test_of_a_static_server_the_gate_creates_nothing(attacker: Attacker) -
         assert (answer.status_code, "env-gateway.role" in answer.json()["message"]) == (403, True)
 
 
-async def test_the_port_is_the_one_that_the_catalog_has(attacker: Attacker) -> None:
+async def test_the_gate_refuses_a_forwarder_to_a_port_other_than_the_catalogs(attacker: Attacker) -> None:
     server = (await attacker.create(attacker.server(id := new_id()))).json()["Id"]
     body = attacker.forwarder(id, server)
     assert body["Cmd"][-1] == str(PORT)
@@ -459,7 +459,7 @@ async def test_the_port_is_the_one_that_the_catalog_has(attacker: Attacker) -> N
     assert (answer.status_code, "Cmd" in answer.json()["message"]) == (403, True)
 
 
-async def test_an_engine_error_while_stopping_is_told(foreign_docker_world: ForeignWorld) -> None:
+async def test_an_engine_error_while_stopping_is_raised(foreign_docker_world: ForeignWorld) -> None:
     id, _ = await started(foreign_docker_world)
     await foreign_docker_world.backend.aclose()
 

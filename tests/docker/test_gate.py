@@ -1,7 +1,7 @@
-"""Attacks on the engine gate, with the real engine behind it: each is refused, and nothing is created or touched.
+"""Attacks on the engine gate, with the real engine behind it: each is refused, and nothing is created or changed.
 
-The tables of `tests/unit/node/test_policy.py` have more rows; here is one of each kind, to see that what is decided is
-also what happens.
+`tests/unit/node/test_policy.py` has longer tables. These tests take one row of each kind, to check that the gate acts
+on its decisions.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 
 @pytest.fixture(scope="module")
 def instance() -> str:
-    """One for all tests, each of which removes its containers, so that they share the container of somebody else."""
+    """One instance for all tests. Each test removes its containers, so all share the third-party container."""
     return f"eg-test-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(scope="module")
 def foreign(docker_engine: docker.APIClient, worker_image: str, instance: str) -> Iterator[str]:
-    """A running container of another instance; its id."""
+    """A running container of another instance. Yields its id."""
     labels = {"env-gateway.instance": f"{instance}-2", "env-gateway.worker": "theirs"}
     container = docker_engine.create_container(
         worker_image, command=["python3", "-c", "import signal; signal.pause()"], labels=labels, network_disabled=True
@@ -66,7 +66,7 @@ def foreign(docker_engine: docker.APIClient, worker_image: str, instance: str) -
 
 
 class Attacker:
-    """Whoever has got hold of the gateway, and so of the gate's socket."""
+    """An attacker who controls the gateway, and so the gate's socket."""
 
     def __init__(self, gate: httpx.AsyncClient, rules: Rules, environment: Environment) -> None:
         self._gate = gate
@@ -74,7 +74,7 @@ class Attacker:
         self._environment = environment
 
     def body(self, id: WorkerId) -> dict[str, Any]:
-        """What our own backend would send."""
+        """Return the body that the gateway's own backend would send."""
         source = f"{self._rules.socket_root}/{id}"
         worker = worker_of(self._environment, id)
         return container_body(worker, self._environment, instance=self._rules.instance, source=source)
@@ -85,7 +85,7 @@ class Attacker:
         return await self._gate.post("/v1.41/containers/create", params={"name": name}, content=content)
 
     async def created(self) -> tuple[WorkerId, str]:
-        """A good container: the worker's id and the container's."""
+        """Create an allowed container. Return the worker's id and the container's."""
         id = new_id()
         response = await self.create(self.body(id))
         assert response.status_code == 201, response.text
@@ -98,7 +98,7 @@ def attacker(gate: httpx.AsyncClient, rules: Rules, environment: Environment) ->
 
 
 def nothing_there(engine: docker.APIClient, rules: Rules) -> bool:
-    """No container of the instance by label or by name, and no folder."""
+    """Return True if the instance has no container, by label or by name, and no folder."""
     by_name = engine.containers(all=True, filters={"name": f"{rules.instance}-"})
     own = [entry for entry in by_name if entry["Labels"].get("env-gateway.instance") != f"{rules.instance}-2"]
     return own == [] and labelled(engine, rules.instance) == [] and os.listdir(rules.socket_root) == []
@@ -128,7 +128,7 @@ HOST_CONFIG_ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", HOST_CONFIG_ATTACKS.values(), ids=HOST_CONFIG_ATTACKS.keys())
-async def test_a_container_that_asks_for_the_machine_is_not_created(
+async def test_a_host_configuration_other_than_a_workers_is_refused(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules, attack: dict[str, Any]
 ) -> None:
     body = attacker.body(new_id())
@@ -156,7 +156,7 @@ BODY_ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", BODY_ATTACKS.values(), ids=BODY_ATTACKS.keys())
-async def test_a_container_of_something_else_is_not_created(
+async def test_a_body_other_than_a_workers_is_refused(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules, attack: dict[str, Any]
 ) -> None:
     response = await attacker.create(attacker.body(new_id()) | attack)
@@ -165,7 +165,7 @@ async def test_a_container_of_something_else_is_not_created(
     assert nothing_there(docker_engine, rules)
 
 
-async def test_what_is_created_is_what_was_checked_whatever_else_the_body_says(
+async def test_other_spellings_of_a_key_do_not_change_the_created_container(
     attacker: Attacker, docker_engine: docker.APIClient
 ) -> None:
     body = attacker.body(new_id())
@@ -179,9 +179,7 @@ async def test_what_is_created_is_what_was_checked_whatever_else_the_body_says(
     assert host["Memory"] == 128 * 2**20
 
 
-async def test_a_key_that_stands_twice_is_refused(
-    attacker: Attacker, docker_engine: docker.APIClient, rules: Rules
-) -> None:
+async def test_a_repeated_key_is_refused(attacker: Attacker, docker_engine: docker.APIClient, rules: Rules) -> None:
     text = json.dumps(attacker.body(new_id()))
     twice = text.replace('"NetworkMode": "none"', '"NetworkMode": "none", "NetworkMode": "host"')
     assert twice != text
@@ -193,7 +191,7 @@ async def test_a_key_that_stands_twice_is_refused(
 
 
 @pytest.mark.parametrize("name", ["theirs-x", "", "../x", "x" * 300])
-async def test_a_name_that_is_not_of_the_instance_is_refused(
+async def test_a_name_outside_the_instance_is_refused(
     attacker: Attacker, gate: httpx.AsyncClient, docker_engine: docker.APIClient, rules: Rules, name: str
 ) -> None:
     response = await gate.post("/containers/create", params={"name": name}, json=attacker.body(new_id()))
@@ -202,7 +200,7 @@ async def test_a_name_that_is_not_of_the_instance_is_refused(
     assert nothing_there(docker_engine, rules)
 
 
-async def test_a_huge_body_is_refused_before_it_was_read_whole(
+async def test_a_huge_body_is_refused_before_it_is_read_completely(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules
 ) -> None:
     sent = 0
@@ -218,11 +216,11 @@ async def test_a_huge_body_is_refused_before_it_was_read_whole(
         response = await client.post("/containers/create?name=xx", content=endless())
 
     assert response.status_code == 413
-    assert sent < 2**26  # which is all
+    assert sent < 2**26  # the size of the complete body
     assert nothing_there(docker_engine, rules)
 
 
-async def test_no_more_containers_are_created_than_are_allowed_also_at_once(
+async def test_concurrent_creates_do_not_exceed_the_allowed_number_of_containers(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules
 ) -> None:
     responses = await asyncio.gather(*[attacker.create(attacker.body(new_id())) for _ in range(8)])
@@ -234,7 +232,7 @@ async def test_no_more_containers_are_created_than_are_allowed_also_at_once(
     assert len(os.listdir(rules.socket_root)) == statuses.count(201)
 
 
-async def test_up_to_as_many_containers_as_are_allowed_are_created(
+async def test_the_allowed_number_of_containers_can_be_created_and_one_more_is_refused(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules
 ) -> None:
     for _ in range(3):
@@ -260,7 +258,7 @@ FOREIGN_REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "target"), FOREIGN_REQUESTS)
-async def test_a_container_of_others_is_answered_like_one_that_never_was(
+async def test_a_third_party_container_gets_the_same_answer_as_an_unknown_one(
     gate: httpx.AsyncClient, docker_engine: docker.APIClient, foreign: str, method: str, target: str
 ) -> None:
     never_was = "f" * 64
@@ -285,7 +283,7 @@ async def test_a_container_of_others_is_answered_like_one_that_never_was(
         ("POST", "/containers/{id}/rename?name=x"),
     ],
 )
-async def test_even_our_own_containers_cannot_be_entered(
+async def test_even_the_gateways_own_containers_cannot_be_entered(
     attacker: Attacker, gate: httpx.AsyncClient, method: str, target: str
 ) -> None:
     _, container = await attacker.created()
@@ -295,7 +293,7 @@ async def test_even_our_own_containers_cannot_be_entered(
     assert response.status_code == 403
 
 
-async def test_a_host_configuration_cannot_be_smuggled_in_with_a_start(
+async def test_a_host_configuration_in_the_body_of_a_start_is_refused(
     attacker: Attacker, gate: httpx.AsyncClient, docker_engine: docker.APIClient
 ) -> None:
     _, container = await attacker.created()
@@ -317,7 +315,7 @@ async def raw_connection(path: Path) -> AsyncIterator[tuple[asyncio.StreamReader
 
 
 async def first_lines(path: Path, request: bytes) -> list[bytes]:
-    """Send bytes as they are; returns the status lines of all the answers."""
+    """Send raw bytes. Return the status lines of all responses."""
     async with raw_connection(path) as (reader, writer):
         writer.write(request)
         writer.write_eof()
@@ -342,7 +340,7 @@ async def first_lines(path: Path, request: bytes) -> list[bytes]:
         b"http://engine/images/json",
     ],
 )
-async def test_a_path_that_turns_round_on_its_way_leads_nowhere(gate_socket: Path, target: bytes) -> None:
+async def test_a_path_with_detours_is_refused(gate_socket: Path, target: bytes) -> None:
     (line,) = await first_lines(gate_socket, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
     assert line.split(b" ")[1] in (b"400", b"403")
@@ -365,7 +363,7 @@ async def test_an_upgrade_is_not_a_way_to_the_engine(gate_socket: Path) -> None:
     assert [line.split(b" ")[1] for line in lines] == [b"403"]
 
 
-async def test_the_list_shows_our_containers_and_no_others(
+async def test_the_list_shows_only_the_gateways_own_containers(
     attacker: Attacker, gate: httpx.AsyncClient, instance: str, foreign: str
 ) -> None:
     _, container = await attacker.created()
@@ -380,7 +378,7 @@ async def test_the_list_shows_our_containers_and_no_others(
     assert by_id == []
 
 
-async def test_events_tell_of_our_containers_and_of_no_others(
+async def test_events_report_only_the_gateways_own_containers(
     attacker: Attacker, gate: httpx.AsyncClient, docker_engine: docker.APIClient, foreign: str
 ) -> None:
     _, container = await attacker.created()
@@ -395,21 +393,21 @@ async def test_events_tell_of_our_containers_and_of_no_others(
     assert [event["Actor"]["ID"] for event in seen] == [container]
 
 
-async def test_what_the_gate_tells_of_the_engine_names_nothing_of_others(gate: httpx.AsyncClient) -> None:
+async def test_the_gates_information_about_the_engine_names_no_third_party_object(gate: httpx.AsyncClient) -> None:
     info = (await gate.get("/info")).json()
 
     assert info["NCPU"] > 0
     assert not info.keys() & {"Containers", "Images", "Swarm", "RegistryConfig", "Labels", "Plugins", "DockerRootDir"}
 
 
-async def test_only_images_of_the_catalog_can_be_looked_at(gate: httpx.AsyncClient, environment: Environment) -> None:
+async def test_only_images_of_the_catalog_can_be_inspected(gate: httpx.AsyncClient, environment: Environment) -> None:
     own = await gate.get(f"/images/{environment.image}/json")
     other = await gate.get("/images/env-gateway/debian-python:trixie/json")
 
     assert (own.status_code, other.status_code) == (200, 403)
 
 
-async def test_the_gate_makes_a_workers_folder_and_removes_it_with_the_container(
+async def test_the_gate_creates_a_workers_folder_and_removes_it_with_the_container(
     attacker: Attacker, gate: httpx.AsyncClient, rules: Rules
 ) -> None:
     id, container = await attacker.created()
@@ -424,7 +422,7 @@ async def test_the_gate_makes_a_workers_folder_and_removes_it_with_the_container
     assert os.listdir(rules.socket_root) == []
 
 
-async def test_a_link_in_the_place_of_a_workers_folder_is_not_mounted(
+async def test_a_link_in_place_of_a_workers_folder_is_not_mounted(
     attacker: Attacker, docker_engine: docker.APIClient, rules: Rules
 ) -> None:
     os.symlink("/etc", f"{rules.socket_root}/planted")
@@ -448,7 +446,7 @@ async def test_a_container_that_the_engine_refuses_leaves_no_folder(
     assert len(os.listdir(rules.socket_root)) == 1
 
 
-async def test_an_engine_that_is_gone_is_told_from_a_container_that_is_gone(shared_dir: Path, rules: Rules) -> None:
+async def test_a_lost_engine_and_a_lost_container_are_different_errors(shared_dir: Path, rules: Rules) -> None:
     gate = Gate(engine=f"unix://{shared_dir}/missing.sock", rules=rules)
     async with serving_gate(gate, shared_dir / "gate.sock"):
         transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
@@ -459,7 +457,7 @@ async def test_an_engine_that_is_gone_is_told_from_a_container_that_is_gone(shar
     assert "does not answer" in response.json()["message"]
 
 
-async def test_the_gates_socket_is_for_its_user_and_group_and_is_gone_afterwards(
+async def test_the_gates_socket_is_for_its_user_and_group_and_is_removed_at_the_end(
     shared_dir: Path, rules: Rules
 ) -> None:
     path = shared_dir / "gate.sock"
@@ -488,7 +486,7 @@ async def test_a_socket_that_a_killed_gate_left_behind_is_replaced(shared_dir: P
     assert response.text == "OK"
 
 
-async def test_our_backend_meets_the_gates_limit_as_a_failed_start(
+async def test_the_gates_limit_is_a_failed_start_for_the_gateways_backend(
     docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, instance: str
 ) -> None:
     environment = fake_environment(worker_image)
@@ -511,7 +509,7 @@ async def test_our_backend_meets_the_gates_limit_as_a_failed_start(
 
 @pytest.fixture
 def volume(docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, instance: str) -> Iterator[str]:
-    """A volume that is in use: the test sees it at ``shared_dir``, as a gateway in a container sees its mount."""
+    """A volume in use. The test sees it at ``shared_dir``, as a gateway in a container sees its mount."""
     name, labels = f"{instance}-sockets", {"env-gateway.instance": f"{instance}-2"}
     options = {"type": "none", "o": "bind", "device": str(shared_dir)}
     docker_engine.create_volume(name, driver_opts=options, labels=labels)
@@ -527,7 +525,7 @@ def volume(docker_engine: docker.APIClient, worker_image: str, shared_dir: Path,
     docker_engine.remove_volume(name)
 
 
-async def test_with_a_volume_gateway_gate_and_engine_meet_in_it(
+async def test_gateway_gate_and_engine_share_the_folders_of_a_volume(
     docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, instance: str, volume: str
 ) -> None:
     environment = fake_environment(worker_image)
@@ -553,18 +551,18 @@ async def test_with_a_volume_gateway_gate_and_engine_meet_in_it(
     assert [mount["Source"] for mount in entry["Mounts"]] == [f"{root}/{worker.id}"]
 
 
-async def test_only_the_volume_with_the_sockets_can_be_looked_at(gate: httpx.AsyncClient, volume: str) -> None:
+async def test_only_the_volume_with_the_sockets_can_be_inspected(gate: httpx.AsyncClient, volume: str) -> None:
     response = await gate.get(f"/volumes/{volume}")
 
     assert response.status_code == 403
 
 
-async def test_without_its_volume_the_gate_says_how_to_make_it(docker_engine: docker.APIClient) -> None:
+async def test_without_its_volume_the_gate_explains_how_to_create_it(docker_engine: docker.APIClient) -> None:
     with pytest.raises(BackendError, match="docker volume create eg-no-such-volume"):
         await mountpoint(ENGINE_URL, "eg-no-such-volume")
 
 
-async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, environment: Environment) -> None:
+async def test_the_command_serves_until_it_gets_a_signal(shared_dir: Path, environment: Environment) -> None:
     program = f"""
         import asyncio, pathlib
         from gateway.catalog.catalog import Catalog
@@ -597,7 +595,7 @@ async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, env
     assert os.listdir(shared_dir) == ["sockets"]
 
 
-async def test_a_client_that_hangs_up_on_the_events_leaves_nothing_going_on(gate_socket: Path) -> None:
+async def test_a_client_that_hangs_up_on_the_events_leaves_no_task_running(gate_socket: Path) -> None:
     async with raw_connection(gate_socket) as (reader, writer):
         writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(scaled(20)):

@@ -1,4 +1,4 @@
-"""A worker's container from inside and out: what DESIGN 8 promises, tried on the real engine."""
+"""The hardening of a worker's container, checked from inside and outside on the real engine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 STARVING_BYTES = 7 * 2**20
-"""Too little for Python, and enough for the engine to start it."""
+"""Bytes of memory: too little for Python, and enough for the engine to start the container."""
 GATEWAY_SECRET = "gateway-secret-0123456789"
 
 
 async def inside(address: str, program: str) -> Any:
-    """Run a program in the worker that prints JSON."""
+    """Run a program in the worker, and return the JSON that it prints."""
     printed = await run_inside(address, textwrap.dedent(program))
     try:
         return json.loads(printed)
@@ -77,7 +77,7 @@ async def test_every_flag_is_set_on_the_container(
     }
 
 
-async def test_the_worker_has_no_rights_and_can_get_none(docker_world: World) -> None:
+async def test_the_worker_has_no_rights_and_cannot_get_any(docker_world: World) -> None:
     address = await started(docker_world)
 
     status = await inside(
@@ -97,7 +97,7 @@ async def test_the_worker_has_no_rights_and_can_get_none(docker_world: World) ->
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
-async def test_only_tmp_shared_memory_and_the_socket_folder_can_be_written_to(docker_world: World) -> None:
+async def test_only_tmp_shared_memory_and_the_socket_folder_are_writable(docker_world: World) -> None:
     address = await started(docker_world)
 
     writable = await inside(
@@ -122,7 +122,7 @@ async def test_only_tmp_shared_memory_and_the_socket_folder_can_be_written_to(do
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
-async def test_what_can_be_written_is_bounded(docker_world: World, folder: str) -> None:
+async def test_the_size_of_writable_folders_is_bounded(docker_world: World, folder: str) -> None:
     address = await started(docker_world)
 
     written_bytes, error = await inside(
@@ -197,7 +197,7 @@ async def test_there_is_no_network_and_no_way_to_the_machine(docker_world: World
         )
 
     assert found.pop("interfaces") == ["lo"]
-    assert found.pop("loopback") == "ECONNREFUSED"  # its own, on which nobody listens
+    assert found.pop("loopback") == "ECONNREFUSED"  # its own loopback, on which nothing listens
     assert found.pop("six") in ("ENETUNREACH", "EADDRNOTAVAIL")  # the latter where the machine has no IPv6
     assert found == {
         "bridge": "ENETUNREACH",
@@ -246,7 +246,7 @@ async def test_the_engine_shows_no_secret_of_the_gateway(
     assert "GATEWAY_" not in inspected + seen
 
 
-async def test_a_fork_bomb_meets_its_limit_and_the_worker_answers_still(docker_world: World) -> None:
+async def test_a_fork_bomb_meets_its_limit_and_the_worker_still_answers(docker_world: World) -> None:
     address = await started(docker_world)
 
     children = await inside(
@@ -275,12 +275,14 @@ async def test_a_fork_bomb_meets_its_limit_and_the_worker_answers_still(docker_w
 
 @pytest.fixture(params=["docker_world", "gate_world"])
 def either_world(request: pytest.FixtureRequest) -> World:
-    """Straight from the engine, and by way of the gate."""
+    """The Docker backend, directly on the engine and through the gate."""
     found: World = request.getfixturevalue(request.param)
     return found
 
 
-async def test_a_worker_that_takes_too_much_memory_dies_alone_and_its_death_says_of_what(either_world: World) -> None:
+async def test_only_the_worker_that_takes_too_much_memory_dies_and_its_death_names_the_cause(
+    either_world: World,
+) -> None:
     world = either_world
     deaths = world.backend.deaths()
     environment = world.environment
@@ -303,7 +305,7 @@ async def test_a_worker_that_takes_too_much_memory_dies_alone_and_its_death_says
     assert (death.id, death.reason) == (neighbour.id, CloseReason.WORKER_LOST)
 
 
-async def test_a_worker_of_which_only_a_child_took_too_much_memory_lives_on_and_nothing_is_told(
+async def test_a_worker_lives_on_without_a_report_if_only_its_child_took_too_much_memory(
     docker_world: World,
 ) -> None:
     deaths = docker_world.backend.deaths()
@@ -325,10 +327,10 @@ async def test_a_worker_of_which_only_a_child_took_too_much_memory_lives_on_and_
     hears = asyncio.ensure_future(anext(deaths))
     await docker_world.backend.stop(worker.id)
     async with asyncio.timeout(scaled(30)):
-        assert (await hears).id == worker.id  # and of nothing before
+        assert (await hears).id == worker.id  # the first death of all
 
 
-async def test_a_start_that_runs_out_of_memory_says_so(docker_world: World) -> None:
+async def test_a_start_that_runs_out_of_memory_reports_it(docker_world: World) -> None:
     starving = replace(docker_world.environment.limits, memory_bytes=STARVING_BYTES)
     environment = docker_world.variant(limits=starving)
     worker = worker_of(environment)
@@ -339,7 +341,7 @@ async def test_a_start_that_runs_out_of_memory_says_so(docker_world: World) -> N
     except StartFailed as error:
         told = str(error)
     else:
-        told = "out of memory"  # it died a moment after it was looked at: its death says so
+        told = "out of memory"  # it died just after the backend's last check: the death reports it
     assert "out of memory" in told
     async with asyncio.timeout(scaled(30)):
         death = await anext(deaths)
@@ -348,11 +350,11 @@ async def test_a_start_that_runs_out_of_memory_says_so(docker_world: World) -> N
 
 
 async def _eat(address: str) -> None:
-    with pytest.raises(httpx.TransportError):  # the other side dies as it answers
+    with pytest.raises(httpx.TransportError):  # the other side dies during the answer
         await run_inside(address, "x = bytearray(2**30); x[::4096] = b'x' * len(x[::4096])")
 
 
-async def test_the_kernel_refuses_what_the_engines_seccomp_profile_refuses(docker_world: World) -> None:
+async def test_the_kernel_enforces_the_engines_seccomp_profile(docker_world: World) -> None:
     address = await started(docker_world)
 
     found = await inside(
@@ -380,7 +382,7 @@ async def test_the_kernel_refuses_what_the_engines_seccomp_profile_refuses(docke
     assert set(found.values()) == {"EPERM"}
 
 
-async def test_what_is_loosened_is_loosened_and_no_more(docker_world: World) -> None:
+async def test_only_the_named_relaxations_apply(docker_world: World) -> None:
     loosened = Relaxations(user="0:0", writable_root=True, capabilities=("CHOWN",))
     address = await started(docker_world, loosened=loosened)
 
@@ -398,7 +400,7 @@ async def test_what_is_loosened_is_loosened_and_no_more(docker_world: World) -> 
     assert found == [0, 1, 1, "1\n"]  # CAP_CHOWN is bit 0
 
 
-async def test_limits_are_those_of_the_environment(
+async def test_the_container_has_the_limits_of_the_environment(
     docker_world: World, docker_engine: docker.APIClient, instance: str
 ) -> None:
     limits = replace(Limits(), memory_bytes=64 * 2**20, cpus=0.25, pids=32, tmp_bytes=2**20)
@@ -410,7 +412,7 @@ async def test_limits_are_those_of_the_environment(
     assert "size=1048576" in host["Tmpfs"]["/tmp"]
 
 
-async def test_an_engine_without_gpus_gives_none_and_the_start_says_so(
+async def test_on_an_engine_without_gpus_a_start_that_needs_one_fails_with_the_reason(
     docker_engine: docker.APIClient, docker_world: World
 ) -> None:
     if "nvidia" in docker_engine.info()["Runtimes"]:

@@ -34,18 +34,18 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 PROJECT_DIR = Path(__file__).parents[2]
 CATALOG, TASKS = PROJECT_DIR / "env_images", PROJECT_DIR / "tasks"
 SETUID_AND_SETGID = 1 << 7 | 1 << 6
-"""As /proc/PID/status writes capabilities."""
+"""Bits of the capabilities, as in /proc/PID/status."""
 SANDBOX_UID = 100_000
 SECRET = "token-0123456789"
 MANY = 25
-"""Sessions one after the other."""
+"""Number of sessions, one after the other."""
 
 Change = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Running:
-    """A worker's container with its server up."""
+    """A worker's container with a ready server."""
 
     engine: docker.APIClient
     container: str
@@ -53,7 +53,7 @@ class Running:
     environment: str
 
     def as_root(self, *argv: str) -> str:
-        """Run a command in the container, outside all sandboxes; returns what it printed."""
+        """Run a command in the container, outside all sandboxes. Return its output."""
         execution = self.engine.exec_create(self.container, list(argv), user="0")
         printed: bytes = self.engine.exec_start(execution["Id"])
         status = self.engine.exec_inspect(execution["Id"])["ExitCode"]
@@ -67,17 +67,17 @@ class Running:
 
 @dataclass(frozen=True)
 class Images:
-    """Containers of our images."""
+    """Containers of the gateway's own images."""
 
     engine: docker.APIClient
     folder: Path
     instance: str
     shared_ones: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The container and the address of an image's worker."""
+    """The container and the address of each image's shared worker."""
 
     @asynccontextmanager
     async def start(self, name: str, change: Change | None = None) -> AsyncIterator[Running]:
-        """Start a container of the test's own; *change* spoils its description."""
+        """Start a container for one test. *change* breaks its description."""
         container, address = self._started(name, change)
         try:
             async with self._reached(name, container, address) as running:
@@ -87,7 +87,7 @@ class Images:
 
     @asynccontextmanager
     async def shared(self, name: str) -> AsyncIterator[Running]:
-        """Give the container of *name* that tests share: those that only open sessions and look."""
+        """Return the shared container of *name*, for tests that only open sessions and read."""
         if name not in self.shared_ones:
             self.shared_ones[name] = self._started(name)
         async with self._reached(name, *self.shared_ones[name]) as running:
@@ -104,7 +104,7 @@ class Images:
         )
         sockets = self.folder / worker.id
         sockets.mkdir()
-        sockets.chmod(0o777)  # as the gateway's own folders of workers that are another user
+        sockets.chmod(0o777)  # like the gateway's folders of workers that run as another user
         body = container_body(worker, environment, instance=self.instance, source=str(sockets))
         if change is not None:
             change(body)
@@ -131,7 +131,7 @@ def images(docker_engine: docker.APIClient) -> Iterator[Images]:
 
 
 async def shell(opened: RawEpisode, command: str) -> str:
-    """Run *command* in the session's sandbox; returns what the agent sees."""
+    """Run *command* in the session's sandbox. Return the agent's view of the result."""
     if opened.environment == "os":
         return (await opened.call("bash_action", {"script": command})).text
     return (await opened.call("execute", {"command": command})).text
@@ -165,13 +165,13 @@ print(json.dumps([{name: value.strip() for name, value in process.items()} for p
 
 
 def processes(running: Running) -> list[dict[str, str]]:
-    """What the kernel says of each process in the container; of root's there is but the one that asks."""
+    """Return the kernel's status of each process in the container that does not run as root."""
     found: list[dict[str, str]] = json.loads(running.as_root("python3", "-c", PROCESSES))
     return [process for process in found if process["Uid"].split()[0] != "0"]
 
 
 @BOTH
-async def test_an_agents_command_runs_as_root_of_a_box(images: Images, name: str) -> None:
+async def test_an_agents_command_runs_as_root_of_a_sandbox(images: Images, name: str) -> None:
     async with images.shared(name) as running, episode(running.http, PLAIN[name], environment=name) as opened:
         seen = await shell(opened, "id -un; hostname; su nobody -s /bin/sh -c 'id -un'")
 
@@ -179,7 +179,7 @@ async def test_an_agents_command_runs_as_root_of_a_box(images: Images, name: str
 
 
 @BOTH
-async def test_the_server_has_two_capabilities_and_no_way_to_more(images: Images, name: str) -> None:
+async def test_the_server_has_two_capabilities_and_cannot_get_more(images: Images, name: str) -> None:
     async with images.shared(name) as running, episode(running.http, PLAIN[name], environment=name):
         found = processes(running)
 
@@ -208,11 +208,11 @@ async def test_a_sandbox_sees_no_file_and_no_variable_of_the_server(images: Imag
         there = running.as_root("sh", "-c", find.format("/srv/env /run/envserver"))
 
     assert [line for line in seen.splitlines() if line.isdigit()] == ["0", "0", "0"]
-    assert int(there) >= 4  # two files of tasks, its judge and its socket: what was looked for is there
+    assert int(there) >= 4  # two files of tasks, its judge and its socket: the files to hide exist
 
 
 @BOTH
-async def test_what_an_agent_does_to_its_box_is_gone_with_its_session(images: Images, name: str) -> None:
+async def test_an_agents_changes_to_its_sandbox_are_gone_with_its_session(images: Images, name: str) -> None:
     async with images.shared(name) as running:
         async with episode(running.http, PLAIN[name], environment=name) as opened:
             spoiled = await shell(opened, "rm -rf /usr/lib/git-core /etc/passwd; touch /etc/mine; ls /etc/mine")
@@ -227,7 +227,7 @@ async def test_what_an_agent_does_to_its_box_is_gone_with_its_session(images: Im
 
 
 @BOTH
-async def test_a_box_knows_nothing_of_the_machine_that_built_it(images: Images, name: str) -> None:
+async def test_a_sandbox_contains_nothing_of_the_machine_that_built_it(images: Images, name: str) -> None:
     looks = (
         "cat /etc/hostname",
         "cat /etc/resolv.conf /etc/machine-id | wc -c",
@@ -240,7 +240,7 @@ async def test_a_box_knows_nothing_of_the_machine_that_built_it(images: Images, 
     assert seen.splitlines()[-4:] == ["box", "0", "0", "UTC"]
 
 
-async def test_the_box_has_what_a_box_of_the_host_has(images: Images) -> None:
+async def test_a_sandbox_in_the_image_has_the_programs_logs_and_groups_of_one_on_the_host(images: Images) -> None:
     wanted = {*hostbox.PROGRAMS.split(), "cc", "make", "pytest", "killall", "jq", "xz", "unzip"} - {"bwrap"}
 
     async with (
@@ -269,7 +269,7 @@ async def test_sessions_that_end_leave_no_process_behind(images: Images) -> None
             assert [process for process in found if process["State"].startswith("Z")] == []
             assert len(found) <= count, found
 
-        await play()  # the first one starts what the others share
+        await play()  # the first session starts the processes that the others share
         await eventually(lambda: no_more_than(MANY))
         count = len(processes(running))
         for _ in range(MANY):
@@ -279,7 +279,7 @@ async def test_sessions_that_end_leave_no_process_behind(images: Images) -> None
 
 
 @BOTH
-async def test_a_container_that_is_asked_to_end_does_so_by_itself(images: Images, name: str) -> None:
+async def test_a_container_ends_itself_on_sigterm(images: Images, name: str) -> None:
     async with images.start(name) as running:
         opened = RawEpisode(running.http, new_sid(), name)
         await create(running.http, opened.sid, env_name=name, task_spec=PLAIN[name])
@@ -305,7 +305,7 @@ def with_masked_paths(body: dict[str, Any]) -> None:
         pytest.param(with_masked_paths, "mount proc on /proc", id="with the engine's masked paths"),
     ],
 )
-async def test_where_there_are_no_sandboxes_a_create_is_refused_and_says_why(
+async def test_a_create_is_refused_with_the_reason_where_sandboxes_cannot_start(
     images: Images, change: Change, cause: str
 ) -> None:
     async with images.start("os", change) as running:
@@ -318,13 +318,13 @@ async def test_where_there_are_no_sandboxes_a_create_is_refused_and_says_why(
 
 
 def one_of_each_template() -> dict[str, Any]:
-    """A task of each kind that there is in tasks/os: `train-001-count-suffix-00000` is of the kind `count-suffix`."""
+    """Return one task of each kind in tasks/os: `train-001-count-suffix-00000` is of the kind `count-suffix`."""
     tasks = [json.loads(line) for line in (TASKS / "os" / "train.jsonl").read_text().splitlines()]
     return {task["id"].split("-", 2)[2].rpartition("-")[0]: task for task in tasks}
 
 
 async def test_each_kind_of_os_task_is_solved_by_its_reference_in_the_image(images: Images) -> None:
-    """The image has the programs that the kind needs; that a wrong answer loses is tested in ``tests/envs``."""
+    """The image has the programs that each kind needs. ``tests/envs`` checks that a wrong answer loses."""
     found: dict[str, Any] = {}
     async with images.shared("os") as running:
         for kind, task in one_of_each_template().items():
@@ -335,7 +335,7 @@ async def test_each_kind_of_os_task_is_solved_by_its_reference_in_the_image(imag
 
 
 async def played(running: Running, task: dict[str, Any], solution: dict[str, Any]) -> Any:
-    """Play *task* as *solution* says; returns the reward."""
+    """Play *task* with the commands and the answer of *solution*. Return the reward."""
     async with episode(running.http, task, environment="os") as opened:
         for command in solution["commands"]:
             await opened.call("bash_action", {"script": command})
@@ -354,7 +354,7 @@ PRINTS_SEVEN = {
 
 
 @pytest.mark.parametrize("language", sorted(PRINTS_SEVEN))
-async def test_scripts_of_os_tasks_run_in_the_box(images: Images, language: str) -> None:
+async def test_scripts_of_os_tasks_run_in_the_sandbox(images: Images, language: str) -> None:
     check = [None, {"matcher": "integer-match"}]
     example = {"language": language, "code": PRINTS_SEVEN[language]}
     task = PLAIN["os"] | {"evaluation": {"check": check, "example": example}}
@@ -365,7 +365,7 @@ async def test_scripts_of_os_tasks_run_in_the_box(images: Images, language: str)
     assert rewards == [1.0, 0.0]
 
 
-async def test_coding_has_pytest_in_the_box_and_judges_in_boxes_of_its_own(images: Images) -> None:
+async def test_coding_has_pytest_in_its_sandbox_and_judges_in_separate_sandboxes(images: Images) -> None:
     source = "def one():\n    return 1\n"
     test = "from solution import one\n\n\ndef test_one():\n    assert one() == 1\n"
 

@@ -1,4 +1,4 @@
-"""Images between machines, with a real engine on both sides: what one saves, another one's node takes."""
+"""Images between machines, with a real engine on both sides: one node saves an image, another one loads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IMAGE_MAX_BYTES = 2**31
 
 @pytest.fixture
 def image(docker_engine: docker.APIClient) -> Iterator[str]:
-    """An image of two small layers, which nothing runs in; only this test knows its name."""
+    """An image of two small layers, in which nothing runs. Its name is unique to this test."""
     tag = f"env-gateway-tests/travels-{secrets.token_hex(4)}:1"
     lines = b"FROM scratch\nCOPY first /\nCOPY second /\n"
     files = {"Dockerfile": lines, "first": b"the same in all\n", "second": tag.encode()}
@@ -75,7 +75,7 @@ async def bring(client: httpx.AsyncClient, reference: str, id: str, data: bytes)
     return await client.put(f"/env-gateway/images/{reference}", params={"id": id}, content=pieces(data))
 
 
-async def test_an_image_that_was_saved_by_one_node_is_loaded_by_another(
+async def test_an_image_that_one_node_saved_is_loaded_by_another(
     docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
 ) -> None:
     async with node(fake_environment(image), instance, tmp_path) as client:
@@ -100,7 +100,7 @@ async def test_an_image_that_was_saved_by_one_node_is_loaded_by_another(
     assert list((tmp_path / "state" / "images").iterdir()) == []
 
 
-async def test_an_image_cannot_be_brought_under_another_images_name(
+async def test_an_image_cannot_be_loaded_under_another_images_name(
     docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
 ) -> None:
     other = image.replace(":1", ":2")
@@ -119,7 +119,7 @@ async def test_an_image_cannot_be_brought_under_another_images_name(
     assert id_of(docker_engine, image) == id
 
 
-async def test_an_image_with_a_layer_that_is_not_its_own_is_refused_by_the_engine(
+async def test_an_image_with_a_changed_layer_is_refused_by_the_engine(
     docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
 ) -> None:
     async with node(fake_environment(image), instance, tmp_path) as client:
@@ -135,7 +135,7 @@ async def test_an_image_with_a_layer_that_is_not_its_own_is_refused_by_the_engin
 
 
 def with_another_layer(data: bytes) -> bytes:
-    """The tar, with something else in the place of its last layer."""
+    """Return the tar with a different last layer."""
     changed = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(data)) as before, tarfile.open(fileobj=changed, mode="w") as after:
         file = before.extractfile("manifest.json")

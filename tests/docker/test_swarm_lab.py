@@ -1,4 +1,4 @@
-"""`scripts/swarm-lab`: engines that are one Swarm, machines that die and come back, and nothing left afterwards."""
+"""`scripts/swarm-lab`: engines that form one Swarm, machines that die and come back, and nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 
 IMAGE = "env-gateway/base:latest"
 NOTICED_S = 90.0
-"""The other machines take some 10 s to call one down, and longer where they have to choose a leader first."""
+"""Seconds until the other machines mark a dead one as down. They take about 10 s, and longer if they elect a leader."""
 
 LISTEN = """
 import http.server
 http.server.ThreadingHTTPServer(("", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 NAMED_S = scaled(75)
-"""Within this a name is known on all machines: engines tell each other at once, and what got lost each 30 s."""
+"""Seconds until all machines know a name: engines send it immediately, and repeat lost messages each 30 s."""
 REACH = """
 import socket, sys, time
 deadline = time.monotonic() + float(sys.argv[2])
@@ -74,7 +74,7 @@ def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
 
 
 def listening(lab: Lab, node: str, name: str) -> str:
-    """Start a server in the lab's network on a machine; its container."""
+    """Start a server in the lab's network on a machine. Return its container."""
 
     def start() -> str:
         container: str = engine.create_container(
@@ -87,10 +87,10 @@ def listening(lab: Lab, node: str, name: str) -> str:
         try:
             engine.start(container)
         except docker.errors.APIError as error:
-            # On a machine that has just come back, the overlay network follows the engine: 404 until the engine
-            # knows it, 500 ("could not attach") while the managers still elect a leader. The engine also drops the
-            # network while the last task in it is removed. A container whose start failed then keeps the address that
-            # it was given, and asks for it for ever ("Address already in use"), so each try has a container of its own.
+            # On a machine that has just come back, the overlay network follows the engine: 404 until the engine knows
+            # it, 500 ("could not attach") while the managers still elect a leader. The engine also drops the network
+            # while it removes the last task in it. A container whose start failed keeps its address and requests it for
+            # ever ("Address already in use"), so each try has its own container.
             engine.remove_container(container, force=True)
             logs = "\n".join(map(lab.log, NODES))
             raise AssertionError(f"{error.explanation}\n{logs}") from None
@@ -121,7 +121,7 @@ def await_leader(lab: Lab, wanted: set[str], *, asked: str) -> None:
         with lab.engine(asked) as engine:
             try:
                 nodes = engine.nodes()
-            except docker.errors.APIError as error:  # none yet
+            except docker.errors.APIError as error:  # no leader yet
                 raise AssertionError(error) from error
         leaders = {
             node["Description"].get("Hostname", "") for node in nodes if node.get("ManagerStatus", {}).get("Leader")
@@ -132,7 +132,7 @@ def await_leader(lab: Lab, wanted: set[str], *, asked: str) -> None:
     eventually_now(check, within_s=NOTICED_S)
 
 
-def test_three_engines_are_three_and_one_swarm(lab: Lab) -> None:
+def test_three_engines_are_separate_and_form_one_swarm(lab: Lab) -> None:
     infos = {}
     for node in NODES:
         with lab.engine(node) as engine:
@@ -156,7 +156,7 @@ def test_up_again_changes_nothing(lab: Lab) -> None:
     assert boots() == before
 
 
-def test_a_container_reaches_one_on_another_machine_by_name(lab: Lab) -> None:
+def test_a_container_reaches_another_machines_container_by_name(lab: Lab) -> None:
     there = listening(lab, "node3", "there")
     try:
         with lab.engine("node1") as engine:
@@ -167,7 +167,7 @@ def test_a_container_reaches_one_on_another_machine_by_name(lab: Lab) -> None:
     assert answer == "HTTP/1.0 200"
 
 
-def test_a_service_has_a_task_on_each_machine_and_its_name_leads_to_all(lab: Lab) -> None:
+def test_a_service_has_a_task_on_each_machine_and_its_name_reaches_all(lab: Lab) -> None:
     create = [
         "service",
         "create",
@@ -193,14 +193,14 @@ def test_a_service_has_a_task_on_each_machine_and_its_name_leads_to_all(lab: Lab
     assert answers == {"HTTP/1.0 200"}
 
 
-def test_services_have_no_new_privileges_as_the_engines_default(lab: Lab) -> None:
+def test_containers_have_no_new_privileges_by_default_of_the_engine(lab: Lab) -> None:
     with lab.engine("node1") as engine:
         status = sees(engine, IMAGE, network="none", program="print(open('/proc/self/status').read())", arguments=[])
 
     assert "NoNewPrivs:\t1" in status
 
 
-def test_a_machine_that_is_killed_is_silent_and_one_that_is_started_is_back_with_its_disk(lab: Lab) -> None:
+def test_a_killed_machine_is_silent_and_a_restarted_one_has_its_disk_again(lab: Lab) -> None:
     there = listening(lab, "node3", "doomed")
     engine_address = lab.address("node3")
     with lab.engine("node1") as engine:
@@ -236,7 +236,7 @@ def test_a_machine_that_is_killed_is_silent_and_one_that_is_started_is_back_with
         remove(lab, "node3", again)
 
 
-def test_the_first_manager_may_be_lost(lab: Lab) -> None:
+def test_the_swarm_survives_the_loss_of_its_first_manager(lab: Lab) -> None:
     lab.run("kill", "node1")
     try:
         await_leader(lab, {"node2", "node3"}, asked="node2")
@@ -246,7 +246,7 @@ def test_the_first_manager_may_be_lost(lab: Lab) -> None:
     await_leader(lab, {"node2", "node3"}, asked="node1")
 
 
-def test_a_machine_that_there_is_not_is_named(lab: Lab) -> None:
+def test_an_unknown_machine_is_refused_with_the_known_names(lab: Lab) -> None:
     for command in (["kill", "node9"], ["start", ""], ["exec", "node0", "true"]):
         refused = lab.attempt(*command)
 
@@ -257,13 +257,13 @@ def test_a_machine_that_there_is_not_is_named(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "variables",
     [
-        pytest.param({"SWARM_LAB_DIR": "/"}, id="a folder that nobody may remove"),
-        pytest.param({"SWARM_LAB_DIR": "relative/path"}, id="a folder from who knows where"),
-        pytest.param({"SWARM_LAB_NAME": "far-too-long"}, id="a name that no link can have"),
+        pytest.param({"SWARM_LAB_DIR": "/"}, id="a folder that must not be removed"),
+        pytest.param({"SWARM_LAB_DIR": "relative/path"}, id="a relative folder"),
+        pytest.param({"SWARM_LAB_NAME": "far-too-long"}, id="a name too long for a link"),
         pytest.param({"SWARM_LAB_NODES": "0"}, id="no machine"),
     ],
 )
-def test_what_cannot_be_a_lab_is_refused(variables: dict[str, str]) -> None:
+def test_invalid_settings_of_a_lab_are_refused(variables: dict[str, str]) -> None:
     refused = Lab("swtest", "198.18.79").attempt("down", environ=variables)
 
     assert refused.returncode == 1
@@ -271,12 +271,12 @@ def test_what_cannot_be_a_lab_is_refused(variables: dict[str, str]) -> None:
 
 
 def delete_namespace(lab: Lab) -> None:
-    """What lives in it lives on, and can no longer be found by its name."""
+    """Delete the namespace's name. Its processes live on, and the name cannot find them any more."""
     subprocess.run(["ip", "netns", "delete", f"{lab.name}-node1"], check=True, timeout=scaled(30))
 
 
 def kill_engine(lab: Lab) -> None:
-    """Its containers live on."""
+    """Kill the engine. Its containers live on."""
     option = f"--data-root={lab.directory}/node1/data"
     for process in Path("/proc").glob("[0-9]*"):
         if option in read(process / "cmdline").split():
@@ -284,7 +284,7 @@ def kill_engine(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("damage", [delete_namespace, kill_engine])
-def test_down_leaves_nothing_also_of_a_lab_that_is_half_broken(
+def test_down_removes_everything_of_a_half_broken_lab(
     docker_engine: docker.APIClient, damage: Callable[[Lab], None]
 ) -> None:
     with own_lab(nodes=1) as lab:
@@ -301,7 +301,7 @@ def test_down_leaves_nothing_also_of_a_lab_that_is_half_broken(
         eventually_now(lambda: _nothing(left_of(lab)))
         assert filter_rules(lab) == rules
         assert (docker_engine.info()["ID"], docker_engine.info()["Swarm"]["LocalNodeState"]) == (engine_id, "inactive")
-        assert lab.run("down").strip() == "down"  # once more is no error
+        assert lab.run("down").strip() == "down"  # a second call is no error
 
 
 def _nothing(found: list[str]) -> None:

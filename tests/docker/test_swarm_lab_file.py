@@ -1,4 +1,4 @@
-"""`deploy/swarm/stack.yaml` as it is, read and not run: it says what the settings and the README say."""
+"""`deploy/swarm/stack.yaml`, read and not run: it agrees with the settings and the README."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ README = (PROJECT_DIR / "deploy" / "README.md").read_text()
 SECRETS = "/run/secrets"
 VARIABLE = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
 STACK_NAME = '{{index .Service.Labels "com.docker.stack.namespace"}}'
-"""Swarm puts the name there that was given to ``docker stack deploy``: tests/docker/test_swarm_lab_stack.py sees it."""
+"""Swarm replaces this with the name given to ``docker stack deploy``. test_swarm_lab_stack.py checks it."""
 
 
 def read(**given: str) -> dict[str, Any]:
-    """The file with its defaults, or what is *given*, in the place of its variables."""
+    """Return the parsed file, with *given* or the defaults in place of its variables."""
     read: dict[str, Any] = yaml.safe_load(VARIABLE.sub(lambda found: given.get(found[1], found[2]), TEXT))
     return read
 
 
 def in_stack(name: str, value: object) -> str:
-    """What a task of the stack *name* has where the file has *value*."""
+    """Return *value* of the file as a task of the stack *name* gets it."""
     return str(value).replace(STACK_NAME, name)
 
 
@@ -52,7 +52,7 @@ def targets(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["gateway", "node"])
-def test_its_variables_make_settings_that_may_be_served(
+def test_the_variables_of_a_service_make_valid_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     for variable in [variable for variable in os.environ if variable.startswith(PREFIX)]:
@@ -73,20 +73,20 @@ def test_its_variables_make_settings_that_may_be_served(
 
 
 @pytest.mark.parametrize("name", ["gateway", "node"])
-def test_the_clusters_files_are_secrets_that_it_is_given(name: str) -> None:
+def test_the_files_of_the_cluster_are_among_the_secrets_of_the_service(name: str) -> None:
     files = [value for variable, value in service(name)["environment"].items() if "_CLUSTER_" in variable]
 
     assert len(files) == 3
     assert {file.removeprefix(f"{SECRETS}/") for file in files} <= targets(name)
 
 
-def test_a_node_is_given_no_secret_of_a_gateway() -> None:
+def test_a_node_gets_no_secret_of_a_gateway() -> None:
     sources = {secret["source"] for secret in service("node")["secrets"]}
 
     assert sources == {"ca", "node-cert", "node-key"}
 
 
-def test_who_is_told_to_end_is_given_the_time_that_it_needs() -> None:
+def test_a_stopped_gateway_or_node_gets_the_time_that_it_needs() -> None:
     gateway, node = service("gateway"), service("node")
     notice_s = float(gateway["environment"]["GATEWAY_DRAIN_NOTICE_S"])
 
@@ -118,7 +118,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     assert {"memory", "pids"} <= one["deploy"]["resources"]["limits"].keys()
 
 
-def test_gateways_and_nodes_agree_whatever_the_stack_is_called() -> None:
+def test_gateways_and_nodes_agree_with_any_name_of_the_stack() -> None:
     services = read(GATEWAY_ENVIRONMENTS="math")["services"]
     gateway, node = (services[name]["environment"] for name in ("gateway", "node"))
 
@@ -127,7 +127,7 @@ def test_gateways_and_nodes_agree_whatever_the_stack_is_called() -> None:
 
 
 @pytest.mark.parametrize("name", ["gateway", "node"])
-def test_two_stacks_that_set_nothing_share_neither_labels_nor_volumes(name: str) -> None:
+def test_two_stacks_with_default_settings_share_neither_labels_nor_volumes(name: str) -> None:
     stack = read()
     variables = stack["services"][name]["environment"]
     instances, volumes = (
@@ -137,12 +137,12 @@ def test_two_stacks_that_set_nothing_share_neither_labels_nor_volumes(name: str)
 
     assert instances == ["one", "two"]
     assert volumes == ["one_workers", "two_workers"]
-    # One without a name has that of the stack before its own, as the setting says of `workers`.
+    # Swarm puts the stack's name before a volume without a name, as the setting assumes for `workers`.
     assert stack["volumes"] == {"redis": {}, "node": {}, "workers": {}}
     assert "workers:/run/gateway/workers" in stack["services"]["node"]["volumes"]
 
 
-def test_every_secret_is_made_by_the_readme_and_all_but_the_owners_are_renewed_with_one_variable() -> None:
+def test_the_readme_creates_every_secret_and_one_variable_renews_all_but_the_owners() -> None:
     secrets = read(SECRETS="7")["secrets"]
     made = set(re.findall(r"(?:^|\| )secret ([a-z-]+) ", README, re.M))
 
@@ -153,20 +153,20 @@ def test_every_secret_is_made_by_the_readme_and_all_but_the_owners_are_renewed_w
     assert read(OWNER_SECRET="2")["secrets"]["secret"]["name"] == "env-gateway-secret-2"
 
 
-def test_the_readme_removes_an_old_owners_workers_by_the_labels_that_they_have() -> None:
+def test_the_readme_removes_a_former_owners_workers_by_their_labels() -> None:
     (command,) = re.findall(r"^docker ps .*\n.*xargs .*docker rm .*$", README, re.M)
 
     assert f"--filter label={LABEL_INSTANCE}=env-gateway " in command
     assert f"--filter label={LABEL_OWNER}=" in command
 
 
-def test_every_variable_is_named_at_its_head() -> None:
+def test_the_head_of_the_file_names_every_variable() -> None:
     head = TEXT[: TEXT.index("\nversion:")]
 
     assert {found[1] for found in VARIABLE.finditer(TEXT) if found[1] not in head} == set()
 
 
-def test_keys_that_the_readme_makes_are_readable_by_their_owner_alone_and_no_part_of_the_repository(
+def test_keys_that_the_readme_creates_are_readable_by_their_owner_only_and_ignored_by_git(
     tmp_path: Path,
 ) -> None:
     (commands,) = re.findall(r"## 4\. Certificates and secrets\n\n```sh\n(.*?)```", README, re.DOTALL)
@@ -198,11 +198,11 @@ def test_keys_that_the_readme_makes_are_readable_by_their_owner_alone_and_no_par
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
-def test_the_lab_saves_images_of_this_machines_engine_whichever_the_user_talks_to(tmp_path: Path) -> None:
+def test_the_lab_saves_images_of_this_machines_engine_even_if_docker_host_names_another(tmp_path: Path) -> None:
     programs, calls = tmp_path / "bin", tmp_path / "calls"
     programs.mkdir()
     (tmp_path / "lab").mkdir()
-    (tmp_path / "scripts").mkdir()  # a copy: the script lets one of it run at a time
+    (tmp_path / "scripts").mkdir()  # a copy: only one process of a script file runs at a time
     script = shutil.copy(PROJECT_DIR / "scripts" / "swarm-lab", tmp_path / "scripts")
     (programs / "docker").write_text(f'#!/bin/sh\necho "${{DOCKER_HOST:-own}} $*" >>{calls}\n')
     (programs / "docker").chmod(0o755)

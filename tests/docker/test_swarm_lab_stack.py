@@ -26,10 +26,10 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 SESSIONS = 45
 UPDATED = ("gateway", "node")
 VICTIM = NODES[2]
-"""Has no gateway, and not the store."""
+"""A machine without a gateway and without the store."""
 RECOVERS_S = 90.0
 IDLE_WITHIN_S = 240.0
-"""Workers are kept for a while after a burst, whatever their environment's idle time."""
+"""Seconds until the pool ends its workers. It keeps them after a burst, whatever their environment's idle time."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def stack(docker_engine: docker.APIClient, tmp_path_factory: pytest.TempPathFact
 async def players(stack: SwarmStack) -> AsyncIterator[Players]:
     """Sessions that step, through a load balancer before both gateways."""
     async with Balancer(stack.gateways()).running() as balancer, playing(balancer.url, stack.trainer) as players:
-        # The test before may have replaced a gateway just now.
+        # The previous test may have replaced a gateway just now.
         await until(lambda: len(balancer.ready) == len(balancer.targets), within_s=RECOVERS_S)
         await players.open(SESSIONS)
         await players.go_on()
@@ -60,7 +60,7 @@ async def players(stack: SwarmStack) -> AsyncIterator[Players]:
 
 @pytest.fixture
 def workers_end_afterwards(stack: SwarmStack) -> Iterator[None]:
-    """A machine that was away has none, and gets none while those of the others are enough."""
+    """Wait until all workers end: a machine that was away gets none while the workers of the others suffice."""
     yield
 
     def no_worker() -> None:
@@ -69,7 +69,7 @@ def workers_end_afterwards(stack: SwarmStack) -> Iterator[None]:
     eventually_now(no_worker, within_s=IDLE_WITHIN_S)
 
 
-async def test_sessions_spread_over_all_machines_with_their_image_in_hardened_workers(
+async def test_sessions_spread_over_all_machines_in_hardened_workers_of_one_image(
     stack: SwarmStack, players: Players
 ) -> None:
     counts = {node: len(stack.workers_on(node)) for node in NODES}
@@ -95,7 +95,7 @@ async def test_sessions_spread_over_all_machines_with_their_image_in_hardened_wo
 
 
 @pytest.mark.usefixtures("workers_end_afterwards")
-async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack: SwarmStack, players: Players) -> None:
+async def test_a_machine_that_dies_loses_its_own_sessions_only(stack: SwarmStack, players: Players) -> None:
     doomed = len(stack.workers_on(VICTIM)) * SLOTS
     assert doomed > 0
     try:
@@ -103,7 +103,7 @@ async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack:
         await until(lambda: len(players.lost) > 0, within_s=RECOVERS_S)
         await players.go_on(steps=10)
         lost = len(players.lost)
-        more = await players.open(lost)  # capacity comes back on the others
+        more = await players.open(lost)  # the other machines provide new capacity
         await players.go_on(within_s=RECOVERS_S)
 
         assert players.broken() == []
@@ -117,8 +117,8 @@ async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack:
         await asyncio.to_thread(stack.await_ready)
 
 
-async def test_an_update_as_the_readme_has_it_fails_no_step(stack: SwarmStack, players: Players) -> None:
-    """`docker stack deploy` with a new tag: gateways and nodes are replaced at once."""
+async def test_an_update_by_the_readme_fails_no_step(stack: SwarmStack, players: Players) -> None:
+    """`docker stack deploy` with a new tag replaces gateways and nodes concurrently."""
     before = {service: await asyncio.to_thread(tasks_of, stack, service) for service in UPDATED}
     newer = f"{GATEWAY_IMAGE.rpartition(':')[0]}:newer"
     for node in NODES:
@@ -144,6 +144,6 @@ async def updated(stack: SwarmStack, service: str) -> None:
 
 
 def tasks_of(stack: SwarmStack, service: str) -> set[str]:
-    """Its tasks that run."""
+    """Return the service's running tasks."""
     listed = stack.lab.on(NODES[0], "service", "ps", "--quiet", "--filter=desired-state=running", f"{STACK}_{service}")
     return set(listed.split())

@@ -1,4 +1,4 @@
-"""The full stack over a restart: containers and sessions stay, whatever becomes of the gateway and of Redis."""
+"""The full stack over restarts: containers and sessions stay, whatever happens to the gateway and Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Target]:
-    """One for all tests: each leaves a gateway and a Redis that run."""
+    """One stack for all tests. Each test leaves a running gateway and a running Redis."""
     stack = Stack()
     try:
         stack.start()
@@ -36,7 +36,7 @@ async def http(stack: Target) -> AsyncIterator[httpx.AsyncClient]:
             assert response.status_code == 200, response.text
             await opened.delete()
 
-        await eventually(opens_sessions)  # a store that the test before stopped is made whole first
+        await eventually(opens_sessions)  # a store that the previous test stopped is rebuilt first
         yield http
 
 
@@ -62,7 +62,7 @@ async def test_sessions_outlive_a_gateway_that_is_killed(stack: Target, http: ht
     assert await stack.gateway.sessions() == []
 
 
-async def test_a_call_cut_off_by_a_killed_gateway_is_told_by_its_key(
+async def test_a_call_cut_off_by_a_killed_gateway_is_found_by_its_key(
     stack: Target, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     assert stack.gateway is not None
@@ -113,7 +113,7 @@ async def test_containers_that_the_store_does_not_know_are_removed(stack: Target
     assert orphans
 
 
-async def test_a_gateway_that_is_asked_to_end_keeps_its_sessions_for_the_next(
+async def test_a_gateway_that_is_stopped_keeps_its_sessions_for_the_next(
     stack: Target, http: httpx.AsyncClient
 ) -> None:
     assert stack.gateway is not None
@@ -129,7 +129,7 @@ async def test_a_gateway_that_is_asked_to_end_keeps_its_sessions_for_the_next(
     assert added == "2"
 
 
-async def test_without_its_store_a_gateway_serves_the_sessions_it_knows_and_opens_none(
+async def test_without_its_store_a_gateway_serves_known_sessions_and_opens_no_new_ones(
     stack: Target, http: httpx.AsyncClient
 ) -> None:
     assert stack.gateway is not None

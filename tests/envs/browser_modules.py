@@ -1,4 +1,4 @@
-"""The browser environment's modules that need no browser, as its image has them: by their plain names."""
+"""Imports the modules of the browser environment that need no browser by their plain names, as its image does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plays the browser environment's tasks by script: those written for it as their problems say, MiniWoB's by rules."""
+"""Plays the browser environment's tasks by script.
+
+The project's own tasks follow their problems' solutions. MiniWoB's tasks follow rules.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ _ELEMENT = re.compile(r"\{(?P<start>[^{}#]+?)(?:#(?P<number>\d+))?\}")
 
 
 def bids(axtree: str, start: str) -> list[str]:
-    """Find the elements whose lines go on with *start* after their bid."""
+    """Return the bids of the elements whose lines continue with *start* after the bid."""
     return [line[1] for line in re.finditer(r"\[(\w+)\] (.*)", axtree) if line[2].startswith(start)]
 
 
 def written(template: str, axtree: str) -> str:
-    """Put the elements' bids into an action."""
+    """Replace the placeholders of an action by the elements' bids."""
 
     def bid(found: re.Match[str]) -> str:
         there = bids(axtree, found["start"])
@@ -32,14 +35,14 @@ def written(template: str, axtree: str) -> str:
 
 
 def act(session: Session, action: str) -> dict[str, Any]:
-    """Take a step that must succeed as a tool; gives its output."""
+    """Call the `act` tool, assert that the tool succeeds, and return its output."""
     output = session.tool("act", action_str=action)
     assert "data" in output, output
     return output
 
 
 def follow(session: Session, templates: Sequence[str]) -> list[dict[str, Any]]:
-    """Take a script's steps; gives their outputs. No step may have an error."""
+    """Take a script's steps and return their outputs. No step may have an error."""
     seen, outputs = observation(session), []
     for template in templates:
         output = act(session, written(template, seen["axtree_txt"]))
@@ -50,7 +53,7 @@ def follow(session: Session, templates: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def played(worker: BrowserWorker, task: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
-    """Play *task* by script; gives the last output, which must be the only one that ends the episode."""
+    """Play *task* by script and return the last output, which must be the only output that ends the episode."""
     with worker.session(task) as session:
         *before, last = follow(session, templates)
     assert not any(output["finished"] for output in before)
@@ -58,11 +61,14 @@ def played(worker: BrowserWorker, task: dict[str, Any], templates: Sequence[str]
 
 
 Rules = Callable[[str, str], str | Generator[str, str, None]]
-"""From a goal and an accessibility tree to some calls, a line each; or to calls that depend on the trees after them."""
+"""Maps a goal and an accessibility tree to calls.
+
+The calls are a text with a call per line, or a generator that receives the tree after each call.
+"""
 
 
 def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *, seed: int) -> dict[str, Any]:
-    """Play an official task by its rules, a step for each call; gives the last output, which alone ends the episode."""
+    """Play an official task by its rules, a step per call, and return the last output, which alone ends the episode."""
     with worker.session(task, seed=seed) as session:
         seen = observation(session)
         calls = rules(seen["goal"], seen["axtree_txt"])
@@ -91,7 +97,7 @@ def _all(*templates: str) -> Rules:
 
 
 def _calls(*calls: str) -> Rules:
-    """Calls that name elements by selectors, which are looked for when it is their turn."""
+    """Return calls that name elements by selectors; the page resolves each selector when its call runs."""
     return lambda goal, axtree: "\n".join(calls)
 
 
@@ -100,7 +106,7 @@ def _quoted(goal: str) -> list[str]:
 
 
 def _typed(*fields: str) -> Rules:
-    """Fill what the goal has in quotation marks into *fields*, the last of it into all that are left; then submit."""
+    """Fill the goal's quoted texts into *fields* and submit. The last text fills all remaining fields."""
 
     def rules(goal: str, axtree: str) -> str:
         words = _quoted(goal)
@@ -114,7 +120,7 @@ def _typed(*fields: str) -> Rules:
 
 
 def _chosen(role: str) -> Rules:
-    """Click what the goal lists between its first word and "and click Submit"; then submit."""
+    """Click the items that the goal lists between its first word and "and click Submit", then submit."""
 
     def rules(goal: str, axtree: str) -> str:
         names = goal.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
@@ -125,7 +131,7 @@ def _chosen(role: str) -> Rules:
 
 
 def _other_boxes(goal: str, axtree: str) -> str:
-    """Check all boxes that the goal does not name, since each right one counts; then submit."""
+    """Check all boxes that the goal does not name, because each right box counts, then submit."""
     names = [name for name in re.findall(r"\] checkbox '(.*?)'", axtree) if name not in goal]
     return "\n".join([*(_click(f"checkbox '{name}'", axtree) for name in names), _click("button", axtree)])
 
@@ -195,7 +201,7 @@ def _nth_word(goal: str, axtree: str) -> str:
 
 
 def _in_tree(goal: str, axtree: str) -> Generator[str, str, None]:
-    """Open one folder after the other until the name is to be seen."""
+    """Open one folder after the other until the name is visible, then click it."""
     (name,) = _quoted(goal)
     while f"'{name}'" not in axtree:
         axtree = yield "click('#tree li.expandable > .hitarea')"
@@ -203,7 +209,7 @@ def _in_tree(goal: str, axtree: str) -> Generator[str, str, None]:
 
 
 def _search(goal: str, axtree: str, *, wanted: int | None = None) -> str:
-    """Search, go to the page of the result, three a page, and click it."""
+    """Search, go to the result's page (three results a page), and click the result."""
     place = (wanted or int(re.findall(r"the (\d+)", goal)[0])) - 1
     page = [f"click('#pagination a:text-is(\"{place // 3 + 1}\")')"] if place >= 3 else []
     result = f"click('#page-content > div:nth-child({place % 3 + 1}) a')"
@@ -215,7 +221,7 @@ def _other_result(goal: str, axtree: str) -> str:
 
 
 def _started_and_ended(goal: str, axtree: str) -> str:
-    """Enter a word that begins and ends so, and that none of the menu is: that would come to lie on the button."""
+    """Enter a word with the start and end of the goal that no menu entry has: a menu would cover the button."""
     return f"fill('#tags', {'zz'.join([*_quoted(goal), ''][:2])!r})\nclick('#subbtn')"
 
 
@@ -233,7 +239,7 @@ def _email(goal: str, axtree: str) -> str:
 
 
 def _other_email(goal: str, axtree: str) -> str:
-    """Answer in a way that was not asked for."""
+    """Reply or forward, whichever the goal does not request."""
     kind, button = ("reply", "#send-reply") if "reply" not in goal else ("forward", "#send-forward")
     return f"click('.email-thread .email-sender')\nclick('.email-{kind}')\nclick('{button}')"
 
@@ -265,7 +271,7 @@ SOLVERS: dict[str, Rules] = {
     "search-engine": _search,
     "use-autocomplete": _started_and_ended,
 }
-"""How each official task of the files is won."""
+"""The rules that win each official task of the task files."""
 _TOO_SOON = _calls("click('#subbtn')")
 _GIVEN_UP = _calls("report_infeasible('This cannot be done.')")
 MISTAKES: dict[str, Rules] = {
@@ -281,4 +287,4 @@ MISTAKES: dict[str, Rules] = {
     "focus-text-2": _other_textbox,
     "search-engine": _other_result,
 }
-"""How each is lost. Some can only be given up: any other end is a right one."""
+"""The rules that lose each official task. Some tasks can only be given up, because every other end is right."""

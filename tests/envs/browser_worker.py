@@ -1,4 +1,4 @@
-"""The browser environment's image in a container; a session is opened where the gateway would take a new container."""
+"""The browser environment's image in a container. A session opens as in a new container of the gateway."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def browser_worker(engine: docker.APIClient, *, change: Change | None = None) ->
 
 
 def observation(session: Session) -> dict[str, Any]:
-    """Give the first observation."""
+    """Return the session's first observation."""
     answer = session.get("/browser/prompt")
     assert answer.status_code == 200, answer.text
     return dict(answer.json()[0]["detail"]["observation"])

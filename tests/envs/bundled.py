@@ -1,7 +1,7 @@
-"""The tasks that come with the environments: how each is won, by its reference, and lost, by a play that is wrong.
+"""The tasks that come with the environments: a play that wins each task, and a wrong play that loses it.
 
-A play acts in a session of the task, in a server that is a local process or in a container, and ends the episode.
-Those of the browser environment are in `browser_solutions`.
+A play acts in a session of the task and ends the episode. The server is a local process or a container. The plays of
+the browser environment are in `browser_solutions`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tests.runner.lanes import PLAYED
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 Play = Callable[[Session, Json], Json]
-"""Plays a task; gives the result of the last step, the only one with a reward."""
+"""Plays a task and returns the result of the last step, the only step with a reward."""
 RecordProperty = Callable[[str, object], None]
-"""pytest's `record_property`."""
+"""The type of pytest's `record_property`."""
 
 
 def tasks_of(environment: str) -> list[Json]:
-    """The environment's tasks, those for training first."""
+    """Return the environment's tasks, training tasks first."""
     files = [ROOT / "tasks" / environment / f"{split}.jsonl" for split in ("train", "test")]
     return [json.loads(line) for file in files for line in file.read_text("utf-8").split("\n") if line]
 
 
 def note_plays(record: RecordProperty, environment: str, where: str, *, won: int = 0, lost: int = 0) -> None:
-    """Note, once in a test, how many tasks were won by their reference and lost by a wrong play; the runner tells."""
+    """Record how many tasks the reference won and a wrong play lost, once per test; the runner reports the counts."""
     record(PLAYED, {"environment": environment, "where": where, "won": won, "lost": lost})
 
 
 def _module(environment: str, name: str) -> Any:
-    """Import a module of an environment as its server does, from its folder."""
+    """Import a module of an environment from its folder, as the environment's server does."""
     for folder in ("env_images/base", f"env_images/{environment}"):
         if (path := str(ROOT / folder)) not in sys.path:
             sys.path.append(path)
@@ -53,7 +53,7 @@ def math_answer(task: Json) -> str:
 
 
 def wrong_math_answer(task: Json) -> str:
-    """Make a plausible wrong answer: another weekday, a plan that fills one jug, or a digit changed."""
+    """Return a plausible wrong answer: another weekday, a plan that fills one jug, or a changed digit."""
     answer, weekdays = math_answer(task), _module("math", "math_references").WEEKDAYS
     if answer in weekdays:
         return str(weekdays[weekdays.index(answer) - 1])
@@ -72,7 +72,7 @@ def chat_replies(task: Json) -> list[str]:
 
 
 def wrong_chat_reply(task: Json) -> str:
-    """Make a plausible wrong final reply: another number, the words in another order, or a word too many."""
+    """Return a plausible wrong final reply: another number, another order of words, or a superfluous word."""
     last = chat_replies(task)[-1]
     match task["tags"][0]:
         case "json" | "clarifying":
@@ -91,7 +91,7 @@ def wrong_chat_reply(task: Json) -> str:
 
 
 def hold(session: Session, replies: list[str]) -> Json:
-    """Say *replies* one after the other; give the result of the last, the only one that ends the conversation."""
+    """Say *replies* in order and return the last result, the only result that ends the conversation."""
     results = [session.tool("reply", message=reply) for reply in replies]
     assert [(result["reward"], result["finished"]) for result in results[:-1]] == [(None, False)] * (len(replies) - 1)
     return results[-1]
@@ -101,7 +101,7 @@ def hold(session: Session, replies: list[str]) -> Json:
 
 
 def win_game(session: Session, task: Json) -> Json:
-    """Let the solver play, which sees what a model sees."""
+    """Let the solver play; it sees the same texts as a model."""
     solvers, titles = _module("game", "game_solvers"), _module("game", "game_titles")
     last: Json = {}
 
@@ -117,7 +117,7 @@ def win_game(session: Session, task: Json) -> Json:
 
 
 def play_nonsense(session: Session, task: Json) -> Json:
-    """Make moves that no game has, until it is over."""
+    """Make moves that no game has until the game is over."""
     result = session.tool("act", message="[nonsense]")
     while not result["finished"]:
         assert result["reward"] is None
@@ -129,7 +129,10 @@ def play_nonsense(session: Session, task: Json) -> Json:
 
 
 def solve_os(session: Session, solution: Json) -> Json:
-    """Run the commands of *solution*, and end with its answer, which the last of them prints where there is one."""
+    """Run the commands of *solution* and end with its answer.
+
+    Where the solution has commands and an answer, the last command prints the answer.
+    """
     printed = ""
     for command in solution["commands"]:
         result = session.tool("bash_action", script=command)
@@ -145,7 +148,7 @@ def solve_os(session: Session, solution: Json) -> Json:
 # coding
 
 PROBLEMS = {f"{split}-{problem.slug}": problem for split, problems in SPLITS.items() for problem in problems}
-"""By the ids of the tasks that were made of them."""
+"""The problems by the ids of the tasks that were made from them."""
 
 PLAYS: Mapping[str, tuple[Play, Play]] = {
     "math": (
@@ -166,11 +169,11 @@ PLAYS: Mapping[str, tuple[Play, Play]] = {
         lambda session, task: session.tool("submit", code=PROBLEMS[task["id"]].wrong_solution),
     ),
 }
-"""By environment: the play that wins a task, and one that loses it."""
+"""For each environment, a play that wins a task and a play that loses it."""
 
 
 def complaint(session: Session, task: Json, play: Play, *, wins: bool) -> str:
-    """Play *task*; say what is wrong with how it ended, in an empty text that nothing is."""
+    """Play *task* and describe what is wrong with its end; return an empty text if nothing is wrong."""
     try:
         last = play(session, task)
     except Exception as error:  # noqa: BLE001 - the test fails with this task's name, after the others

@@ -1,8 +1,8 @@
-"""Solutions that try to be worth more than they are, and odd but honest ones: each with what it has to be worth.
+"""Attacks that try to earn more than they deserve, and odd but honest solutions, each with its required score.
 
-The task: `secret(n)` for n = 1 and 2, with expected outputs that nothing in the statement tells: 777 and nine digits.
-The honest solutions know the first (`FIRST`) or both (`TABLE`). Two cases are what an attack needs that leaves something
-behind for the next one.
+The task is `secret(n)` for n = 1 and 2. The expected outputs are 777 and nine digits, which the statement does not
+reveal. The honest solutions know the first output (`FIRST`) or both (`TABLE`). There are two cases because some attacks
+leave something behind for the next case.
 """
 
 # ruff: noqa: E501 - the solutions are shown as they are run
@@ -20,16 +20,16 @@ def found(data):
     hit = re.search(rb"777\d{9}", data if isinstance(data, bytes) else str(data).encode("utf-8", "replace"))
     return int(hit[0]) if hit else None
 """
-"""Finds an expected output in whatever it is given."""
+"""Code that finds an expected output in any given data."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One solution."""
+    """A solution and its expected score."""
 
     source: str
     worth: float = 0.0
-    """The score that it gets; no more, and no less where it is honest."""
+    """The score that the solution must get, neither more nor less."""
 
 
 STEAL_NONCE = """

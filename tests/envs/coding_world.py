@@ -1,4 +1,4 @@
-"""What the coding environment's tests share: its modules, its tasks, and both kinds of sandboxes to run them on."""
+"""Modules, tasks and sandboxes of both kinds that the coding environment's tests share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(split: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class World:
-    """Sandboxes, and what they raise."""
+    """Sandboxes and the exception that they raise."""
 
     sandboxes: Any
     error: type[Exception]
@@ -53,7 +53,7 @@ class World:
         return await judge.judge(tasks.read_evaluation(task), source, public=public)
 
     async def submit_tree(self, task: dict[str, Any], *steps: str) -> Any:
-        """Open the task's workspace, run shell *steps* in it as an agent would, and judge what is there."""
+        """Open the task's workspace, run the shell *steps* in it as an agent, and judge the resulting tree."""
         start = workspace.read_start(task.get("config"))
         layer = await self.sandboxes.layer(start.key, start.build())
         sandbox = await self.sandboxes.open(layer)
@@ -70,7 +70,7 @@ class World:
 
 @asynccontextmanager
 async def opened(kind: str, folder: Path) -> AsyncIterator[World]:
-    """Give sandboxes of *kind*; the stand-in's are below *folder*."""
+    """Yield sandboxes of *kind*; the stand-in's sandboxes are below *folder*."""
     need_bubblewrap()
     if kind == "plain":
         plain = PlainSandboxes(folder)
@@ -85,7 +85,7 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[World]:
 
 
 def box(library: Any) -> Any:
-    """Make a box of this machine's programs; it is kept between runs, under a name that changes with its recipe."""
+    """Make a box of this machine's programs. It is kept between runs, under a name that changes with its recipe."""
     recipe = hashlib.sha256((BASE / "envserver" / "sandbox" / "hostbox.py").read_bytes()).hexdigest()[:12]
     return importlib.import_module("envserver.sandbox.hostbox").box_of_host(
         Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}"
@@ -94,7 +94,10 @@ def box(library: Any) -> Any:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """Give an empty directory that the spawner's root, an ordinary user outside, can reach; so not pytest's own."""
+    """Yield an empty directory that the spawner's root can reach.
+
+    That root is an ordinary user outside, so pytest's own directory does not work.
+    """
     work = Path(tempfile.mkdtemp(prefix="env-gateway-coding-"))
     work.chmod(0o755)
     try:

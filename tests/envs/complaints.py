@@ -1,4 +1,4 @@
-"""Checking many items in one test: each item that fails is named, and none hides the others."""
+"""Checks many items in one test. Each failing item is reported by name, and no failure hides another."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 AT_ONCE = os.cpu_count() or 1
-"""For checks that mostly compute."""
+"""The default number of concurrent checks, for checks that mostly compute."""
 
 
 async def complaints(
     check: Callable[[T], Awaitable[None]], items: Mapping[str, T], *, at_once: int = AT_ONCE
 ) -> dict[str, str]:
-    """Check *items*, at most *at_once* at a time; return what *check* raised, by the item's name."""
+    """Check *items*, at most *at_once* concurrently, and return the errors of *check* by the item's name."""
     free = asyncio.Semaphore(at_once)
     found: dict[str, str] = {}
 

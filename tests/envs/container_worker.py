@@ -30,15 +30,15 @@ Change = Callable[[dict[str, Any]], None]
 
 
 class ContainerWorker:
-    """A running container, and a client of its server."""
+    """A running container and a client of its server."""
 
     def __init__(self, engine: docker.APIClient, name: str, *, change: Change | None = None) -> None:
-        """*name* is the environment's; *change* may alter the description of the container."""
+        """Start the container of environment *name*; *change* may alter the container's description."""
         self.engine = engine
         self.name = name
         self.instance = f"eg-test-{secrets.token_hex(4)}"
-        self.folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="eg-"))  # the engine sees it under the same path
-        self.folder.chmod(0o777)  # as the gateway's own folders of workers that are another user
+        self.folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="eg-"))  # the engine sees the same path
+        self.folder.chmod(0o777)  # as the gateway's own folders for workers that run as another user
         environment = read_environment(ROOT / "env_images" / name / "environment.toml")
         worker = Worker(
             id=WorkerId(secrets.token_hex(8)),
@@ -77,14 +77,14 @@ class ContainerWorker:
         return said.decode()
 
     def run(self, *argv: str, user: str = "0") -> tuple[int, str]:
-        """Run a command in the container; gives its status and what it printed."""
+        """Run a command in the container and return its status and output."""
         execution = self.engine.exec_create(self.container, list(argv), user=user)
         printed: bytes = self.engine.exec_start(execution["Id"])
         return int(self.engine.exec_inspect(execution["Id"])["ExitCode"]), printed.decode(errors="replace")
 
     @contextmanager
     def session(self, task: Mapping[str, Any] | None = None, **more: Any) -> Iterator[Session]:
-        """Open a session on *task*, or as *more* says, and end it."""
+        """Open a session on *task* or with the fields of *more*, and end it afterwards."""
         opened = Session(self.http, self.name, str(uuid.uuid4()))
         body = {"env_name": self.name, **({"task_spec": task} if task is not None else {}), **more}
         created = opened.post("/create", body)
@@ -102,7 +102,7 @@ class ContainerWorker:
 
 @contextmanager
 def container_worker(engine: docker.APIClient, name: str, *, change: Change | None = None) -> Iterator[ContainerWorker]:
-    """Start a container of the image of environment *name*, and remove it at the end."""
+    """Start a container of environment *name*'s image and remove it at the end."""
     worker = ContainerWorker(engine, name, change=change)
     try:
         yield worker

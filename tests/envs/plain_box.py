@@ -1,6 +1,7 @@
-"""A small sandbox for the os environment's tests: bubblewrap round a writable root that shares the host's /usr.
+"""A small sandbox for the os environment's tests: bubblewrap with a writable root that shares the host's /usr.
 
-It does what `os_box.Sandbox` asks for with real processes, terminals and files; it is no wall against hostile code.
+It provides the interface of `os_box.Sandbox` with real processes, terminals and files. It does not isolate hostile
+code.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ETC = (
     *("alternatives", "bash.bashrc", "default", "ld.so.cache", "localtime", "login.defs", "nsswitch.conf", "pam.conf"),
     *("pam.d", "profile", "security", "shells", "skel"),
 )
-"""What login, su and useradd read, and no account of the host's own."""
+"""The files of /etc that login, su and useradd read. No account of the host is among them."""
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\n"
 SHADOW = "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n"
@@ -48,14 +49,14 @@ KILL_S = scaled(10.0)
 
 
 def os_module(name: str) -> ModuleType:
-    """Import a module of the os environment, whose folder is no package."""
+    """Import a module of the os environment, whose folder is not a package."""
     if str(HOME) not in sys.path:
         sys.path.append(str(HOME))
     return importlib.import_module(name)
 
 
 def require_bubblewrap() -> None:
-    """Skip the test where bubblewrap cannot be used; in CI that is a failure."""
+    """Skip the test where bubblewrap cannot be used; in CI, fail it."""
     reason = ""
     if shutil.which("bwrap") is None or shutil.which("nsenter") is None:
         reason = "bwrap and nsenter are needed: apt-get install bubblewrap util-linux"
@@ -134,7 +135,7 @@ class PlainTerminal:
 
 
 class PlainSandbox:
-    """A root of its own, and an init process whose namespaces everything else enters."""
+    """A root directory of its own and an init process whose namespaces all other processes enter."""
 
     def __init__(self, root: Path, init: asyncio.subprocess.Process, init_pid: int) -> None:
         self.root = root
@@ -158,7 +159,7 @@ class PlainSandbox:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)
             given.seek(0)
-            # Files, not pipes: a background child may hold them open after the process has ended.
+            # Files, not pipes: a background child may hold pipes open after the process has ended.
             process = await asyncio.create_subprocess_exec(
                 *self._inside(argv, cwd, env), stdin=given, stdout=out, stderr=err, start_new_session=True
             )
@@ -185,7 +186,7 @@ class PlainSandbox:
         def foreground(number: int) -> None:
             group = struct.unpack("i", fcntl.ioctl(master, termios.TIOCGPGRP, b"\0" * 4))[0]
             with contextlib.suppress(ProcessLookupError):
-                if group > 1:  # 0 is no group of the box, and would be our own
+                if group > 1:  # 0 is not a group of the box and would be the test's own group
                     os.killpg(group, number)
 
         os.close(slave)
@@ -211,7 +212,7 @@ class PlainSandbox:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _inner(self, path: str) -> Path:
-        # Through its init process, so that /proc is the box's own.
+        # Through the init process, so that /proc is the box's own.
         return Path(f"/proc/{self._init_pid}/root", path.lstrip("/"))
 
     def _inside(self, argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> list[str]:
@@ -219,7 +220,7 @@ class PlainSandbox:
 
 
 class PlainSandboxes:
-    """Opens sandboxes; a layer is a finished root that is copied."""
+    """Opens sandboxes. A layer is a finished root directory that is copied."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -257,7 +258,7 @@ class PlainSandboxes:
 
 @contextlib.asynccontextmanager
 async def plain_sandboxes(folder: Path) -> AsyncIterator[PlainSandboxes]:
-    """Give sandboxes under *folder*, all of which are closed at the end."""
+    """Yield sandboxes under *folder* and close all of them at the end."""
     require_bubblewrap()
     sandboxes = PlainSandboxes(folder)
     try:
@@ -267,23 +268,23 @@ async def plain_sandboxes(folder: Path) -> AsyncIterator[PlainSandboxes]:
 
 
 def host_box() -> Any:
-    """Give the library's box of this machine's own programs, kept under a name that changes with its recipe."""
+    """Return the library's box of this machine's programs, kept under a name that changes with its recipe."""
     recipe = Path(importlib.import_module("envserver.sandbox.hostbox").__file__ or "").read_bytes()
     name = f"env-gateway-box-{os.geteuid()}-{hashlib.sha256(recipe).hexdigest()[:12]}"
     return importlib.import_module("envserver.sandbox.hostbox").box_of_host(Path(tempfile.gettempdir(), name))
 
 
 def library_limits() -> Any:
-    """Bound each of the library's sandboxes."""
+    """Return the limits of each of the library's sandboxes."""
     limits = importlib.import_module("envserver.sandbox").Limits
     return limits(memory_bytes=256 * 2**20, pids=128, disk_bytes=64 * 2**20, cpu_s=60)
 
 
 @contextlib.asynccontextmanager
 async def library_sandboxes() -> AsyncIterator[Any]:
-    """Give sandboxes of `envserver.sandbox`, in a box that is made of this machine's own programs and kept."""
+    """Yield sandboxes of `envserver.sandbox` in a kept box that consists of this machine's programs."""
     library = importlib.import_module("envserver.sandbox")
-    # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another one.
+    # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another user.
     work = Path(tempfile.mkdtemp(prefix="env-gateway-os-"))
     work.chmod(0o755)  # noqa: ASYNC240 - a test's set-up
     try:
@@ -295,7 +296,7 @@ async def library_sandboxes() -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def sandboxes_of(kind: str, folder: Path) -> AsyncIterator[Any]:
-    """Give sandboxes: `plain` ones, those of the `library`, or `best`, the library's where they can be opened."""
+    """Yield sandboxes of *kind*: `plain`, `library`, or `best`, which is the library's where they can be opened."""
     if kind == "best":
         require_bubblewrap()
         kind = "plain" if await library_refusal() else "library"
@@ -305,7 +306,7 @@ async def sandboxes_of(kind: str, folder: Path) -> AsyncIterator[Any]:
 
 
 async def require_sandboxes(kind: str) -> None:
-    """Skip the test where sandboxes of *kind* cannot be opened; in CI that is a failure."""
+    """Skip the test where sandboxes of *kind* cannot be opened; in CI, fail it."""
     require_bubblewrap()
     if kind == "library":
         need_other_users()
@@ -317,7 +318,7 @@ async def require_sandboxes(kind: str) -> None:
 
 
 async def library_refusal() -> str:
-    """Say why the library's sandboxes cannot be used here; empty where they can. One attempt serves the process."""
+    """Return why the library's sandboxes cannot be used here, or an empty text. The process tries only once."""
     if not _refusals:
         library = importlib.import_module("envserver.sandbox")
         try:
@@ -374,7 +375,7 @@ async def _started(root: Path) -> PlainSandbox:
 
 
 async def _copied(source: Path, target: Path) -> None:
-    # cp, since shutil keeps neither owners nor hard links.
+    # cp, because shutil keeps neither owners nor hard links.
     process = await asyncio.create_subprocess_exec("cp", "-a", f"{source}/.", str(target))
     assert await process.wait() == 0
 

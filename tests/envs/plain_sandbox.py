@@ -1,7 +1,7 @@
-"""A stand-in for the sandbox library: bubblewrap as root, a private writable root over the host's own `/usr`.
+"""A stand-in for the sandbox library: bubblewrap as root, with a private writable root over the host's own `/usr`.
 
-Every process gets namespaces of its own, so what a `run` leaves behind dies with it; files stay until `close`. Without
-limits of memory or disk: those are the library's business and tested there.
+Every process has its own namespaces, so a `run` leaves no process behind. Files stay until `close`. The stand-in limits
+neither memory nor disk, because the library's own tests cover those limits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FROM_HOST = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/passwd", "/etc/group
 
 
 class PlainError(Exception):
-    """What the stand-in raises where the library raises its own error."""
+    """The stand-in's error, in place of the library's own error."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended."""
+    """The end of a process: its status and output."""
 
     status: int
     stdout: bytes
@@ -38,7 +38,7 @@ class Ended:
 
 
 class PlainSandbox:
-    """A directory that is the root of whatever runs in it."""
+    """A directory that is the root of the programs that run in it."""
 
     killed: str | None = None
 
@@ -66,7 +66,7 @@ class PlainSandbox:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},  # bubblewrap's own, which a process inside can read as that of PID 1
+            env={"PATH": os.environ["PATH"]},  # bubblewrap's own; a process inside can read it as PID 1's
         )
         try:
             return await finish(process, stdin, timeout_s=timeout_s, most_bytes=output_bytes or OUTPUT_BYTES)
@@ -94,7 +94,7 @@ class PlainSandbox:
 
 
 class PlainSandboxes:
-    """Opens sandboxes below a directory; `open_now` counts those that nobody closed."""
+    """Opens sandboxes below a directory; `open_now` counts the sandboxes that are not closed yet."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -180,11 +180,11 @@ async def feed(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.close()
         await stream.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it ended without reading
+        pass  # the process ended without reading
 
 
 async def drain(stream: asyncio.StreamReader, most_bytes: int) -> tuple[bytes, bool]:
-    """Read to the end, keeping the first *most_bytes*; also whether there were more."""
+    """Read to the end; return the first *most_bytes* and whether there were more."""
     kept, size = bytearray(), 0
     while chunk := await stream.read(65_536):
         kept += chunk[: max(0, most_bytes - size)]
@@ -193,7 +193,7 @@ async def drain(stream: asyncio.StreamReader, most_bytes: int) -> tuple[bytes, b
 
 
 def need_bubblewrap() -> None:
-    """Skip without bubblewrap or root; fail where that must not happen unseen."""
+    """Skip the test without bubblewrap or root; in CI, fail it."""
     if shutil.which("bwrap") and os.geteuid() == 0:
         return
     reason = "the coding environment's tests need bubblewrap (`apt-get install bubblewrap`) and root"

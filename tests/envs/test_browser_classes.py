@@ -34,7 +34,7 @@ class Other(Task):
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name that is free, and is free again after the test."""
+    """Yield a free name, and free it again after the test."""
     yield "probe-task"
     tasks._CUSTOM_TASKS.pop("probe-task", None)
     if "custom/probe-task" in registry:
@@ -75,14 +75,14 @@ def test_another_class_does_not_take_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [object, 3, Task.__init__, "Task"])
-def test_what_is_no_such_class_is_refused(name: str, value: object) -> None:
+def test_a_value_that_is_not_a_subclass_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match="is no subclass of CustomBrowserGymEnvironment"):
         tasks.register_custom_task(name)(value)
     assert name not in tasks.list_custom_tasks()
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "-x", "x" * 200, 3])
-def test_what_is_no_name_is_refused(bad: Any) -> None:
+def test_an_invalid_task_name_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="cannot be a task's name"):
         tasks.register_custom_task(bad, Task)
 
@@ -123,7 +123,7 @@ def test_each_builtin_page_is_read_from_its_file() -> None:
         assert "<title>" in cls(page=None, serve=lambda path, html: path)._get_html_content()
 
 
-def test_the_rfcs_module_names_give_the_same_objects() -> None:
+def test_the_module_names_of_the_rfc_expose_the_same_objects() -> None:
     names = browser_module("custom_tasks")
 
     assert browser_module("custom_base").CustomBrowserGymEnvironment is Base

@@ -1,4 +1,4 @@
-"""Tasks of the browser environment as data: what is read, what is refused and where; and the files of tasks."""
+"""Browser tasks as data: reading, refusals with the fault's path, and the files of tasks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_task_is_named_by_its_configuration_its_id_or_the_variables(
     ("given", "problem"),
     [
         (task({"html": PAGE, "colour": 1}), "config.colour: no such key"),
-        (task({"benchmark": "webarena"}), "config.benchmark: 'webarena' is none of custom, miniwob"),
+        (task({"benchmark": "webarena"}), "config.benchmark: 'webarena' is not one of custom, miniwob"),
         (task({"benchmark": 3}), "config.benchmark: a text is wanted"),
         (task({"html": ""}), "config.html"),
         (task({"html": PAGE, "template": "x.html"}), "config.template: either html or template"),
@@ -111,7 +111,7 @@ def test_a_task_is_named_by_its_configuration_its_id_or_the_variables(
         ({"id": "custom/x", "config": []}, "config: an object is wanted"),
     ],
 )
-def test_what_is_wrong_with_a_task_is_said_with_its_path(given: dict[str, Any], problem: str) -> None:
+def test_a_fault_in_a_task_is_reported_with_its_path(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(spec.InvalidTask) as raised:
         spec.read_spec(given, variables={})
 
@@ -137,7 +137,7 @@ def test_cookies_and_storage_belong_to_the_starts_origin() -> None:
 
 
 class FakeMessages:
-    """A window of which only the agent's messages are asked."""
+    """A window that only holds the agent's messages."""
 
     def __init__(self, *messages: str) -> None:
         self.messages = list(messages)
@@ -217,7 +217,7 @@ def lines(split: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_files_are_what_the_problems_make() -> None:
+def test_the_task_files_match_the_problems() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "make-browser-tasks"), "--check"], capture_output=True, check=False
     )
@@ -225,7 +225,7 @@ def test_the_files_are_what_the_problems_make() -> None:
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
-def test_there_are_enough_tasks_and_no_id_is_there_twice() -> None:
+def test_there_are_enough_tasks_and_every_id_is_unique() -> None:
     ids = [entry["id"] for split in SPLITS for entry in lines(split)]
 
     assert len(ids) == len(set(ids))
@@ -248,7 +248,7 @@ def test_no_solution_is_in_a_task() -> None:
                 assert not any(step in json.dumps(entry) for step in problem.solution)
 
 
-def test_the_engine_gate_lets_the_environments_container_be_made() -> None:
+def test_the_engine_gate_allows_the_environments_container() -> None:
     environment = read_environment(ROOT / "env_images" / "browser" / "environment.toml")
     rules = Rules.of([environment], instance="probe", socket_root="/sockets")
     worker = Worker(id=WorkerId("w1"), environment=environment.name, digest=environment.digest(), slots=1)
@@ -275,12 +275,12 @@ GIVEN = "attempting click action\n- element is stable\n- performing click action
         pytest.param("click()\n", "attempting click action\n- element is not enabled", False, id="no input"),
     ],
 )
-def test_a_call_that_was_too_late_counts_as_made_where_its_input_was_given_and_none_follows(
+def test_a_call_that_times_out_counts_as_made_if_its_input_was_given_and_no_call_follows(
     calls: str, log: str, is_carried_out: bool
 ) -> None:
     code = f"def click():\n    raise TimeoutError({log!r})\n\ndef move(): ...\n{calls}"
 
     with pytest.raises(TimeoutError) as late:
-        exec(code, {})  # as BrowserGym does
+        exec(code, {})  # as BrowserGym runs an action
 
     assert window._was_carried_out(late.value, code) is is_carried_out

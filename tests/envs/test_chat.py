@@ -1,4 +1,4 @@
-"""The chat environment: its tasks with right and wrong replies, its conversations, its scores, generator and server."""
+"""The chat environment: right and wrong replies to its tasks, conversations, scores, generator and server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_RESIDENT_MIB = 64
 
 
 def chat_module(name: str) -> Any:
-    """Import a module of the environment as its server does, from its folder."""
+    """Import a module of the environment from its folder, as its server does."""
     for folder in ("env_images/base", "env_images/chat"):
         if (path := str(ROOT / folder)) not in sys.path:
             sys.path.append(path)
@@ -56,7 +56,7 @@ ONE_OF_EACH = {task["tags"][0]: task for task in TRAIN if task["difficulty"] == 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    started = Worker("chat", box=Path("unused"))  # a server without sandboxes never looks for it
+    started = Worker("chat", box=Path("unused"))  # a server without sandboxes does not use the box
     try:
         yield started
     finally:
@@ -96,7 +96,7 @@ def test_each_line_is_one_compact_json_object_with_the_documented_keys(split: st
 
 
 @pytest.mark.parametrize("page", ["env_images/chat/README.md", "tasks/chat/README.md"])
-def test_a_task_that_a_page_shows_can_be_held_with_its_reference(worker: Worker, page: str) -> None:
+def test_a_task_that_a_page_shows_is_won_by_its_reference(worker: Worker, page: str) -> None:
     (shown,) = re.findall(r"^```json\n(.+?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
     task = json.loads(shown)
 
@@ -117,7 +117,7 @@ def test_the_reference_of_every_task_earns_1_and_a_wrong_reply_0(
 
 
 @pytest.mark.parametrize("family", sorted(families.FAMILIES))
-def test_nothing_that_the_agent_sees_depends_on_the_reference(worker: Worker, family: str) -> None:
+def test_the_agents_view_does_not_depend_on_the_reference(worker: Worker, family: str) -> None:
     task = ONE_OF_EACH[family]
     other = json.loads(json.dumps(task))
     del other["evaluation"]["reference"]
@@ -131,7 +131,7 @@ def test_nothing_that_the_agent_sees_depends_on_the_reference(worker: Worker, fa
     assert seen[0] == seen[1]
 
 
-def test_a_worker_that_served_every_task_stays_within_its_memory(worker: Worker) -> None:
+def test_a_worker_that_served_every_task_stays_within_its_memory_limit(worker: Worker) -> None:
     for task in ALL:
         session = worker.open(task)
         hold(session, references(task))
@@ -156,13 +156,13 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
     )
 
 
-def test_the_files_are_what_the_generator_makes() -> None:
+def test_the_task_files_match_the_generator() -> None:
     checked = make("--check")
 
     assert (checked.returncode, checked.stdout.count("as made")) == (0, 2), checked.stdout + checked.stderr
 
 
-def test_another_seed_makes_other_tasks_and_the_check_tells_them_apart(tmp_path: Path) -> None:
+def test_another_seed_makes_other_tasks_and_the_check_detects_them(tmp_path: Path) -> None:
     made = make("--seed", "7", "--directory", str(tmp_path), hash_seed="1")
     same = make("--seed", "7", "--directory", str(tmp_path), "--check", hash_seed="2")
     other = make("--directory", str(tmp_path), "--check")
@@ -186,11 +186,13 @@ def talk(config: dict[str, Any], *replies: str) -> list[str | None]:
         pytest.param({}, ["a"], [None], id="one turn"),
         pytest.param({"follow_ups": ["x", "y"]}, ["a", "b", "c"], ["x", "y", None], id="fixed follow-ups"),
         pytest.param({"follow_ups": ["x", "y"], "max_turns": 2}, ["a", "b"], ["x", None], id="the last turn"),
-        pytest.param({"max_turns": 5}, ["a"], [None], id="turns without anything to say"),
+        pytest.param({"max_turns": 5}, ["a"], [None], id="turns without follow-ups"),
         pytest.param(
             {"follow_ups": [{"when": "contains('?')", "say": "x"}]}, ["a?", "b?"], ["x", None], id="each is said once"
         ),
-        pytest.param({"follow_ups": [{"when": "contains('?')", "say": "x"}]}, ["a"], [None], id="none that fits"),
+        pytest.param(
+            {"follow_ups": [{"when": "contains('?')", "say": "x"}]}, ["a"], [None], id="no follow-up that fits"
+        ),
         pytest.param(
             {"follow_ups": [{"when": "contains('b')", "say": "x"}, {"when": "contains('a')", "say": "y"}]},
             ["a", "ab", "ab"],
@@ -201,11 +203,11 @@ def talk(config: dict[str, Any], *replies: str) -> list[str | None]:
             {"follow_ups": [{"when": "not_contains('{')", "say": "JSON, please."}, "Thanks?"], "max_turns": 3},
             ["a", "{}", "b"],
             ["JSON, please.", "Thanks?", None],
-            id="conditions and fixed ones mixed",
+            id="conditional and fixed follow-ups mixed",
         ),
     ],
 )
-def test_the_user_says_the_first_follow_up_that_fits_until_none_does(
+def test_the_user_says_the_first_follow_up_that_fits_until_no_follow_up_fits(
     config: dict[str, Any], replies: list[str], heard: list[str | None]
 ) -> None:
     assert talk(config, *replies) == heard
@@ -218,10 +220,12 @@ def test_the_user_says_the_first_follow_up_that_fits_until_none_does(
         pytest.param("", {"messages": [{"role": "assistant", "content": "a"}]}, "must end with", id="the agent last"),
         pytest.param("a", {"messages": "b"}, "config.messages: must be a list", id="messages that are a text"),
         pytest.param("a", {"messages": [{"role": "tool", "content": "b"}]}, "config.messages[0].role", id="a role"),
-        pytest.param("a", {"messages": [{"role": "user", "content": ""}]}, "config.messages[0].content", id="empty"),
+        pytest.param(
+            "a", {"messages": [{"role": "user", "content": ""}]}, "config.messages[0].content", id="empty content"
+        ),
         pytest.param("a", {"messages": [{"role": "user"}]}, "config.messages[0]: must be an object", id="no content"),
         pytest.param("a", {"max_turns": 0}, "config.max_turns", id="no turn"),
-        pytest.param("a", {"max_turns": True}, "config.max_turns", id="turns that are no number"),
+        pytest.param("a", {"max_turns": True}, "config.max_turns", id="turns that are not a number"),
         pytest.param("a", {"turns": 3}, "config.turns: unknown key", id="an unknown key"),
         pytest.param("a", {"follow_ups": [3]}, "config.follow_ups[0]: must be a text", id="a number to say"),
         pytest.param("a", {"follow_ups": ["x"] * 51}, "config.follow_ups: must be a list of at most 50", id="51"),
@@ -258,21 +262,21 @@ TWO: list[dict[str, Any]] = [
     ("evaluation", "message", "reward"),
     [
         pytest.param({"reward_function": "exact_match('a')"}, " a\n", 1.0, id="one function"),
-        pytest.param({"reward_function": "exact_match", "expected": "a"}, "b", 0.0, id="its argument beside it"),
+        pytest.param({"reward_function": "exact_match", "expected": "a"}, "b", 0.0, id="its argument next to it"),
         pytest.param({"all": TWO}, "ab", 1.0, id="all hold"),
-        pytest.param({"all": TWO}, "a", 0.75, id="the heavier one holds"),
-        pytest.param({"all": TWO}, "b", 0.25, id="the lighter one holds"),
+        pytest.param({"all": TWO}, "a", 0.75, id="the heavier function holds"),
+        pytest.param({"all": TWO}, "b", 0.25, id="the lighter function holds"),
         pytest.param({"all": TWO, "combine": "least"}, "a", 0.0, id="least"),
-        pytest.param({"all": TWO, "combine": "least"}, "ba", 1.0, id="least of all that hold"),
+        pytest.param({"all": TWO, "combine": "least"}, "ba", 1.0, id="least, and all hold"),
         pytest.param(
             {"all": [{"reward_function": "contains('a')", "weight": weight} for weight in (0.1, 0.2, 0.7)]},
             "a",
             1.0,
-            id="weights that floats do not add up",
+            id="weights that floats do not sum to 1",
         ),
     ],
 )
-def test_a_message_is_scored_by_the_functions_that_the_task_names(
+def test_a_message_is_scored_by_the_functions_of_the_task(
     evaluation: dict[str, Any], message: str, reward: float
 ) -> None:
     assert Evaluation.read(evaluation).score(message).reward == reward
@@ -284,9 +288,11 @@ def test_a_message_is_scored_by_the_functions_that_the_task_names(
         pytest.param({}, "evaluation.reward_function", id="nothing"),
         pytest.param({"reward_function": "good()"}, "no reward function 'good'", id="no such function"),
         pytest.param({"reward_function": "contains('a', 'b', 'c', 'd')"}, "too many", id="too many arguments"),
-        pytest.param({"reward_function": "exact_match('a')", "reference": "b"}, "does not earn 1", id="a wrong one"),
+        pytest.param(
+            {"reward_function": "exact_match('a')", "reference": "b"}, "does not earn 1", id="a wrong reference"
+        ),
         pytest.param({"reward_function": "exact_match('a')", "reference": 3}, "evaluation.reference", id="a number"),
-        pytest.param({"all": []}, "evaluation.all: must be a list", id="none of all"),
+        pytest.param({"all": []}, "evaluation.all: must be a list", id="an empty list"),
         pytest.param({"all": TWO, "combine": "most"}, "evaluation.combine", id="another combination"),
         pytest.param({"all": TWO, "reward_function": "contains('a')"}, "unknown key beside all", id="both"),
         pytest.param({"all": ["contains('a')"]}, "evaluation.all[0]: must be an object", id="a text in all"),
@@ -294,7 +300,7 @@ def test_a_message_is_scored_by_the_functions_that_the_task_names(
         pytest.param({"all": [TWO[0], {"weight": 1}]}, "evaluation.all[1].reward_function", id="only a weight"),
     ],
 )
-def test_an_evaluation_that_cannot_judge_is_refused_with_its_place(evaluation: dict[str, Any], said: str) -> None:
+def test_an_invalid_evaluation_is_refused_with_the_place_of_the_fault(evaluation: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidChat) as refused:
         Evaluation.read(evaluation)
 
@@ -318,7 +324,7 @@ LONG = {
 }
 
 
-def test_a_question_is_the_prompt_and_one_message_of_the_user(worker: Worker) -> None:
+def test_a_question_is_the_prompt_and_the_users_only_message(worker: Worker) -> None:
     session = worker.open(QUESTION)
 
     (block,) = session.get("/chat/prompt").json()
@@ -329,7 +335,7 @@ def test_a_question_is_the_prompt_and_one_message_of_the_user(worker: Worker) ->
     assert (message["role"], [one["text"] for one in message["blocks"]]) == ("user", ["Say a."])
 
 
-def test_a_conversation_comes_as_messages_and_goes_on_in_the_observations(worker: Worker) -> None:
+def test_a_conversation_is_served_as_messages_and_continues_in_the_observations(worker: Worker) -> None:
     session = worker.open(LONG)
 
     prompt, messages = session.prompt(), session.get("/chat/messages").json()
@@ -359,7 +365,7 @@ def test_a_reply_comes_in_three_spellings(worker: Worker, action: dict[str, Any]
 @pytest.mark.parametrize(
     "message", ["reset", "[reset]", "/reset", '{"method": "reset"}', '{"type": "step", "data": {"reward": 1}}', "state"]
 )
-def test_a_message_controls_nothing(worker: Worker, message: str) -> None:
+def test_no_message_controls_the_server(worker: Worker, message: str) -> None:
     session = worker.open({**QUESTION, "config": {"follow_ups": ["Sure?"]}})
 
     heard = session.tool("reply", message=message)
@@ -368,7 +374,7 @@ def test_a_message_controls_nothing(worker: Worker, message: str) -> None:
     assert [one["content"] for one in heard["data"]["messages"]] == ["Say a.", message, "Sure?"]
 
 
-def test_a_megabyte_of_reply_counts_as_none(worker: Worker) -> None:
+def test_a_reply_of_a_megabyte_counts_as_empty(worker: Worker) -> None:
     session = worker.open({**QUESTION, "evaluation": {"reward_function": "contains('a')"}})
 
     flooded = session.tool("reply", message="a" * 1_000_000)
@@ -385,7 +391,7 @@ def test_a_reply_after_the_end_does_not_run(worker: Worker) -> None:
     assert after.status_code >= 400 or "reward" not in after.text
 
 
-def test_the_rfcs_short_form_of_a_task_is_a_task(worker: Worker) -> None:
+def test_the_short_form_of_the_rfc_is_accepted(worker: Worker) -> None:
     session = worker.open({"goal": "Say a.", "reward_fn": "exact_match('a')", "max_turns": 1})
 
     assert session.prompt().startswith("Say a.")
@@ -396,7 +402,7 @@ def test_the_rfcs_short_form_of_a_task_is_a_task(worker: Worker) -> None:
     ("change", "said"),
     [
         pytest.param({"instruction": ""}, "instruction: the conversation must end", id="no question"),
-        pytest.param({"instruction": 3}, "instruction: a text is wanted", id="a question that is no text"),
+        pytest.param({"instruction": 3}, "instruction: a text is wanted", id="a question that is not a text"),
         pytest.param({"evaluation": {}}, "evaluation.reward_function", id="no evaluation"),
         pytest.param(
             {"evaluation": {"reward_function": "exact_match('b')", "reference": "a"}}, "earn 1", id="unsolvable"
@@ -419,7 +425,7 @@ def test_a_broken_task_is_an_error_with_its_place_and_never_a_reward(
     assert called.status_code >= 400 or "reward" not in called.text
 
 
-def test_the_image_alone_offers_both_splits_and_one_tool(worker: Worker) -> None:
+def test_the_image_offers_both_splits_and_one_tool(worker: Worker) -> None:
     counts = {
         split["name"]: worker.http.post("/chat/num_tasks", json={"split": split["name"]}).json()["num_tasks"]
         for split in worker.http.get("/chat/splits").json()

@@ -1,4 +1,4 @@
-"""Generic tasks in the coding environment: files in the configuration, a script that decides by its status."""
+"""Generic tasks in the coding environment: files in the configuration, and a script whose exit status decides."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def worker() -> Iterator[Worker]:
 
 
 def played(worker: Worker, task: dict[str, Any], *commands: str) -> dict[str, Any]:
-    """Run *commands* in a session of *task*, and submit."""
+    """Run *commands* in a session of *task*, submit, and return the result."""
     session = worker.open(task)
     for command in commands:
         assert "[exit status" not in session.text("execute", command=command)
@@ -59,11 +59,11 @@ def played(worker: Worker, task: dict[str, Any], *commands: str) -> dict[str, An
     ("commands", "reward"),
     [
         pytest.param([RIGHT, "python3 test_adding.py"], 1.0, id="solved"),
-        pytest.param([], 0.0, id="left as it was"),
+        pytest.param([], 0.0, id="unchanged"),
         pytest.param(["echo pass > test_adding.py"], 0.0, id="the test replaced"),
         pytest.param(["rm test_adding.py; mkdir test_adding.py"], 0.0, id="the test made a folder"),
         pytest.param(["ln -sf /dev/null test_adding.py"], 0.0, id="the test made a link"),
-        pytest.param([RIGHT, "rm -r task"], 1.0, id="a file of the task that has no part in it removed"),
+        pytest.param([RIGHT, "rm -r task"], 1.0, id="an unrelated file of the task removed"),
         pytest.param(["echo exit 0 > /root/.bashrc; ln -sf /bin/true /usr/bin/python3"], 0.0, id="programs replaced"),
     ],
 )
@@ -79,7 +79,7 @@ echo "make: nosuchtest: $1" >&2
 echo "make: *** [Makefile:2: all] Error 127" >&2
 exit 2
 """
-"""Does as make does with a program that it takes from a makefile, or from its own rules."""
+"""A script that reports a missing program as make does, from a makefile or from make's own rules."""
 SHELLED = """
 command -v nosuchtest > /dev/null && exit
 echo "/bin/sh: 1: nosuchtest: not found" >&2
@@ -99,9 +99,9 @@ subprocess.run(["nosuchtest", "adding.py"], check=True)
         pytest.param("nosuchtest -q test_adding.py", {}, id="of the script"),
         pytest.param("cd . && timeout 9 nosuchtest", {}, id="that another program starts"),
         pytest.param("sh hidden.sh", {"hidden.sh": "set -e\nnosuchtest\n"}, id="of a hidden file"),
-        pytest.param("nosuchtest -q > /dev/null 2>&1", {}, id="whose shell is silenced"),
-        pytest.param("sh hidden.sh 2>&1", {"hidden.sh": "nosuchtest\n"}, id="told on the standard output"),
-        pytest.param("nosuchtest 2>&1 | tail -n 1", {}, id="of a pipe that ends well, where tests are counted"),
+        pytest.param("nosuchtest -q > /dev/null 2>&1", {}, id="whose error output is discarded"),
+        pytest.param("sh hidden.sh 2>&1", {"hidden.sh": "nosuchtest\n"}, id="reported on the standard output"),
+        pytest.param("nosuchtest 2>&1 | tail -n 1", {}, id="of a pipe that succeeds, where tests are counted"),
         pytest.param("sh tools/make.sh 'Command not found'", {}, id="that make does not find"),
         pytest.param("sh tools/make.sh 'No such file or directory' 2>&1", {}, id="that make does not find, as a file"),
         pytest.param("sh tools/shelled.sh", {}, id="that make starts by a shell"),
@@ -144,9 +144,9 @@ subprocess.run(["true"], cwd="built", check=True)
     [
         pytest.param(ADD["evaluation"]["script"], {}, f"printf %b {LIE!r} > adding.py", id="by a lie"),
         pytest.param("python3 ./test_adding.py", {}, "echo 'import os; os._exit(127)' > adding.py", id="by its status"),
-        pytest.param("./built > /dev/null 2>&1", {}, "true", id="by a program that it is to make"),
-        pytest.param("python3 hidden.py", {"hidden.py": FOLDER}, "true", id="by a folder that it is to make"),
-        pytest.param("python3 hidden.py", {"hidden.py": SHELL}, "true", id="by a message that it is to give"),
+        pytest.param("./built > /dev/null 2>&1", {}, "true", id="by a program that the task requires"),
+        pytest.param("python3 hidden.py", {"hidden.py": FOLDER}, "true", id="by a folder that the task requires"),
+        pytest.param("python3 hidden.py", {"hidden.py": SHELL}, "true", id="by a message that the task requires"),
     ],
 )
 def test_a_solution_that_says_that_a_program_is_missing_is_wrong(
@@ -157,14 +157,14 @@ def test_a_solution_that_says_that_a_program_is_missing_is_wrong(
     assert (ended["reward"], ended["finished"]) == (0.0, True)
 
 
-def test_a_file_that_the_script_names_is_put_back_whatever_its_name(worker: Worker) -> None:
+def test_a_file_that_the_script_names_is_restored_whatever_its_name(worker: Worker) -> None:
     task = {**ADD, "evaluation": {"script": "PYTHONPATH=. python3 task/check.py"}}
 
     assert played(worker, task, "echo pass > task/check.py")["reward"] == 0.0
     assert played(worker, task, RIGHT)["reward"] == 1.0
 
 
-def test_the_workspace_is_empty_but_for_the_tasks_files(worker: Worker) -> None:
+def test_the_workspace_contains_only_the_tasks_files(worker: Worker) -> None:
     worker_task = {**ADD, "config": {"files": {"only.txt": "x"}}, "evaluation": {"script": "test ! -e left"}}
     first = worker.open(ADD)
     first.text("execute", command="touch left /root/left /tmp/left")
@@ -179,7 +179,7 @@ def test_the_workspace_is_empty_but_for_the_tasks_files(worker: Worker) -> None:
     assert solved["reward"] == 1.0
 
 
-def test_tests_beside_the_task_are_hidden_and_counted(worker: Worker) -> None:
+def test_hidden_test_files_of_the_task_are_invisible_and_counted(worker: Worker) -> None:
     evaluation = {
         "script": "python3 -P -m unittest discover -s hidden -t .",
         "passed": 1,
@@ -219,7 +219,7 @@ def test_a_task_that_cannot_be_judged_is_refused_with_the_place(change: dict[str
         tasks.read_evaluation(task)
 
 
-def test_a_task_in_the_wrong_shape_opens_no_session(worker: Worker) -> None:
+def test_a_malformed_task_opens_no_session(worker: Worker) -> None:
     session, created = worker.create({**ADD, "config": {"files": {"../x": ""}}})
 
     answer = created if created.status_code != 200 else session.post("/coding/call", {"text": "x"})

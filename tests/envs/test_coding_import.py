@@ -1,4 +1,4 @@
-"""Importing HumanEval's and MBPP's formats: small files of those forms, through the importer and the judge."""
+"""Imports of HumanEval's and MBPP's formats: small files of those forms, through the importer and the judge."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Reader = Callable[[Path], Iterator[Entry]]
 
 
 def imported(folder: Path, reader: Reader, row: dict[str, Any], name: str = "rows.jsonl") -> dict[str, Any]:
-    """Import one row by way of a file, packed or in an array as its name says."""
+    """Import one row from a file, which *name* makes a packed file or an array."""
     text = json.dumps([row] if ".json" in name and ".jsonl" not in name else row).encode()
     path = folder / name
     path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
@@ -73,17 +73,21 @@ def mbpp_task(folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("source", "worth"),
     [
-        pytest.param(HUMANEVAL["canonical_solution"], 1.0, id="the body alone, as the benchmark has it"),
+        pytest.param(HUMANEVAL["canonical_solution"], 1.0, id="only the body, as in the benchmark"),
         pytest.param("def doubled(numbers):\n    return [n + n for n in numbers]", 1.0, id="the whole function"),
-        pytest.param("def doubled(numbers: List[int]):\n    return [helper(n) for n in numbers]", 1.0, id="its helper"),
+        pytest.param(
+            "def doubled(numbers: List[int]):\n    return [helper(n) for n in numbers]", 1.0, id="with its helper"
+        ),
         pytest.param("def doubled(numbers):\n    return [2, 4]", 0.0, id="wrong in one assertion"),
         pytest.param("", 0.0, id="nothing"),
-        pytest.param("import os\nos._exit(0)", 0.0, id="leaving with success"),
-        pytest.param("def doubled(numbers):\n    raise SystemExit(0)", 0.0, id="leaving with success in the call"),
-        pytest.param("print('passed')", 0.0, id="saying so"),
+        pytest.param("import os\nos._exit(0)", 0.0, id="exiting with success"),
+        pytest.param("def doubled(numbers):\n    raise SystemExit(0)", 0.0, id="exiting with success in the call"),
+        pytest.param("print('passed')", 0.0, id="claiming success"),
     ],
 )
-async def test_a_humaneval_task_is_solved_or_not(world: World, tmp_path: Path, source: str, worth: float) -> None:
+async def test_a_humaneval_task_is_won_or_lost_as_a_whole(
+    world: World, tmp_path: Path, source: str, worth: float
+) -> None:
     assert (await world.judge(humaneval_task(tmp_path), source)).score == worth
 
 
@@ -94,24 +98,24 @@ async def test_a_humaneval_task_is_solved_or_not(world: World, tmp_path: Path, s
         pytest.param(
             "def evens(numbers):\n    return {n for n in numbers if n % 2 == 0 and n > 0}", 2 / 3, id="partly"
         ),
-        pytest.param("def evens(numbers):\n    return {2}", 0.0, id="the public assertion alone"),
-        pytest.param("import os\nos._exit(0)", 0.0, id="leaving with success"),
+        pytest.param("def evens(numbers):\n    return {2}", 0.0, id="only the public assertion"),
+        pytest.param("import os\nos._exit(0)", 0.0, id="exiting with success"),
     ],
 )
-async def test_an_mbpp_task_is_worth_the_assertions_that_hold(
+async def test_an_mbpp_task_is_worth_the_share_of_assertions_that_hold(
     world: World, tmp_path: Path, source: str, worth: float
 ) -> None:
     assert (await world.judge(mbpp_task(tmp_path), source)).score == pytest.approx(worth)
 
 
-def test_the_solutions_of_the_files_go_into_no_task(tmp_path: Path) -> None:
+def test_no_imported_task_contains_the_solution_of_its_file(tmp_path: Path) -> None:
     text = json.dumps([humaneval_task(tmp_path), mbpp_task(tmp_path)])
 
     assert "helper(number)" not in text
     assert "for n in numbers" not in text
 
 
-def test_the_agent_is_shown_the_first_assertion_and_no_hidden_one(tmp_path: Path) -> None:
+def test_the_agent_is_shown_the_first_assertion_and_no_hidden_assertion(tmp_path: Path) -> None:
     evaluation = tasks.read_evaluation(mbpp_task(tmp_path))
 
     shown = texts.opening("Do it.", evaluation, files=[])
@@ -147,7 +151,7 @@ KEYS = ("task_id", "prompt", "text", "entry_point", "test", "test_list", "test_i
 
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES))
 @pytest.mark.parametrize(("reader", "row"), [(humaneval_of, HUMANEVAL), (mbpp_of, MBPP)], ids=["humaneval", "mbpp"])
-def test_whatever_an_importer_takes_the_environment_takes(
+def test_the_environment_accepts_every_task_that_an_importer_makes(
     reader: Any, row: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     for entry in convert([Row("rows:1", row | changes)], reader):

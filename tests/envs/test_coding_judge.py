@@ -1,4 +1,4 @@
-"""The coding environment's judge: comparing, limits, credit, faults of the machinery, and test commands."""
+"""The coding environment's judge: comparison, limits, credit, infrastructure faults and test commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 async def worker(tmp_path: Path) -> AsyncIterator[World]:
-    """The library's sandboxes on one CPU of their own, as in a worker's container."""
+    """Yield the library's sandboxes on one CPU of their own, as in a worker's container."""
     with cpu_group() as group:
         async with opened("library", tmp_path) as world:
             await world.sandboxes.check()
@@ -50,19 +50,19 @@ async def worker(tmp_path: Path) -> AsyncIterator[World]:
     ("answer", "expected", "is_same"),
     [
         pytest.param(1, 1, True, id="an integer"),
-        pytest.param(1.0, 1, True, id="a float of an integer's value"),
+        pytest.param(1.0, 1, True, id="a float with an integer's value"),
         pytest.param(True, 1, False, id="True is not 1"),
         pytest.param(1, True, False, id="1 is not True"),
         pytest.param(0, None, False, id="0 is not null"),
         pytest.param(0.1 + 0.2, 0.3, True, id="floats within the tolerance"),
-        pytest.param(0.31, 0.3, False, id="floats beyond it"),
-        pytest.param(10**4000, 0.5, False, id="an integer beyond any float"),
+        pytest.param(0.31, 0.3, False, id="floats outside the tolerance"),
+        pytest.param(10**4000, 0.5, False, id="an integer above any float"),
         pytest.param("a", "a", True, id="a text"),
-        pytest.param(["a"], "a", False, id="a list for a text"),
+        pytest.param(["a"], "a", False, id="a list instead of a text"),
         pytest.param([1, [2]], [1, [2]], True, id="nested lists"),
         pytest.param([1], [1, 2], False, id="a list too short"),
         pytest.param({"b": 1, "a": 2}, {"a": 2, "b": 1}, True, id="keys in another order"),
-        pytest.param({"a": 2, "b": 1}, {"a": 2}, False, id="a key too many"),
+        pytest.param({"a": 2, "b": 1}, {"a": 2}, False, id="a superfluous key"),
     ],
 )
 def test_answers_are_compared_by_value_and_kind(answer: Any, expected: Any, is_same: bool) -> None:
@@ -77,19 +77,19 @@ JSON = st.recursive(
 
 
 @given(JSON, JSON)
-def test_every_value_is_itself_and_nothing_is_the_same_as_a_list_of_it(value: Any, other: Any) -> None:
+def test_every_value_equals_itself_and_no_list_of_it(value: Any, other: Any) -> None:
     assert comparing.same(value, value)
     assert not comparing.same([value], value)
     assert not comparing.same([other, value], [value])
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "", "1 2", "[" * 100_000, "9" * 5_000, '{"a": NaN}'])
-def test_a_text_that_is_no_answer_is_refused(text: str) -> None:
+def test_a_text_that_is_not_an_answer_is_refused(text: str) -> None:
     with pytest.raises(comparing.NotAnAnswer):
         comparing.parse(text)
 
 
-async def test_the_credit_is_the_fraction_that_was_passed_or_all_or_nothing(world: World) -> None:
+async def test_the_credit_is_the_passed_fraction_or_all_or_nothing(world: World) -> None:
     half = "def square(n): return n * n if n < 3 else 0"
     strict = {"evaluation": {**SQUARE["evaluation"], "credit": "all"}}
 
@@ -99,7 +99,7 @@ async def test_the_credit_is_the_fraction_that_was_passed_or_all_or_nothing(worl
     assert (all_or_nothing.passed, all_or_nothing.score) == (2, 0.0)
 
 
-async def test_public_cases_tell_what_went_wrong_and_are_not_judged(world: World) -> None:
+async def test_public_cases_report_the_fault_and_are_not_judged(world: World) -> None:
     verdict = await world.judge(SQUARE, "def square(n):\n    return 1 // n", public=True)
 
     assert [outcome.kind for outcome in verdict.outcomes] == ["fault"]
@@ -107,8 +107,8 @@ async def test_public_cases_tell_what_went_wrong_and_are_not_judged(world: World
     assert "line 2" in verdict.outcomes[0].detail
 
 
-async def test_when_the_time_for_all_cases_is_over_no_more_are_run(worker: World) -> None:
-    # It sleeps: one that computes could be kept from the CPU by other tests, which is a fault.
+async def test_no_cases_run_after_the_time_for_all_cases_is_over(worker: World) -> None:
+    # A sleeping solution: other tests could keep a computing one from the CPU, which is a fault.
     endless = "import time\ndef square(n):\n    time.sleep(60)\n    return 0"
 
     verdict = await worker.judge(SQUARE, endless, total_s=0.5)
@@ -118,7 +118,7 @@ async def test_when_the_time_for_all_cases_is_over_no_more_are_run(worker: World
 
 
 class Failing(PlainSandboxes):
-    """Sandboxes of which none runs anything: killed by a watchdog for *reason*, or for none that anybody knows."""
+    """Sandboxes that run nothing: a watchdog ended them for *reason*, or for an unknown reason if it is None."""
 
     def __init__(self, directory: Path, reason: str | None) -> None:
         super().__init__(directory)
@@ -132,14 +132,14 @@ class Failing(PlainSandboxes):
 
 
 @pytest.mark.parametrize("reason", [None, "lost"])
-async def test_a_failing_sandbox_is_an_error_and_no_reward(tmp_path: Path, reason: str | None) -> None:
+async def test_a_failing_sandbox_is_an_error_without_a_reward(tmp_path: Path, reason: str | None) -> None:
     failing = World(Failing(tmp_path, reason), PlainError)
 
     with pytest.raises(faults.SandboxFault):
         await failing.judge(SQUARE, "def square(n): return n * n")
 
 
-async def test_a_sandbox_that_was_killed_for_its_memory_is_the_solutions_doing(tmp_path: Path) -> None:
+async def test_a_sandbox_killed_for_its_memory_is_the_solutions_fault(tmp_path: Path) -> None:
     failing = World(Failing(tmp_path, "memory"), PlainError)
 
     verdict = await failing.judge(SQUARE, "def square(n): return n * n")
@@ -148,7 +148,7 @@ async def test_a_sandbox_that_was_killed_for_its_memory_is_the_solutions_doing(t
     assert verdict.score == 0.0
 
 
-async def test_a_judgement_that_is_cancelled_leaves_no_sandbox(tmp_path: Path) -> None:
+async def test_a_cancelled_judgement_leaves_no_sandbox(tmp_path: Path) -> None:
     async with opened("library", tmp_path) as world:
         judging_now = asyncio.create_task(world.judge(SQUARE, "def square(n):\n    while True: pass"))
 
@@ -173,11 +173,11 @@ def need(n):
     while time.process_time() - begun < 0.2: pass
     return n
 """
-"""Right, and a fifth of its CPU time limit."""
+"""A right solution that needs a fifth of its CPU time limit."""
 
 
 async def busy(sandboxes: Any, *, judged_s: float | None) -> Any:
-    """Open a sandbox with a hundred busy loops: an agent's, or judged ones that have CPU time of *judged_s*."""
+    """Open a sandbox with a hundred busy loops: an agent's loops, or judged loops with *judged_s* of CPU time."""
     sandbox = await sandboxes.open()
     if judged_s is not None:
         sandbox.judged = judging.Judged(judged_s)
@@ -193,15 +193,15 @@ async def test_a_hundred_busy_loops_of_another_session_change_no_reward(worker: 
     assert verdict.score == 1.0, verdict
 
 
-async def test_a_solution_that_others_keep_from_the_cpu_is_a_fault_and_no_reward(worker: World) -> None:
-    await busy(worker.sandboxes, judged_s=3600.0)  # as if many judges had begun at once
+async def test_a_solution_that_other_sessions_keep_from_the_cpu_is_a_fault_without_a_reward(worker: World) -> None:
+    await busy(worker.sandboxes, judged_s=3600.0)  # as if many judges had started at the same time
 
     with pytest.raises(faults.SandboxFault, match="kept the solution from the CPU"):
         await worker.judge(NEEDY, NEED, total_s=3.0)
 
 
 class Relieved:
-    """Sandboxes beside a busy one, which ends before the second is opened."""
+    """Sandboxes next to a busy sandbox, which closes before the second sandbox opens."""
 
     def __init__(self, sandboxes: Any, hog: Any) -> None:
         self._sandboxes = sandboxes
@@ -215,7 +215,7 @@ class Relieved:
         return await self._sandboxes.open(layer)
 
 
-async def test_a_solution_that_others_kept_from_the_cpu_is_run_again(
+async def test_a_solution_that_other_sessions_kept_from_the_cpu_is_run_again(
     worker: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "WALL_EXTRA_S", 2.0)
@@ -244,19 +244,17 @@ SLEEPING = {
     "sleep": "time.sleep(90)",
     "a stop": "os.kill(os.getpid(), signal.SIGSTOP)",
 }
-"""Those that leave the CPU to others, and so may run at once."""
+"""Solutions that leave the CPU to other programs, so the test may run them concurrently."""
 
 
-async def test_a_solution_that_keeps_itself_from_the_cpu_has_failed(
-    worker: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_solution_that_keeps_itself_from_the_cpu_fails(worker: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "WALL_EXTRA_S", 2.0)
     task = {"test_cases": [{"input": "", "output": "7"}], "time_limit_seconds": 0.1}
-    await busy(worker.sandboxes, judged_s=None)  # its accomplice
+    await busy(worker.sandboxes, judged_s=None)  # competes with the solution
 
     async def judged(code: str) -> tuple[str, float | None]:
         try:
-            # Time enough to get a second of CPU time beside other tests, which really may keep it from the CPU.
+            # Enough time for a second of CPU time next to other tests, which may really keep the solution from the CPU.
             verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=scaled(40))
         except faults.SandboxFault as fault:
             return str(fault), None
@@ -273,21 +271,21 @@ async def test_a_solution_that_keeps_itself_from_the_cpu_has_failed(
     [
         pytest.param(0.0, 0.0, False, id="it slept"),
         pytest.param(0.5, 0.2, False, id="it ran a little, and slept"),
-        pytest.param(0.9, 2.9, False, id="others took a quarter"),
-        pytest.param(0.9, 3.0, True, id="others took more"),
+        pytest.param(0.9, 2.9, False, id="other programs took a quarter"),
+        pytest.param(0.9, 3.0, True, id="other programs took more"),
         pytest.param(0.99, 7.0, True, id="it got nearly all, too late"),
         pytest.param(0.0, 8.0, True, id="it got nothing"),
-        pytest.param(1.0, 8.0, False, id="it used its time, whoever else was there"),
-        pytest.param(16.0, 7.9, False, id="its own processes were in its way"),
-        pytest.param(0.9, 0.9, False, id="they were, for a while, and then it slept"),
+        pytest.param(1.0, 8.0, False, id="it used its time, whatever else ran"),
+        pytest.param(16.0, 7.9, False, id="its own processes delayed it"),
+        pytest.param(0.9, 0.9, False, id="they did for a while, then it slept"),
     ],
 )
-def test_starving_is_told_from_failing(used_s: float, waited_s: float, is_starved: bool) -> None:
+def test_starving_is_distinguished_from_failing(used_s: float, waited_s: float, is_starved: bool) -> None:
     assert timing.is_starved(used_s=used_s, waited_s=waited_s, cpu_s=1.0, wall_s=8.0) is is_starved
 
 
 def attempts_of(*, timed_out: bool, walls: list[float] | None = None, **had: float) -> Any:
-    """Give attempts that all end in the same way; a wait of 1 is the whole of the real time."""
+    """Return an attempt function that always ends in the same way; a *waited* of 1 is the whole wall time."""
 
     async def attempt(judged: Any, wall_s: float) -> Ended:
         if walls is not None:
@@ -299,7 +297,7 @@ def attempts_of(*, timed_out: bool, walls: list[float] | None = None, **had: flo
     return attempt
 
 
-async def test_a_case_that_starves_gets_twice_the_time_each_time_and_then_no_verdict() -> None:
+async def test_a_starving_case_gets_twice_the_time_in_each_attempt_and_finally_no_verdict() -> None:
     walls: list[float] = []
 
     with pytest.raises(faults.SandboxFault):
@@ -325,7 +323,7 @@ async def test_a_case_that_fails_by_itself_is_run_once(is_charged: bool, had: di
     assert (done.timed_out, len(walls)) == (True, 1)
 
 
-async def test_a_case_that_slept_is_run_once_more_and_has_failed_if_it_sleeps_again() -> None:
+async def test_a_sleeping_case_is_run_once_more_and_fails_if_it_sleeps_again() -> None:
     walls: list[float] = []
 
     done = await timing.Time(1000.0, limit_s=1.0).give(attempts_of(timed_out=True, walls=walls))
@@ -333,7 +331,7 @@ async def test_a_case_that_slept_is_run_once_more_and_has_failed_if_it_sleeps_ag
     assert (done.timed_out, walls) == (True, [8.0, 8.0])
 
 
-async def test_a_case_that_only_stood_still_with_the_machine_has_not_failed() -> None:
+async def test_a_case_that_stood_still_with_the_machine_does_not_fail() -> None:
     attempts = iter((attempts_of(timed_out=True), attempts_of(timed_out=False, used_s=0.1)))
 
     async def attempt(judged: Any, wall_s: float) -> Any:
@@ -344,7 +342,7 @@ async def test_a_case_that_only_stood_still_with_the_machine_has_not_failed() ->
     assert not done.timed_out
 
 
-async def test_a_case_that_slept_when_the_time_for_all_was_over_is_not_run_again() -> None:
+async def test_a_case_that_slept_until_the_time_for_all_cases_was_over_is_not_run_again() -> None:
     walls: list[float] = []
 
     async def sleeping(judged: Any, wall_s: float) -> Any:
@@ -357,14 +355,14 @@ async def test_a_case_that_slept_when_the_time_for_all_was_over_is_not_run_again
     assert (done.timed_out, len(walls)) == (True, 1)
 
 
-async def test_a_test_command_is_not_charged_for_what_it_may_have_used() -> None:
+async def test_a_test_command_is_not_charged_for_unseen_cpu_time() -> None:
     time = timing.Time(1000.0, limit_s=1.0, is_charged=False)
 
     with pytest.raises(faults.SandboxFault):
         await time.give(attempts_of(timed_out=True, unseen_s=9.0, waited=1.0))
 
 
-async def test_cases_that_others_slowed_down_until_the_time_for_all_was_over_are_a_fault() -> None:
+async def test_cases_that_other_sessions_slow_down_until_the_time_for_all_is_over_are_a_fault() -> None:
     async def until_over(attempt: Any) -> None:
         time = timing.Time(0.05, limit_s=1.0)
         while not time.is_over():
@@ -375,14 +373,14 @@ async def test_cases_that_others_slowed_down_until_the_time_for_all_was_over_are
     await until_over(attempts_of(timed_out=False, used_s=0.9))
 
 
-async def test_each_case_has_a_sandbox_of_its_own(tmp_path: Path) -> None:
+async def test_each_case_has_its_own_sandbox(tmp_path: Path) -> None:
     async with opened("plain", tmp_path) as world:
         await world.judge(SQUARE, "def square(n): return n * n")
 
         assert len(world.sandboxes.opened) == 4
 
 
-def test_a_completion_is_put_behind_its_prelude_and_a_whole_function_beside_it() -> None:
+def test_a_completion_follows_its_prelude_and_a_whole_function_is_separate_from_it() -> None:
     completion = judging.with_prelude("def f():\n", "    return 1")
     whole = judging.with_prelude("def f():\n", "def f(): return 1")
 
@@ -420,10 +418,10 @@ RIGHT = "printf 'def add(a, b):\\n    return a + b\\n' > solution.py"
     ("steps", "worth"),
     [
         pytest.param([], 0.0, id="nothing done"),
-        pytest.param([RIGHT], 1.0, id="mended"),
-        pytest.param([RIGHT, "rm -r lib"], 1.0, id="mended, and other files removed"),
+        pytest.param([RIGHT], 1.0, id="repaired"),
+        pytest.param([RIGHT, "rm -r lib"], 1.0, id="repaired, and other files removed"),
         pytest.param(["rm solution.py"], 0.0, id="the solution removed"),
-        pytest.param(["printf 'import os; os._exit(0)' > solution.py"], 0.0, id="leaving with success on import"),
+        pytest.param(["printf 'import os; os._exit(0)' > solution.py"], 0.0, id="exiting with success on import"),
         pytest.param(["printf 'raise SystemExit(0)' > solution.py"], 0.0, id="SystemExit(0) on import"),
         pytest.param(["printf 'import unittest' > hidden_test.py"], 0.0, id="a hidden test written by the agent"),
         pytest.param([RIGHT, "mkdir hidden_test.py"], 1.0, id="a directory in a hidden test's place"),
@@ -445,7 +443,7 @@ async def test_a_workspace_is_judged_by_its_command(tmp_path: Path, steps: list[
 
 
 def git_bundle(folder: Path) -> tuple[str, str]:
-    """Make a repository with two commits; its bundle in base64, and the first commit."""
+    """Make a repository with two commits; return its bundle in base64 and the first commit."""
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main"]
@@ -467,7 +465,7 @@ def git_bundle(folder: Path) -> tuple[str, str]:
     return base64.b64encode((folder / "all.bundle").read_bytes()).decode(), git("rev-parse", "main~1")
 
 
-async def test_a_workspace_begins_as_a_commit_of_a_git_bundle(tmp_path: Path) -> None:
+async def test_a_workspace_starts_as_a_commit_of_a_git_bundle(tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
     bundle, commit = git_bundle(tmp_path / "repository")
     task = {**TREE, "config": {"git": {"bundle": bundle, "commit": commit}}}
@@ -483,18 +481,18 @@ async def test_a_workspace_begins_as_a_commit_of_a_git_bundle(tmp_path: Path) ->
     "config",
     [
         pytest.param({"files": {"../x": ""}}, id="a file outside"),
-        pytest.param({"files": ["x"]}, id="no mapping"),
-        pytest.param({"git": {"bundle": "?", "commit": "0123456"}}, id="no base64"),
+        pytest.param({"files": ["x"]}, id="not a mapping"),
+        pytest.param({"git": {"bundle": "?", "commit": "0123456"}}, id="not base64"),
         pytest.param({"git": {"bundle": "", "commit": "--help"}}, id="a commit that is an option"),
         pytest.param({"files": {"x": "a" * 17_000_000}}, id="seventeen megabytes"),
     ],
 )
-def test_a_start_that_cannot_be_made_is_refused(config: Any) -> None:
+def test_an_invalid_start_is_refused(config: Any) -> None:
     with pytest.raises(tasks.InvalidTask):
         workspace.read_start(config)
 
 
-async def test_a_bundle_that_git_refuses_makes_no_session(tmp_path: Path) -> None:
+async def test_a_bundle_that_git_refuses_opens_no_session(tmp_path: Path) -> None:
     config = {"git": {"bundle": base64.b64encode(b"no bundle").decode(), "commit": "0123456"}}
 
     async with opened("library", tmp_path) as world:
@@ -502,7 +500,7 @@ async def test_a_bundle_that_git_refuses_makes_no_session(tmp_path: Path) -> Non
             await world.submit_tree({**TREE, "config": config})
 
 
-async def test_of_a_long_complaint_the_last_words_are_told(tmp_path: Path) -> None:
+async def test_an_error_ends_with_the_end_of_a_long_output(tmp_path: Path) -> None:
     async with opened("plain", tmp_path) as world:
         sandbox = await world.sandboxes.open()
         with pytest.raises(tasks.InvalidTask, match=r"config\.git cannot be cloned: [\d\s]+no such commit$"):

@@ -1,4 +1,4 @@
-"""The coding environment's server as a trainer meets it: a process of its own, over HTTP."""
+"""The coding environment's server as a trainer uses it: a separate process, over HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_prompt_shows_the_examples_and_no_hidden_case(episode: Session) -> N
     assert [case for case in hidden if case["arguments"][0] in text] == []
 
 
-def test_an_episode_is_worked_on_with_all_tools_and_judged(episode: Session) -> None:
+def test_an_episode_with_all_tools_is_judged(episode: Session) -> None:
     missing = episode.text("run_tests")
     wrote = episode.text("write_file", path="solution.py", content=PROBLEM.wrong_solution)
     half = episode.text("run_tests")
@@ -85,7 +85,7 @@ def test_an_episode_is_worked_on_with_all_tools_and_judged(episode: Session) -> 
         pytest.param({"action": {"code": PROBLEM.wrong_solution}}, id="as a dict"),
     ],
 )
-def test_code_is_handed_in_in_any_spelling_and_partly_right_is_worth_a_part(
+def test_code_is_submitted_in_any_spelling_and_a_partly_right_solution_is_worth_a_part(
     episode: Session, action: dict[str, Any]
 ) -> None:
     submitted = episode.call(**action)["output"]
@@ -95,7 +95,7 @@ def test_code_is_handed_in_in_any_spelling_and_partly_right_is_worth_a_part(
     assert re.fullmatch(r"Passed \d of 9 hidden tests\.", submitted["blocks"][0]["text"])
 
 
-def test_no_tool_but_submit_gives_a_reward(episode: Session) -> None:
+def test_only_submit_gives_a_reward(episode: Session) -> None:
     outputs = [
         episode.tool("execute", command="echo 1"),
         episode.tool("write_file", path="x", content="1"),
@@ -109,16 +109,20 @@ def test_no_tool_but_submit_gives_a_reward(episode: Session) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "answer"),
     [
-        pytest.param("read_file", {"path": "nothing"}, "cannot be read", id="a file that is not there"),
+        pytest.param("read_file", {"path": "nothing"}, "cannot be read", id="a missing file"),
         pytest.param("read_file", {"path": "/root"}, "cannot be read", id="a directory"),
         pytest.param("read_file", {"path": "a\0b"}, "zero byte", id="a zero byte"),
-        pytest.param("write_file", {"path": "/proc/x", "content": ""}, "was not written", id="no place to write"),
-        pytest.param("write_file", {"path": "x", "content": "a" * 1_048_577}, "Not written", id="too large a file"),
-        pytest.param("submit", {"code": "a" * 262_145}, "Not submitted", id="too long a solution"),
+        pytest.param(
+            "write_file", {"path": "/proc/x", "content": ""}, "was not written", id="a place that cannot be written"
+        ),
+        pytest.param(
+            "write_file", {"path": "x", "content": "a" * 1_048_577}, "Not written", id="a file that is too large"
+        ),
+        pytest.param("submit", {"code": "a" * 262_145}, "Not submitted", id="a solution that is too long"),
         pytest.param("submit", {}, "There is no solution", id="no solution"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_ends_nothing(
+def test_an_impossible_action_is_answered_with_the_reason_and_ends_nothing(
     episode: Session, name: str, arguments: dict[str, Any], answer: str
 ) -> None:
     output = episode.tool(name, **arguments)
@@ -165,7 +169,7 @@ def test_a_workspace_task_is_worked_on_and_judged_by_its_command(worker: Worker)
     assert (submitted["reward"], submitted["finished"]) == (1.0, True)
 
 
-def test_the_files_of_a_workspace_have_one_date_that_is_the_same_in_every_worker(worker: Worker) -> None:
+def test_the_files_of_a_workspace_have_the_same_date_in_every_worker(worker: Worker) -> None:
     episode = worker.open(TREE)
     dates = episode.text("execute", command="find . -printf '%T@ %A@\\n' | sort -u")
     episode.close()
@@ -177,7 +181,7 @@ def test_the_files_of_a_workspace_have_one_date_that_is_the_same_in_every_worker
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param({"instruction": "x"}, id="nothing to judge by"),
+        pytest.param({"instruction": "x"}, id="no evaluation"),
         pytest.param({"test_cases": [{"input": "", "output": ""}]}, id="no instruction"),
         pytest.param({**TREE, "config": {"execute_timeout_s": 0}}, id="no time for a command"),
         pytest.param({**TREE, "config": {"files": {"/x": ""}}}, id="a file outside the workspace"),
@@ -191,7 +195,7 @@ def test_a_task_that_cannot_be_judged_opens_no_session_that_can_act(worker: Work
     assert max(answer.status_code for answer in answers) >= 400
 
 
-def test_after_the_sessions_are_deleted_no_sandbox_is_left(worker: Worker) -> None:
+def test_no_sandbox_is_left_after_the_sessions_are_deleted(worker: Worker) -> None:
     episode = worker.open(split="test", index=0)
     episode.text("execute", command="sleep 300 &")
     while_open = worker.supervisors()
@@ -202,7 +206,7 @@ def test_after_the_sessions_are_deleted_no_sandbox_is_left(worker: Worker) -> No
     assert worker.supervisors() == []
 
 
-def test_a_session_is_opened_on_the_layer_that_an_earlier_one_left(worker: Worker) -> None:
+def test_a_session_opens_on_the_layer_of_an_earlier_session(worker: Worker) -> None:
     task = {**TREE, "config": {"files": {"notes.txt": "kept", "solution.py": ""}}}
     first = worker.open(task)
     first.text("execute", command="rm notes.txt")
@@ -244,7 +248,7 @@ def test_a_sandbox_whose_limit_is_broken_is_replaced_and_the_agent_goes_on(
     assert (submitted["reward"], submitted["finished"]) == (1.0, True)
 
 
-def test_a_command_that_cannot_be_run_is_told_and_ends_nothing(worker: Worker) -> None:
+def test_a_command_that_cannot_start_is_answered_with_the_reason_and_ends_nothing(worker: Worker) -> None:
     episode = worker.open(split="train", index=0)
     episode.text("execute", command="rm /usr/bin/bash")
 
@@ -260,7 +264,9 @@ def test_a_command_that_cannot_be_run_is_told_and_ends_nothing(worker: Worker) -
     "action",
     [
         pytest.param({"name": "execute", "input": {"command": "sleep 3600"}}, id="in a command"),
-        pytest.param({"name": "submit", "input": {"code": "import time\ntime.sleep(3600)"}}, id="as it is judged"),
+        pytest.param(
+            {"name": "submit", "input": {"code": "import time\ntime.sleep(3600)"}}, id="while the solution is judged"
+        ),
     ],
 )
 def test_a_sandbox_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker, action: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tampering: no solution earns more than it honestly solves, on the sandbox library."""
+"""Tampering: in the library's sandboxes, no solution earns more than its honest score."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_there_are_enough_attempts() -> None:
     assert len(ATTACKS) - len(HONEST) >= 25
 
 
-async def test_a_function_earns_what_it_honestly_solves(tmp_path: Path) -> None:
+async def test_a_function_earns_only_its_honest_score(tmp_path: Path) -> None:
     async with opened("library", tmp_path) as world:
 
         async def earns_its_worth(attack: Attack) -> None:
@@ -49,7 +49,7 @@ async def test_a_function_earns_what_it_honestly_solves(tmp_path: Path) -> None:
         assert await complaints(earns_its_worth, ATTACKS, at_once=2 * AT_ONCE) == {}  # some wait for their limit
 
 
-async def test_a_program_earns_what_it_honestly_solves(tmp_path: Path) -> None:
+async def test_a_program_earns_only_its_honest_score(tmp_path: Path) -> None:
     task = {"test_cases": [{"input": "1\n", "output": "one\n"}, {"input": "2\n", "output": "two\n"}]}
     async with opened("library", tmp_path) as world:
 

@@ -56,7 +56,7 @@ def test_the_tasks_are_those_of_the_problems() -> None:
     assert ALL.keys() == PROBLEMS.keys()
 
 
-def test_each_task_has_public_examples_and_at_least_eight_hidden_cases_none_of_them_public() -> None:
+def test_each_task_has_public_examples_and_at_least_eight_other_hidden_cases() -> None:
     def faults(task: dict[str, Any]) -> list[str]:
         evaluation = tasks.read_evaluation(task)
         public = [case.arguments if case.stdin is None else case.stdin for case in evaluation.public]
@@ -75,7 +75,7 @@ def test_each_task_has_public_examples_and_at_least_eight_hidden_cases_none_of_t
     assert {name: found for name, task in ALL.items() if (found := faults(task))} == {}
 
 
-def test_no_task_holds_its_reference_or_its_wrong_solution() -> None:
+def test_no_task_contains_its_reference_or_its_wrong_solution() -> None:
     def held(name: str, problem: Problem) -> list[str]:
         text = json.dumps(ALL[name])
         told = {line.strip().rstrip(":") for line in (problem.signature or "").splitlines()}
@@ -87,7 +87,7 @@ def test_no_task_holds_its_reference_or_its_wrong_solution() -> None:
 
 @pytest.mark.timeout(600)  # eight hundred sandboxes
 async def test_each_reference_passes_all_hidden_cases(tmp_path: Path, record_property: RecordProperty) -> None:
-    """The public ones are passed already as the files are made: see the examples of a problem that is not sound."""
+    """The public cases already pass when the files are made, see the examples of an unsound problem."""
     async with opened("library", tmp_path) as world:
 
         async def passes(task: dict[str, Any]) -> None:
@@ -113,10 +113,10 @@ async def test_each_plausible_mistake_fails_a_hidden_case(tmp_path: Path, record
 
 
 async def first_failure(world: World, task: dict[str, Any], source: str) -> str:
-    """Judge *source* on one hidden case after the other up to the first that it does not pass; return how that ended.
+    """Judge *source* on one hidden case after the other until it fails a case, and return that outcome's kind.
 
-    The judge runs each case in a sandbox of its own, so the cases behind that one could not make the score 1 again. The
-    last ones come first: most problems list their hard cases at the end, so that a third fewer sandboxes are opened.
+    The judge runs each case in its own sandbox, so later cases could not restore a score of 1. The last cases come
+    first: most problems list their hard cases at the end, which saves a third of the sandboxes.
     """
     for case in reversed(task["evaluation"]["test_cases"]):
         if not case.get("public"):
@@ -127,7 +127,7 @@ async def first_failure(world: World, task: dict[str, Any], source: str) -> str:
     return "none"
 
 
-def test_the_files_are_what_the_script_makes_and_a_change_is_found(tmp_path: Path) -> None:
+def test_the_task_files_match_the_script_and_a_change_is_detected(tmp_path: Path) -> None:
     def check(directory: Path) -> int:
         command = [sys.executable, str(MAKER), "--check", "--directory", str(directory)]
         return subprocess.run(command, capture_output=True, timeout=scaled(120), check=False).returncode
@@ -143,11 +143,11 @@ def test_the_files_are_what_the_script_makes_and_a_change_is_found(tmp_path: Pat
 @pytest.mark.parametrize(
     ("examples", "hidden"),
     [
-        pytest.param([((2,), 5)], [(3,)], id="an example that the reference does not give"),
-        pytest.param([((2,), 4)], [(2,)], id="a hidden input that is an example's"),
+        pytest.param([((2,), 5)], [(3,)], id="an example that the reference does not fulfil"),
+        pytest.param([((2,), 4)], [(2,)], id="a hidden input that is also an example"),
     ],
 )
-def test_a_problem_that_is_not_sound_is_refused(examples: Any, hidden: Any) -> None:
+def test_an_unsound_problem_is_refused(examples: Any, hidden: Any) -> None:
     problem = Problem(
         slug="square",
         level=1,
@@ -169,27 +169,29 @@ CASES = {"test_cases": [{"input": "a", "output": "b"}]}
 @pytest.mark.parametrize(
     "evaluation",
     [
-        pytest.param({}, id="nothing to judge by"),
-        pytest.param({"test_cases": []}, id="no case"),
-        pytest.param({"test_cases": [{"input": "a", "output": "b", "public": True}]}, id="no hidden case"),
+        pytest.param({}, id="no evaluation"),
+        pytest.param({"test_cases": []}, id="no cases"),
+        pytest.param({"test_cases": [{"input": "a", "output": "b", "public": True}]}, id="no hidden cases"),
         pytest.param({"test_cases": [{"input": "a"}]}, id="no output"),
         pytest.param({"test_cases": [{"output": "a"}]}, id="no input"),
-        pytest.param({"test_cases": [{"input": 3, "output": "b"}]}, id="a number for a program's input"),
-        pytest.param({"function": "f", "test_cases": [{"arguments": 3, "output": 3}]}, id="arguments that are no list"),
-        pytest.param({"function": "a b", **CASES}, id="a function that is no name"),
+        pytest.param({"test_cases": [{"input": 3, "output": "b"}]}, id="a number as a program's input"),
+        pytest.param(
+            {"function": "f", "test_cases": [{"arguments": 3, "output": 3}]}, id="arguments that are not a list"
+        ),
+        pytest.param({"function": "a b", **CASES}, id="a function that is not a name"),
         pytest.param({"function": "f", "test_cases": [{"input": float("nan"), "output": 3}]}, id="NaN"),
         pytest.param({"test_cases": [{"input": "a" * 5_000_000, "output": "b"}]}, id="a case of five megabytes"),
         pytest.param({"test_cases": CASES["test_cases"] * 201}, id="too many cases"),
         pytest.param({**CASES, "time_limit_seconds": 0}, id="no time"),
-        pytest.param({**CASES, "time_limit_seconds": True}, id="a boolean for a time"),
+        pytest.param({**CASES, "time_limit_seconds": True}, id="a boolean as a time"),
         pytest.param({**CASES, "time_limit_seconds": 61}, id="too much time"),
         pytest.param({**CASES, "credit": "most"}, id="an unknown credit"),
-        pytest.param({"test_scripts": [{"code": 3}]}, id="a script that is no text"),
+        pytest.param({"test_scripts": [{"code": 3}]}, id="a script that is not a text"),
         pytest.param({"command": " "}, id="an empty command"),
-        pytest.param({"command": "true", "passed": 0}, id="no test to pass"),
+        pytest.param({"command": "true", "passed": 0}, id="no tests to pass"),
         pytest.param({"command": "true", "files": {"../x": ""}}, id="a file outside"),
         pytest.param({"command": "true", "files": {"/etc/passwd": ""}}, id="an absolute path"),
-        pytest.param({"command": "true", "files": {"x": 3}}, id="a file that is no text"),
+        pytest.param({"command": "true", "files": {"x": 3}}, id="a file that is not a text"),
     ],
 )
 def test_an_evaluation_that_cannot_be_used_is_refused(evaluation: dict[str, Any]) -> None:
@@ -197,7 +199,7 @@ def test_an_evaluation_that_cannot_be_used_is_refused(evaluation: dict[str, Any]
         tasks.read_evaluation({"evaluation": evaluation})
 
 
-async def test_a_task_in_the_open_reward_standards_own_form_is_judged(tmp_path: Path) -> None:
+async def test_a_task_in_the_form_of_the_open_reward_standard_is_judged(tmp_path: Path) -> None:
     task = {
         "problem_id": "reverse_string",
         "description": "reverse a string",

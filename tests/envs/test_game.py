@@ -1,4 +1,4 @@
-"""The game environment's rooms: moves, levels, the grid world, TextArena's games and their randomness, rewards."""
+"""The game environment: moves, levels, the grid world, TextArena's games and their randomness, rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def game_module(name: str) -> Any:
-    """Import a module of the environment as its server does, from its folder."""
+    """Import a module of the environment from its folder, as its server does."""
     for folder in ("env_images/base", "env_images/game"):
         if (path := str(ROOT / folder)) not in sys.path:
             sys.path.append(path)
@@ -41,7 +41,7 @@ def grid(rows: list[str], **level: Any) -> Any:
 
 
 def walk(game: Any, *moves: str) -> str:
-    """Make moves; give what is seen after the last."""
+    """Make moves and return the observation after the last move."""
     return [game.play(move) for move in moves][-1]  # type: ignore[no-any-return]  # Any
 
 
@@ -63,7 +63,7 @@ def walk(game: Any, *moves: str) -> str:
         pytest.param("[" * 100_000, "[" * 100, id="nothing but brackets"),
     ],
 )
-def test_a_move_is_what_stands_in_the_last_brackets_or_else_the_whole_message(message: str, move: str) -> None:
+def test_a_move_is_the_text_in_the_last_brackets_or_else_the_whole_message(message: str, move: str) -> None:
     assert playing.move_of(message) == move
 
 
@@ -73,10 +73,10 @@ def test_a_move_is_what_stands_in_the_last_brackets_or_else_the_whole_message(me
 @pytest.mark.parametrize(
     ("level", "said"),
     [
-        pytest.param(None, "config.level: must be an object", id="none"),
+        pytest.param(None, "config.level: must be an object", id="null"),
         pytest.param({"map": []}, "config.level.map: must be a list of 1 to 20 rows", id="no rows"),
         pytest.param({"map": ["S.G", ".."]}, "config.level.map[1]: must be a text", id="ragged"),
-        pytest.param({"map": ["S.G", 3]}, "config.level.map[1]: must be a text", id="a row that is no text"),
+        pytest.param({"map": ["S.G", 3]}, "config.level.map[1]: must be a text", id="a row that is not a text"),
         pytest.param({"map": ["S.x"]}, "config.level.map[0]: unknown cell 'x' in column 2", id="an unknown cell"),
         pytest.param({"map": ["..G"]}, "must have one start, S; it has 0", id="no start"),
         pytest.param({"map": ["SSG"]}, "must have one start, S; it has 2", id="two starts"),
@@ -86,14 +86,16 @@ def test_a_move_is_what_stands_in_the_last_brackets_or_else_the_whole_message(me
         pytest.param({"map": ["SAG"]}, "config.level.map: no goal can be reached", id="a door without a key"),
         pytest.param({"map": ["SAAAAG"]}, "at most 3 doors", id="too many doors"),
         pytest.param({"map": ["SG"], "depth": 3}, "config.level: unknown key 'depth'", id="an unknown key"),
-        pytest.param({"map": ["SG"], "view": 0}, "config.level.view: must be a whole number from 1 to 20", id="blind"),
+        pytest.param(
+            {"map": ["SG"], "view": 0}, "config.level.view: must be a whole number from 1 to 20", id="a view of 0"
+        ),
         pytest.param({"width": 5}, "config.level.height: must be a whole number from 3 to 20", id="no height"),
         pytest.param({"width": 21, "height": 5}, "config.level.width: must be", id="too wide"),
         pytest.param({"width": 5, "height": 5, "doors": 2}, "config.level.doors: must be", id="no room for doors"),
         pytest.param({"width": 5, "height": 5, "seed": True}, "config.level.seed: must be", id="a seed of true"),
     ],
 )
-def test_a_level_that_cannot_be_played_is_refused_with_its_place(level: object, said: str) -> None:
+def test_an_unplayable_level_is_refused_with_the_place_of_the_fault(level: object, said: str) -> None:
     with pytest.raises(InvalidGame) as refused:
         levels.read_level(level, seed=0)
 
@@ -121,7 +123,7 @@ def test_a_drawn_level_can_be_solved_and_is_the_same_for_the_same_seed(
     assert grid(drawn[0]).optimal_turns >= 2
 
 
-def test_a_level_without_a_seed_of_its_own_follows_the_sessions() -> None:
+def test_a_level_without_its_own_seed_follows_the_sessions_seed() -> None:
     size = {"width": 8, "height": 8}
 
     first, again, other = (levels.read_level(size, seed=seed) for seed in (1, 1, 2))
@@ -157,7 +159,7 @@ def test_a_key_opens_its_door_and_the_way_to_the_goal() -> None:
     assert (game.is_over, game.is_won) == (True, True)
 
 
-def test_walls_and_the_maps_edge_hold_the_player_back() -> None:
+def test_walls_and_the_edge_of_the_map_stop_the_player() -> None:
     game = grid(["S#.", "..G"])
 
     assert walk(game, "up").startswith("Invalid move: a wall is up of you.")
@@ -174,7 +176,7 @@ def test_a_hazard_ends_the_game_without_a_win_and_without_progress() -> None:
     assert (game.is_over, game.is_won, game.progress(), game.valid_moves()) == (True, False, 0.0, [])
 
 
-def test_progress_is_the_part_of_the_shortest_way_that_is_done() -> None:
+def test_progress_is_the_completed_part_of_the_shortest_way() -> None:
     game = grid(["S...G"])
 
     assert [walk(game, move) and game.progress() for move in ("right", "right", "left", "right", "right")] == [
@@ -186,7 +188,7 @@ def test_progress_is_the_part_of_the_shortest_way_that_is_done() -> None:
     ]
 
 
-def test_a_player_with_a_short_view_sees_no_more_than_that() -> None:
+def test_a_player_with_a_short_view_sees_only_the_cells_in_view() -> None:
     game = grid(["S......", ".......", "......G"], view=1)
 
     opening, after = game.opening(), game.play("right")
@@ -227,7 +229,7 @@ def trajectory(game: Any, moves: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(titles.TITLES))
-def test_a_game_is_the_same_for_the_same_seed_alone_or_beside_others(name: str) -> None:
+def test_a_game_is_the_same_for_the_same_seed_alone_or_next_to_other_games(name: str) -> None:
     alone = {seed: trajectory(started(name, seed=seed), MOVES[name]) for seed in (5, 6)}
 
     first, second = started(name, seed=5), started(name, seed=6)
@@ -236,7 +238,7 @@ def test_a_game_is_the_same_for_the_same_seed_alone_or_beside_others(name: str) 
         for seed, game in ((5, first), (6, second)):
             if not game.is_over:
                 beside[seed].append(game.play(move))
-            random.seed(1)  # what other code of the process does
+            random.seed(1)  # as other code of the process may do
         started("2048", seed=99).play("up")
 
     assert beside == alone
@@ -251,7 +253,7 @@ def test_games_in_threads_do_not_disturb_each_other() -> None:
     assert together == alone
 
 
-def test_playing_leaves_the_processs_own_randomness_alone() -> None:
+def test_playing_does_not_change_the_random_state_of_the_process() -> None:
     random.seed(7)
     before = random.getstate()
 
@@ -261,14 +263,14 @@ def test_playing_leaves_the_processs_own_randomness_alone() -> None:
     assert random.getstate() == before
 
 
-def test_another_seed_gives_another_game() -> None:
+def test_a_different_seed_gives_a_different_game() -> None:
     drawn = ("frozen_lake", "lights_out", "2048", "sudoku", "slitherlink")
 
     assert {name for name in drawn if started(name, seed=1).opening() == started(name, seed=2).opening()} == set()
 
 
-def test_nothing_that_asks_for_a_download_or_a_network_is_loaded() -> None:
-    # In this process others may have loaded them; the package's own modules only we do.
+def test_no_module_that_needs_a_download_or_a_network_is_loaded() -> None:
+    # Other tests of this process may have loaded such modules; only this environment loads the package's own.
     loaded = {name for name in sys.modules if name.startswith("textarena.")}
 
     assert {
@@ -295,14 +297,14 @@ def test_no_message_breaks_a_game(data: st.DataObject) -> None:
     ("given", "said"),
     [
         pytest.param({}, "config.game: no game None", id="no game"),
-        pytest.param({"game": ["grid"]}, "config.game: no game", id="a game that is no text"),
+        pytest.param({"game": ["grid"]}, "config.game: no game", id="a game that is not a text"),
         pytest.param({"game": "Wordle-v0"}, "config.game: no game 'Wordle-v0'", id="a game that needs a download"),
-        pytest.param({"game": "2048", "level": {}}, "config.level: unknown key", id="a level for another game"),
+        pytest.param({"game": "2048", "level": {}}, "config.level: unknown key", id="a level of another game"),
         pytest.param({"game": "2048", "seed": -1}, "config.seed: must be a whole number", id="a negative seed"),
         pytest.param({"game": "2048", "max_turns": 501}, "config.max_turns: must be", id="too many turns"),
         pytest.param({"game": "2048", "num_players": 2}, "config.num_players: every game", id="two players"),
         pytest.param({"game": "2048", "parameters": []}, "config.parameters: must be an object", id="a list"),
-        pytest.param({"game": "2048", "parameters": {"target_tile": 100}}, "a power of two", id="no such tile"),
+        pytest.param({"game": "2048", "parameters": {"target_tile": 100}}, "a power of two", id="an impossible tile"),
         pytest.param({"game": "2048", "parameters": {"board_size": 100}}, "board_size: must be", id="a huge board"),
         pytest.param({"game": "sudoku", "parameters": {"clues": 17}}, "from 36 to 80", id="too few clues"),
         pytest.param({"game": "sudoku", "parameters": {"clue": 40}}, "has no parameter 'clue'", id="a misspelling"),
@@ -324,17 +326,17 @@ def test_no_message_breaks_a_game(data: st.DataObject) -> None:
         pytest.param({"game": "countdown", "parameters": {"numbers": [1]}}, "a list of 2 to 8", id="one number"),
     ],
 )
-def test_a_game_that_cannot_be_played_is_refused_with_its_place(given: dict[str, Any], said: str) -> None:
+def test_an_unplayable_game_is_refused_with_the_place_of_the_fault(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidGame) as refused:
         config.read_game(given, seed=0)
 
     assert said in str(refused.value)
 
 
-def test_a_board_that_is_solved_already_is_drawn_anew() -> None:
+def test_a_board_that_is_already_solved_is_drawn_again() -> None:
     boards = [started("lights_out", seed=seed, size=2).opening() for seed in range(100)]
 
-    # Of 100 seeds some six draw a board without a light first.
+    # About six of the 100 seeds first draw a board without a light.
     assert [board for board in boards if "O" not in board.split("complete):")[1]] == []
 
 
@@ -347,7 +349,7 @@ def test_textarenas_own_ids_name_the_same_games() -> None:
     assert named == own
 
 
-def test_two_invalid_moves_in_a_row_lose_where_the_game_says_so() -> None:
+def test_two_invalid_moves_in_a_row_lose_a_game_whose_rules_say_so() -> None:
     game = started("tower_of_hanoi")
 
     first, second = game.play("up"), game.play("A A A")
@@ -357,8 +359,8 @@ def test_two_invalid_moves_in_a_row_lose_where_the_game_says_so() -> None:
     assert (game.is_over, game.is_won) == (True, False)
 
 
-def test_all_clues_satisfied_without_a_loop_is_no_win() -> None:
-    # A cross satisfies each clue of 2, so the game's own measure is 1; two invalid moves then end it with that.
+def test_all_clues_satisfied_without_a_loop_is_not_a_win() -> None:
+    # A cross satisfies each clue of 2, so the game's own measure is 1. Two invalid moves then end the game with it.
     game = started("slitherlink", rows=2, cols=2)
 
     walk(game, "h 1 0", "h 1 1", "v 0 1", "v 1 1", "nonsense", "nonsense")
@@ -383,27 +385,27 @@ def outcome(*, won: bool = True, progress: float = 1.0, turns: int = 10, optimal
         pytest.param({"reward_function": "progress"}, outcome(won=False, progress=0.4), 0.4, id="progress"),
         pytest.param({"reward_function": "efficiency"}, outcome(), 0.5, id="twice the fewest turns"),
         pytest.param({"reward_function": "efficiency(slack=1.5)"}, outcome(), 0.75, id="with slack"),
-        pytest.param({"reward_function": "efficiency", "slack": 2}, outcome(), 1.0, id="slack beside the call"),
+        pytest.param({"reward_function": "efficiency", "slack": 2}, outcome(), 1.0, id="slack next to the call"),
         pytest.param({"reward_function": "efficiency"}, outcome(won=False), 0.0, id="an efficient loss"),
     ],
 )
-def test_a_reward_function_judges_how_the_game_ended(evaluation: dict[str, Any], outcome: Any, reward: float) -> None:
+def test_a_reward_function_judges_the_end_of_the_game(evaluation: dict[str, Any], outcome: Any, reward: float) -> None:
     assert rewards.read_evaluation(evaluation, optimal_turns=5)(outcome) == pytest.approx(reward)
 
 
 @pytest.mark.parametrize(
     ("evaluation", "optimal"),
     [
-        pytest.param({"reward_function": "exact_match('x')"}, 5, id="one for texts"),
-        pytest.param({"reward_function": "win"}, 5, id="none of that name"),
-        pytest.param({"reward_function": "won(1)"}, 5, id="an argument too many"),
+        pytest.param({"reward_function": "exact_match('x')"}, 5, id="a function for texts"),
+        pytest.param({"reward_function": "win"}, 5, id="an unknown function"),
+        pytest.param({"reward_function": "won(1)"}, 5, id="a superfluous argument"),
         pytest.param({"reward_function": "efficiency(slack=0.1)"}, 5, id="a slack below 1"),
-        pytest.param({"reward_function": "efficiency(slack='a')"}, 5, id="a slack that is no number"),
-        pytest.param({"reward_function": "efficiency"}, None, id="efficiency where the fewest turns are unknown"),
+        pytest.param({"reward_function": "efficiency(slack='a')"}, 5, id="a slack that is not a number"),
+        pytest.param({"reward_function": "efficiency"}, None, id="efficiency with unknown fewest turns"),
         pytest.param({"reward_function": "__import__('os')"}, 5, id="code"),
         pytest.param({"script": "exit 0"}, 5, id="a script"),
     ],
 )
-def test_an_evaluation_that_cannot_judge_is_refused(evaluation: dict[str, Any], optimal: int | None) -> None:
+def test_an_invalid_evaluation_is_refused(evaluation: dict[str, Any], optimal: int | None) -> None:
     with pytest.raises(InvalidGame, match="evaluation"):
         rewards.read_evaluation(evaluation, optimal_turns=optimal)

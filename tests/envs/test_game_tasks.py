@@ -1,4 +1,4 @@
-"""The game environment's tasks, each won by a player that sees what a model sees, its generator and its server."""
+"""The game environment's tasks, generator and server; a player with a model's view wins each task."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TASKS = ROOT / "tasks" / "game"
 MAKER = ROOT / "scripts" / "make-game-tasks"
 
 MOST_RESIDENT_MIB = 64
-"""Of a server that has played every task."""
+"""Resident memory in MiB of a server that has played every task."""
 
 
 def game_module(name: str) -> Any:
-    """Import a module of the environment as its server does, from its folder."""
+    """Import a module of the environment from its folder, as its server does."""
     for folder in ("env_images/base", "env_images/game"):
         if (path := str(ROOT / folder)) not in sys.path:
             sys.path.append(path)
@@ -56,7 +56,7 @@ def of_game(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    started = Worker("game", box=Path("unused"))  # a server without sandboxes never looks for it
+    started = Worker("game", box=Path("unused"))  # a server without sandboxes does not use the box
     try:
         yield started
     finally:
@@ -64,7 +64,7 @@ def worker() -> Iterator[Worker]:
 
 
 def observed(session: Session) -> dict[str, Any]:
-    """Give the structured observation that comes with the prompt."""
+    """Return the structured observation of the prompt."""
     return dict(session.get("/game/prompt").json()[0]["detail"]["observation"])
 
 
@@ -99,13 +99,13 @@ def test_each_line_is_one_compact_json_object_with_the_documented_keys(split: st
     assert all(task["id"].startswith(f"{split}-{task['tags'][0]}-{task['difficulty']}-") for task in tasks)
 
 
-def test_every_addition_of_words_has_one_solution() -> None:
+def test_every_addition_of_words_has_exactly_one_solution() -> None:
     equations = [task["config"]["parameters"]["equation"] for task in of_game("cryptarithm")]
 
     assert {text: len(solvers.solutions(text)) for text in equations} == dict.fromkeys(equations, 1)
 
 
-def test_tasks_and_configurations_that_the_pages_show_can_be_won(worker: Worker) -> None:
+def test_tasks_and_configurations_on_the_pages_can_be_won(worker: Worker) -> None:
     pages = [(ROOT / page / "README.md").read_text("utf-8") for page in ("env_images/game", "tasks/game")]
     configurations, (task,) = (re.findall(r"^```json\n(.+?)^```$", page, re.M | re.S) for page in pages)
     shown = [json.loads(task), *({"config": json.loads(line)} for line in "".join(configurations).splitlines())]
@@ -113,7 +113,7 @@ def test_tasks_and_configurations_that_the_pages_show_can_be_won(worker: Worker)
     assert [win(worker.open(task), task)["reward"] for task in shown] == [1.0, 1.0, 1.0]
 
 
-def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_memory(
+def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_memory_limit(
     worker: Worker, record_property: RecordProperty
 ) -> None:
     won = {}
@@ -129,7 +129,7 @@ def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_a_player_who_makes_no_sense_gets_less(worker: Worker, game: str, record_property: RecordProperty) -> None:
+def test_a_player_that_makes_nonsense_moves_loses(worker: Worker, game: str, record_property: RecordProperty) -> None:
     for task in of_game(game):
         session = worker.open(task)
         result = play_nonsense(session, task)
@@ -154,13 +154,13 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
     )
 
 
-def test_the_files_are_what_the_generator_makes() -> None:
+def test_the_task_files_match_the_generator() -> None:
     checked = make("--check")
 
     assert (checked.returncode, checked.stdout.count("as made")) == (0, 2), checked.stdout + checked.stderr
 
 
-def test_another_seed_makes_other_tasks_and_the_check_tells_them_apart(tmp_path: Path) -> None:
+def test_another_seed_makes_other_tasks_and_the_check_detects_them(tmp_path: Path) -> None:
     made = make("--seed", "7", "--directory", str(tmp_path), hash_seed="1")
     same = make("--seed", "7", "--directory", str(tmp_path), "--check", hash_seed="2")
     other = make("--directory", str(tmp_path), "--check")
@@ -180,7 +180,7 @@ CORRIDOR = {
 }
 
 
-def test_the_prompt_says_the_task_the_rules_the_form_of_a_move_and_the_turns(worker: Worker) -> None:
+def test_the_prompt_states_the_task_the_rules_the_form_of_a_move_and_the_turns(worker: Worker) -> None:
     session = worker.open(CORRIDOR)
 
     prompt = session.prompt()
@@ -245,7 +245,7 @@ def test_the_last_turn_ends_the_game_and_a_move_after_the_end_does_not_run(worke
     assert after.status_code >= 400 or "reward" not in after.text
 
 
-def test_sessions_side_by_side_see_the_same_games_as_alone(worker: Worker) -> None:
+def test_concurrent_sessions_see_the_same_games_as_single_sessions(worker: Worker) -> None:
     def play(turns: list[Session]) -> dict[str, list[str]]:
         seen: dict[str, list[str]] = {}
         for move in ("up", "left", "down", "right", "up", "left"):
@@ -263,7 +263,7 @@ def test_sessions_side_by_side_see_the_same_games_as_alone(worker: Worker) -> No
     assert alone[0] != alone[1]
 
 
-def test_a_task_without_a_seed_follows_the_trainers(worker: Worker) -> None:
+def test_a_task_without_a_seed_follows_the_trainers_seed(worker: Worker) -> None:
     task = {"config": {"game": "2048"}}
 
     prompts = [worker.open(task, seed=seed).prompt() for seed in (4, 4, 5)]
@@ -271,16 +271,16 @@ def test_a_task_without_a_seed_follows_the_trainers(worker: Worker) -> None:
     assert prompts[0] == prompts[1] != prompts[2]
 
 
-def test_nothing_that_the_player_sees_holds_the_secret(worker: Worker) -> None:
+def test_the_players_view_does_not_contain_the_secret(worker: Worker) -> None:
     for seed in range(10):
         session = worker.open({"config": {"game": "mastermind", "seed": seed, "parameters": {"num_numbers": 9}}})
 
         seen = json.dumps([session.get("/game/prompt").json(), session.tool("act", message="nonsense")])
 
-        assert set(re.findall(r"secret|\[\d(?:,? \d){3}\]", seen)) == {"[2 1 4 5]"}  # the rules' own example
+        assert set(re.findall(r"secret|\[\d(?:,? \d){3}\]", seen)) == {"[2 1 4 5]"}  # an example in the rules
 
 
-def test_the_rfcs_short_form_of_a_task_is_a_task(worker: Worker) -> None:
+def test_the_short_form_of_the_rfc_is_accepted(worker: Worker) -> None:
     level = {"map": ["S.G"]}
 
     session = worker.open({"game": "grid", "level": level, "goal": "Go home.", "reward_fn": "won"})
@@ -293,16 +293,18 @@ def test_the_rfcs_short_form_of_a_task_is_a_task(worker: Worker) -> None:
     ("task", "said"),
     [
         pytest.param({}, "config.game", id="nothing"),
-        pytest.param({"config": "grid"}, "config: an object is wanted", id="no object"),
-        pytest.param({"config": {"game": "chess"}}, "config.game: no game 'chess'", id="no such game"),
+        pytest.param({"config": "grid"}, "config: an object is wanted", id="not an object"),
+        pytest.param({"config": {"game": "chess"}}, "config.game: no game 'chess'", id="an unknown game"),
         pytest.param(
             {"config": {"game": "grid", "level": {"map": ["S#G"]}}}, "config.level.map", id="a level without a way"
         ),
         pytest.param(
-            {**NUMBER, "evaluation": {"reward_function": "win"}}, "evaluation.reward_function", id="no function"
+            {**NUMBER, "evaluation": {"reward_function": "win"}}, "evaluation.reward_function", id="an unknown function"
         ),
         pytest.param(
-            {**NUMBER, "evaluation": {"reward_function": "efficiency"}}, "evaluation.reward_function", id="no optimum"
+            {**NUMBER, "evaluation": {"reward_function": "efficiency"}},
+            "evaluation.reward_function",
+            id="no known optimum",
         ),
     ],
 )
@@ -320,7 +322,7 @@ def test_a_broken_task_is_an_error_with_its_place_and_never_a_reward(
     assert called.status_code >= 400 or "reward" not in called.text
 
 
-def test_the_image_alone_offers_both_splits_and_one_tool(worker: Worker) -> None:
+def test_the_image_offers_both_splits_and_one_tool(worker: Worker) -> None:
     counts = {
         split["name"]: worker.http.post("/game/num_tasks", json={"split": split["name"]}).json()["num_tasks"]
         for split in worker.http.get("/game/splits").json()

@@ -1,9 +1,10 @@
-"""The math environment: its tasks, its scorers on right, wrong and hostile answers, its generator and its server.
+"""The math environment: tasks, scorers on right, wrong and hostile answers, generator and server.
 
-Scorers are used here as in a worker, loaded without the package around them; only a process of its own imports that.
+The tests load the scorers as a worker does, without the package around them. Only a separate process imports the
+package.
 """
 
-# ruff: noqa: RUF001 - the multiplication sign is what prime_factorization asks for
+# ruff: noqa: RUF001 - prime_factorization requires the multiplication sign
 from __future__ import annotations
 
 import importlib.machinery
@@ -39,7 +40,7 @@ TASKS = ROOT / "tasks" / "math"
 MAKER = ROOT / "scripts" / "make-math-tasks"
 
 MOST_RESIDENT_MIB = 150
-"""GOALS S11, for the server and its scorers together."""
+"""GOALS S11, in MiB, for the server and its scorers together."""
 
 
 def load(name: str, path: Path) -> ModuleType:
@@ -121,7 +122,7 @@ def test_each_line_is_one_compact_json_object_with_the_documented_keys(split: st
     assert all(task["id"].startswith(f"{split}-{task['tags'][0]}-{task['difficulty']}-") for task in tasks)
 
 
-def test_no_question_tells_its_answer_in_its_configuration_or_tags() -> None:
+def test_no_task_reveals_its_answer_in_its_configuration_or_tags() -> None:
     assert all(task["config"] == {"max_attempts": 1} for task in ALL)
     assert all(len(task["tags"]) == 2 and task["tags"][0] == task["evaluation"]["family"] for task in ALL)
 
@@ -140,12 +141,14 @@ def test_no_question_tells_its_answer_in_its_configuration_or_tags() -> None:
             evaluation("calendar_arithmetic", "Monday", task="weekday_offset"),
             "Tuesday",
             0.1,
-            id="a day, the wrong one",
+            id="a wrong day",
         ),
         pytest.param(
-            evaluation("calendar_arithmetic", "20", task="count_days"), "19", 0.7788, id="a count, one of twenty off"
+            evaluation("calendar_arithmetic", "20", task="count_days"), "19", 0.7788, id="a count, off by one of twenty"
         ),
-        pytest.param(evaluation("complex_arithmetic", "3.0 + 4.0i", result=[3, 4]), "3+3i", 0.3679, id="one unit off"),
+        pytest.param(
+            evaluation("complex_arithmetic", "3.0 + 4.0i", result=[3, 4]), "3+3i", 0.3679, id="off by one unit"
+        ),
         pytest.param(
             evaluation(
                 "time_intervals",
@@ -155,7 +158,7 @@ def test_no_question_tells_its_answer_in_its_configuration_or_tags() -> None:
             ),
             "20 days",
             0.9,
-            id="ten days off, of a hundred",
+            id="off by ten days of a hundred",
         ),
         pytest.param(evaluation("chain_sum", "42"), "the sum is 42", 2 / 13, id="a right answer with words around it"),
         pytest.param(evaluation("dice", "1/6"), "\n 1/6 ", 1.0, id="blanks around the answer"),
@@ -163,11 +166,11 @@ def test_no_question_tells_its_answer_in_its_configuration_or_tags() -> None:
             evaluation("jugs", '["fill A"]', puzzle={"jug_capacities": [3, 5, 8], "target": 3}),
             '["fill B", "pour B->A"]',
             1.0,
-            id="another plan than the reference",
+            id="a plan other than the reference",
         ),
     ],
 )
-def test_an_answer_is_worth_what_its_familys_own_scorer_says(checked: Any, answer: str, expected: float) -> None:
+def test_an_answer_gets_the_score_of_its_familys_own_scorer(checked: Any, answer: str, expected: float) -> None:
     verdict = SCORERS.judge(checked, answer)
 
     assert verdict.score == pytest.approx(expected, abs=1e-4)
@@ -178,7 +181,7 @@ def test_an_answer_is_worth_what_its_familys_own_scorer_says(checked: Any, answe
     [
         pytest.param(1.0, "Correct.", id="right"),
         pytest.param(0.9999, "Partly correct: the answer scores 0.99 of 1.", id="nearly right is not shown as 1"),
-        pytest.param(0.05, "Incorrect.", id="credit for the form alone"),
+        pytest.param(0.05, "Incorrect.", id="credit for the form only"),
         pytest.param(0.0, "Incorrect.", id="wrong"),
     ],
 )
@@ -207,12 +210,12 @@ def test_a_score_stays_between_0_and_1(given: float, kept: float) -> None:
         pytest.param(" \n\t", "is empty", id="blank"),
         pytest.param("1" * 1_000_000, "longer than", id="a megabyte"),
         pytest.param("nan", "not a finite number", id="nan"),
-        pytest.param("N a\tN+Nan j", "not a finite number", id="nan as a scorer would still read it"),
+        pytest.param("N a\tN+Nan j", "not a finite number", id="nan in a spelling that a scorer still reads"),
         pytest.param("-Infinity", "not a finite number", id="infinity"),
     ],
 )
 @pytest.mark.parametrize("family", sorted(ONE_OF_EACH))
-def test_an_answer_that_is_none_scores_0_and_is_told_why(family: str, answer: str, reason: str) -> None:
+def test_an_invalid_answer_scores_0_and_the_text_states_the_reason(family: str, answer: str, reason: str) -> None:
     verdict = SCORERS.judge(Evaluation.read(ONE_OF_EACH[family]["evaluation"]), answer)
 
     assert verdict.score == 0.0
@@ -251,7 +254,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_answer_ends_in_a_score_below_1_for_every_family(answer: str) -> None:
+def test_a_hostile_answer_scores_below_1_in_every_family(answer: str) -> None:
     scores = {family: score(task, answer) for family, task in ONE_OF_EACH.items()}
 
     assert {family: value for family, value in scores.items() if not 0.0 <= value < 1.0} == {}
@@ -283,7 +286,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_evaluation_that_cannot_be_used_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_evaluation_is_refused(change: dict[str, Any]) -> None:
     data = {"reward_function": "reasoning_gym", "family": "gcd", "entry": {"answer": "4", "metadata": {}}} | change
 
     with pytest.raises(InvalidEvaluation):
@@ -291,7 +294,7 @@ def test_an_evaluation_that_cannot_be_used_is_refused(change: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("places", [None, 0, -1, 11, True, "3", 10**18])
-def test_a_parameter_out_of_its_range_is_refused(places: object) -> None:
+def test_a_parameter_out_of_range_is_refused(places: object) -> None:
     data = {"reward_function": "reasoning_gym", "family": "decimal_arithmetic"}
     entry = {"entry": {"answer": "4.5", "metadata": {}}, "parameters": {"max_num_decimal_places": places}}
 
@@ -302,13 +305,13 @@ def test_a_parameter_out_of_its_range_is_refused(places: object) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        pytest.param(evaluation("fraction_simplification", "1/2"), id="metadata that the scorer needs is missing"),
+        pytest.param(evaluation("fraction_simplification", "1/2"), id="missing metadata that the scorer needs"),
         pytest.param(evaluation("complex_arithmetic", "2", result=["a", {}]), id="metadata of another type"),
-        pytest.param(evaluation("complex_arithmetic", "2", result=[3, 0]), id="metadata that says something else"),
-        pytest.param(evaluation("gcd", "4" * 3_000), id="an answer that nobody could give"),
+        pytest.param(evaluation("complex_arithmetic", "2", result=[3, 0]), id="metadata that contradicts the answer"),
+        pytest.param(evaluation("gcd", "4" * 3_000), id="an answer that no agent could give"),
     ],
 )
-def test_a_task_that_cannot_be_solved_is_an_error_and_no_score_of_0(broken: Any) -> None:
+def test_an_unsolvable_task_is_an_error_and_not_a_score_of_0(broken: Any) -> None:
     with pytest.raises(InvalidEvaluation):
         SCORERS.check(broken)
 
@@ -330,7 +333,7 @@ print(json.dumps({"scores": scores, "peak_mib": peak_mib, "modules": sorted(sys.
 
 
 def run_scorers() -> dict[str, Any]:
-    """Score a right and a wrong answer to each task in a process of its own, as a worker loads them."""
+    """Score a right and a wrong answer to each task in a separate process, which loads the scorers as a worker does."""
     pairs = [(task["evaluation"], answer) for task in ALL for answer in (reference(task), wrong(task))]
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning", "-c", RUN, str(HOME)],
@@ -344,7 +347,7 @@ def run_scorers() -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_scorers_are_loaded_without_the_package_around_them_and_stay_small() -> None:
+def test_scorers_are_loaded_without_the_package_around_them_and_use_little_memory() -> None:
     lean = run_scorers()
 
     assert set(lean["scores"][0::2]) == {1.0}
@@ -353,7 +356,7 @@ def test_scorers_are_loaded_without_the_package_around_them_and_stay_small() -> 
     assert lean["peak_mib"] < MOST_RESIDENT_MIB
 
 
-# The second opinion on the references
+# The independent check of the references
 
 WRONG_REFERENCES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "a floor for a quotient": ("basic_arithmetic", "Calculate 7 / 2.", "3", {"expression": "7 / 2"}),
@@ -438,13 +441,13 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
     )
 
 
-def test_the_files_are_what_the_generator_makes() -> None:
+def test_the_task_files_match_the_generator() -> None:
     checked = make("--check")
 
     assert (checked.returncode, checked.stdout.count("as made")) == (0, 2), checked.stdout + checked.stderr
 
 
-def test_another_seed_makes_other_tasks_and_the_check_tells_them_apart(tmp_path: Path) -> None:
+def test_another_seed_makes_other_tasks_and_the_check_detects_them(tmp_path: Path) -> None:
     some = ("--families", "chain_sum", "gcd", "leg_counting", "--directory", str(tmp_path))
     made = make(*some, "--seed", "7", hash_seed="1")
     same = make(*some, "--seed", "7", "--check", hash_seed="2")
@@ -509,7 +512,7 @@ class Worker:
         return episode
 
     def played(self, task: dict[str, Any], answer: str) -> tuple[str, float | None, bool]:
-        """Open an episode, submit *answer*, end the episode; give the outcome."""
+        """Open an episode, submit *answer*, end the episode, and return the outcome."""
         episode = self.open(task)
         outcome = episode.outcome(answer)
         episode.post("/delete", {})
@@ -523,7 +526,7 @@ class Worker:
 
 
 class Episode:
-    """One session, spoken to over the wire."""
+    """One session, used over the wire."""
 
     def __init__(self, http: httpx.Client, sid: str) -> None:
         self._http = http
@@ -541,14 +544,14 @@ class Episode:
         return dict(response.json())
 
     def outcome(self, answer: object) -> tuple[str, float | None, bool]:
-        """Submit *answer*; give the text, the reward and whether the episode is over."""
+        """Submit *answer*; return the text, the reward, and whether the episode is over."""
         output = self.submit(answer)["output"]
         return output["blocks"][0]["text"], output["reward"], output["finished"]
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    # Not tmp_path: a socket's path has 107 characters at most.
+    # Not tmp_path: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="math") as directory:
         started = Worker(Path(directory))
         try:
@@ -563,7 +566,7 @@ def with_attempts(task: dict[str, Any], attempts: object) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_each_task_is_won_by_its_reference_and_lost_by_a_wrong_answer_and_the_worker_stays_small(
+def test_each_reference_wins_and_each_wrong_answer_loses_its_task_and_the_worker_uses_little_memory(
     worker: Worker, record_property: RecordProperty
 ) -> None:
     played = {task["id"]: [worker.played(task, answer) for answer in (reference(task), wrong(task))] for task in ALL}
@@ -593,7 +596,7 @@ def test_each_task_is_won_by_its_reference_and_lost_by_a_wrong_answer_and_the_wo
         pytest.param("gcd", "7" * 2_001, "Incorrect: the answer is longer than 2000 characters.", 0.0, id="too long"),
     ],
 )
-def test_a_wrong_answer_ends_the_episode_without_a_reward_and_says_why(
+def test_a_wrong_answer_ends_the_episode_without_a_reward_and_states_the_reason(
     worker: Worker, family: str, answer: str, text: str, reward: float
 ) -> None:
     assert worker.open(ONE_OF_EACH[family]).outcome(answer) == (text, reward, True)
@@ -607,7 +610,7 @@ def test_partial_credit_reaches_the_trainer(worker: Worker) -> None:
     assert outcome == ("Partly correct: the answer scores 0.50 of 1.", 0.5, True)
 
 
-def test_an_answer_of_another_type_is_an_error_that_the_agent_reads_and_no_attempt(worker: Worker) -> None:
+def test_an_answer_of_a_wrong_type_is_an_error_for_the_agent_and_not_an_attempt(worker: Worker) -> None:
     episode = worker.open(ONE_OF_EACH["gcd"])
 
     refused = episode.submit({"a": 1})
@@ -616,7 +619,7 @@ def test_an_answer_of_another_type_is_an_error_that_the_agent_reads_and_no_attem
     assert episode.outcome(reference(ONE_OF_EACH["gcd"])) == ("Correct.", 1.0, True)
 
 
-def test_an_attempt_before_the_last_says_only_that_it_is_not_right(worker: Worker) -> None:
+def test_an_attempt_before_the_last_reveals_only_that_it_is_not_right(worker: Worker) -> None:
     task = ONE_OF_EACH["complex_arithmetic"]
     episode = worker.open(with_attempts(task, 3))
 
@@ -640,7 +643,7 @@ def test_the_last_attempt_keeps_its_partial_credit(worker: Worker) -> None:
     assert episode.outcome(str(number))[1:] == (0.5, True)
 
 
-def test_nothing_that_the_model_sees_before_the_end_depends_on_the_reference(worker: Worker) -> None:
+def test_the_models_view_before_the_end_does_not_depend_on_the_reference(worker: Worker) -> None:
     task = with_attempts(ONE_OF_EACH["gcd"], 2)
     other = json.loads(json.dumps(task))
     other["evaluation"]["entry"]["answer"] = "987654321"
@@ -663,7 +666,7 @@ def test_nothing_that_the_model_sees_before_the_end_depends_on_the_reference(wor
         pytest.param({"evaluation": None}, id="no evaluation"),
         pytest.param({"config": {"max_attempts": 0}}, id="no attempt"),
         pytest.param({"config": {"max_attempts": 11}}, id="too many attempts"),
-        pytest.param({"config": {"max_attempts": True}}, id="attempts that are no number"),
+        pytest.param({"config": {"max_attempts": True}}, id="attempts that are not a number"),
         pytest.param(
             {
                 "evaluation": {
@@ -672,7 +675,7 @@ def test_nothing_that_the_model_sees_before_the_end_depends_on_the_reference(wor
                     "entry": {"answer": "5", "metadata": {"result": [1, 1]}},
                 }
             },
-            id="a reference that is not right",
+            id="a wrong reference",
         ),
     ],
 )
@@ -687,7 +690,7 @@ def test_a_broken_task_is_an_error_and_never_a_reward(worker: Worker, change: di
     assert called.status_code >= 400 or "reward" not in called.text
 
 
-def test_a_megabyte_of_answer_leaves_the_worker_to_its_other_sessions(worker: Worker) -> None:
+def test_an_answer_of_a_megabyte_does_not_disturb_other_sessions(worker: Worker) -> None:
     task = ONE_OF_EACH["decimal_arithmetic"]
     waiting = worker.open(task)
 
@@ -697,7 +700,7 @@ def test_a_megabyte_of_answer_leaves_the_worker_to_its_other_sessions(worker: Wo
     assert waiting.outcome(reference(task)) == ("Correct.", 1.0, True)
 
 
-def test_the_image_alone_offers_both_splits(worker: Worker) -> None:
+def test_the_image_offers_both_splits_and_one_tool(worker: Worker) -> None:
     counts = {
         split["name"]: worker.http.post("/math/num_tasks", json={"split": split["name"]}).json()["num_tasks"]
         for split in worker.http.get("/math/splits").json()
@@ -716,13 +719,13 @@ def test_the_image_alone_offers_both_splits(worker: Worker) -> None:
         pytest.param("<answer>1</answer> no: <answer> 2 </answer>", "2", id="the last of two tags"),
         pytest.param(r"so \boxed{\frac{1}{2}} it is", r"\frac{1}{2}", id="a box with braces in it"),
         pytest.param(r"\boxed{1} then \boxed{2}", "2", id="the last of two boxes"),
-        pytest.param(r"\boxed{1 <answer>3</answer>", "3", id="a tag goes before a box"),
-        pytest.param(r"\boxed{7", "7", id="a box that never closes"),
-        pytest.param("</answer>5<answer>", "</answer>5<answer>", id="tags the wrong way round"),
-        pytest.param("<answer>" * 100_000, "<answer>" * 100_000, id="nothing but opening tags"),
+        pytest.param(r"\boxed{1 <answer>3</answer>", "3", id="a tag has priority over a box"),
+        pytest.param(r"\boxed{7", "7", id="a box that is never closed"),
+        pytest.param("</answer>5<answer>", "</answer>5<answer>", id="tags in the wrong order"),
+        pytest.param("<answer>" * 100_000, "<answer>" * 100_000, id="only opening tags"),
     ],
 )
-def test_free_text_gives_the_answer_that_it_marks(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_marked_answer_in_free_text_is_the_answer(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "env_images" / "base"))
     server = load("math_server", HOME / "math_server.py")
 

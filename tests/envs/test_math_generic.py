@@ -1,4 +1,4 @@
-"""Generic tasks in the math environment: judged by named reward functions, registered by a mounted module."""
+"""Generic tasks in the math environment: named reward functions judge them, and a mounted module registers them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def submit(worker: Worker, task: dict[str, Any], *answers: str) -> dict[str, Any
         ({"reward_function": "not_contains('x')"}, " ", 0.0),
     ],
 )
-def test_a_named_function_judges_what_is_submitted(
+def test_a_named_function_judges_the_submitted_answer(
     worker: Worker, evaluation: dict[str, Any], answer: str, reward: float
 ) -> None:
     ended = submit(worker, {**SUM, "config": {}, "evaluation": evaluation}, answer)
@@ -79,7 +79,7 @@ def test_a_named_function_judges_what_is_submitted(
     assert (ended["reward"], ended["finished"]) == (reward, True)
 
 
-def test_attempts_count_as_for_other_tasks(worker: Worker) -> None:
+def test_attempts_count_as_in_other_tasks(worker: Worker) -> None:
     session = worker.open(SUM)
 
     first, second = (session.tool("submit", answer=answer) for answer in ("41", "42"))
@@ -89,7 +89,7 @@ def test_attempts_count_as_for_other_tasks(worker: Worker) -> None:
     assert (second["reward"], second["finished"], second["metadata"]["family"]) == (1.0, True, "numeric_match")
 
 
-def test_free_text_is_judged_by_what_it_marks(worker: Worker) -> None:
+def test_the_marked_answer_in_free_text_is_judged(worker: Worker) -> None:
     session = worker.open(SUM)
 
     ended = session.say("17 + 25 is <answer>42</answer>")["output"]
@@ -108,9 +108,7 @@ def test_free_text_is_judged_by_what_it_marks(worker: Worker) -> None:
         ({"script": "true"}, "evaluation must be {reward_function: 'reasoning_gym'"),
     ],
 )
-def test_an_evaluation_that_cannot_be_used_opens_no_session(
-    worker: Worker, evaluation: dict[str, Any], says: str
-) -> None:
+def test_an_invalid_evaluation_opens_no_session(worker: Worker, evaluation: dict[str, Any], says: str) -> None:
     session, created = worker.create({**SUM, "evaluation": evaluation})
 
     answer = created if created.status_code != 200 else session.post("/math/call", {"text": "42"})
@@ -119,7 +117,7 @@ def test_an_evaluation_that_cannot_be_used_opens_no_session(
     assert says in answer.text
 
 
-def test_a_task_and_its_function_come_from_a_mounted_module(worker: Worker) -> None:
+def test_a_mounted_module_provides_a_task_and_its_function(worker: Worker) -> None:
     listed = worker.http.get("/math/registered").json()
 
     assert [(task["id"], task["env_type"]) for task in listed["tasks"]] == [("custom/near", "reasoning_gym")]
@@ -131,7 +129,7 @@ def test_a_task_and_its_function_come_from_a_mounted_module(worker: Worker) -> N
     assert submit(worker, {"id": "custom/near"}, "8")["reward"] == 0.5
 
 
-def test_a_function_that_breaks_fails_the_session_and_gives_no_reward(worker: Worker) -> None:
+def test_a_function_that_raises_fails_the_session_and_gives_no_reward(worker: Worker) -> None:
     session = worker.open({"id": "custom/near"})
 
     broken = session.call(name="submit", input={"answer": "break"})
@@ -142,7 +140,7 @@ def test_a_function_that_breaks_fails_the_session_and_gives_no_reward(worker: Wo
     assert after.status_code == 500
 
 
-def test_an_unknown_id_names_the_module_that_did_not_import(worker: Worker) -> None:
+def test_the_error_for_an_unknown_id_names_the_module_that_could_not_be_imported(worker: Worker) -> None:
     _, created = worker.create({"id": "custom/far"})
 
     assert created.status_code == 400

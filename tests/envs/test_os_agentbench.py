@@ -1,4 +1,4 @@
-"""Importing AgentBench's OS items: the shapes that its data really has, each as the environment reads and plays it."""
+"""Imports of AgentBench's OS items: the forms of its real data, as the environment reads and plays them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MATCHED = {"description": "Say 7.", "evaluation": {"match": "7"}}
 
 
 def folder(tmp_path: Path, files: dict[str, Any]) -> Path:
-    """Write *files*: a path and its JSON, or its text."""
+    """Write *files*, which map a path to JSON data or to a text."""
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,14 +34,14 @@ def folder(tmp_path: Path, files: dict[str, Any]) -> Path:
 
 
 def entry(tmp_path: Path, item: object, **scripts: str) -> Entry:
-    """Read one item of set 3 with scripts `init__x_sh`, meaning `init/x.sh`."""
+    """Read one item of set 3 with its scripts; the keyword `init__x_sh` stands for `init/x.sh`."""
     files = {f"scripts/3/{name.replace('__', '/').replace('_', '.')}": text for name, text in scripts.items()}
     (found,) = read_agentbench(folder(tmp_path, {"data/3/one.json": [item], **files}))
     return found
 
 
 def imported(tmp_path: Path, item: object, **scripts: str) -> dict[str, Any]:
-    """Import one item, which then can be played."""
+    """Import one item and assert that it can be played."""
     found = entry(tmp_path, item, **scripts)
     assert isinstance(found, Imported), found
     problems.Problem.read(found.task)
@@ -54,7 +54,7 @@ def imported(tmp_path: Path, item: object, **scripts: str) -> dict[str, Any]:
         pytest.param("echo 1", {"language": "bash", "code": "echo 1"}, id="a text"),
         pytest.param({"code": "echo 1"}, {"language": "bash", "code": "echo 1"}, id="code"),
         pytest.param({"language": "python", "code": "1"}, {"language": "python", "code": "1"}, id="another language"),
-        pytest.param({"language": "c", "code": "m"}, {"language": "c", "code": "m"}, id="a compiled one"),
+        pytest.param({"language": "c", "code": "m"}, {"language": "c", "code": "m"}, id="a compiled language"),
         pytest.param({"file": "init/mk.sh"}, {"language": "bash", "code": "mkdir x\n"}, id="a file"),
     ],
 )
@@ -72,9 +72,9 @@ def test_a_script_has_several_forms_alone_or_in_a_list(
 @pytest.mark.parametrize(
     ("create", "image"),
     [
-        pytest.param({}, "default", id="none"),
+        pytest.param({}, "default", id="no image"),
         pytest.param({"local": "packages"}, "packages", id="local"),
-        pytest.param({"image": "ubuntu"}, "ubuntu", id="image, as v0.2 has it"),
+        pytest.param({"image": "ubuntu"}, "ubuntu", id="image, as in v0.2"),
     ],
 )
 def test_the_image_is_named_in_one_of_two_places(tmp_path: Path, create: object, image: str) -> None:
@@ -93,7 +93,7 @@ def test_the_image_is_named_in_one_of_two_places(tmp_path: Path, create: object,
         pytest.param("(sleep 60) &\n", True, id="a subshell"),
         pytest.param("cat <<'E' > x &\na\nE\n", True, id="a job that reads a here-document"),
         pytest.param("tr -dc 'a-z&' < x | head; echo \"b & c\" d\\&e", False, id="quoted"),
-        pytest.param("# this & that\ncat > x <<E\nyou & me\nE\necho $((6 & 3))", False, id="no shell code"),
+        pytest.param("# this & that\ncat > x <<E\nyou & me\nE\necho $((6 & 3))", False, id="not shell code"),
         pytest.param("touch -d \"$(date -d '3 days ago')\" a; sleep 1; touch b", False, id="dates and pauses"),
     ],
 )
@@ -119,7 +119,9 @@ def test_only_the_text_of_start_is_used(tmp_path: Path) -> None:
             {"match": {"strip": False, "regex": "^7"}},
             id="match, a pattern",
         ),
-        pytest.param({"match": "7", "check": [None]}, {"match": {"strip": True, "answer": "7"}}, id="match wins"),
+        pytest.param(
+            {"match": "7", "check": [None]}, {"match": {"strip": True, "answer": "7"}}, id="match has priority"
+        ),
         pytest.param(
             {"check": [None, {"language": "python", "file": "check/integer-match.py"}], "example": "echo 7"},
             {"check": [None, {"matcher": "integer-match"}], "example": {"language": "bash", "code": "echo 7"}},
@@ -128,12 +130,12 @@ def test_only_the_text_of_start_is_used(tmp_path: Path) -> None:
         pytest.param(
             {"check": {"file": "check/own.py", "language": "python"}},
             {"check": [{"language": "python", "code": "exit(0)\n"}]},
-            id="a checker of the set's own, alone",
+            id="a checker of the set, alone",
         ),
         pytest.param({"check": "true"}, {"check": [{"language": "bash", "code": "true"}]}, id="inline code"),
     ],
 )
-def test_the_forms_of_an_evaluation(tmp_path: Path, evaluation: object, read: dict[str, Any]) -> None:
+def test_each_form_of_an_evaluation_is_read(tmp_path: Path, evaluation: object, read: dict[str, Any]) -> None:
     item = {"description": "Count.", "evaluation": evaluation, "labels": ["log"]}
 
     task = imported(tmp_path, item, check__own_py="exit(0)\n")
@@ -142,7 +144,7 @@ def test_the_forms_of_an_evaluation(tmp_path: Path, evaluation: object, read: di
     assert task["tags"] == ["agentbench", "log"]
 
 
-def test_an_example_beside_the_evaluation_is_found(tmp_path: Path) -> None:
+def test_an_example_next_to_the_evaluation_is_found(tmp_path: Path) -> None:
     item = {"description": "Count.", "evaluation": {"check": [None, "true"]}, "example": {"code": "echo 7"}}
 
     assert imported(tmp_path, item)["evaluation"]["example"] == {"language": "bash", "code": "echo 7"}
@@ -180,7 +182,7 @@ ITEMS = st.fixed_dictionaries(
 
 
 @given(item=ITEMS)
-def test_whatever_the_importer_takes_the_environment_takes(item: dict[str, Any]) -> None:
+def test_the_environment_accepts_every_task_that_the_importer_makes(item: dict[str, Any]) -> None:
     try:
         task = agentbench.task_of(item, scripts=(), name="std-001-one-00000")
     except InvalidEntry:
@@ -230,7 +232,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[Any]:
         pytest.param(1, "echo yes > /srv/done", "", None, True, id="a change of the box"),
         pytest.param(1, "echo no > /srv/done", "", None, False, id="another change"),
         pytest.param(2, "echo $((6 * 7))", "42\n", "42", True, id="a pattern"),
-        pytest.param(2, "true", "", "420", False, id="against the pattern"),
+        pytest.param(2, "true", "", "420", False, id="an answer that does not fit the pattern"),
     ],
 )
 async def test_an_imported_item_is_played_to_its_reward(
@@ -270,7 +272,7 @@ WHOLE_BOX = {
         },
     },
 }
-"""Items that need more of a box than the files of their init script, by the AgentBench items that they are like."""
+"""Items that need more of a box than the files of their init script, by the similar AgentBench items."""
 
 
 @pytest.mark.parametrize("like", WHOLE_BOX)
@@ -290,7 +292,7 @@ async def test_an_item_about_the_whole_box_is_won_by_its_example_and_lost_by_an_
     assert verdicts == [False, False, True]
 
 
-def test_a_script_outside_the_scripts_folder_is_not_there(tmp_path: Path) -> None:
+def test_a_script_outside_the_scripts_folder_is_not_found(tmp_path: Path) -> None:
     found = entry(tmp_path, {**MATCHED, "create": {"init": {"file": "../../data/3/one.json"}}})
 
     assert isinstance(found, RowRefused)

@@ -1,4 +1,4 @@
-"""Opening a session's box: prepared once for a group, fresh where it must be, and given back whatever happens."""
+"""The box of a session: prepared once for a group, fresh where necessary, and always closed at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def sandboxes(tmp_path: Path) -> AsyncIterator[Any]:
 
 
 class Watched:
-    """Sandboxes that count what is open and what ran, and cancel the caller at its n-th call."""
+    """Sandboxes that count openings and runs, and cancel the caller at its n-th call."""
 
     def __init__(self, inner: Any, *, cancel_at: int = 0) -> None:
         self._inner = inner
@@ -103,7 +103,7 @@ class WatchedSandbox:
         await self._inner.close()
 
 
-async def test_a_groups_box_is_prepared_and_its_expected_value_worked_out_once(sandboxes: Any) -> None:
+async def test_a_groups_box_is_prepared_once_and_its_expected_value_is_computed_once(sandboxes: Any) -> None:
     watch = Watched(sandboxes)
     worker = episodes.Episodes(watch)
 
@@ -127,7 +127,7 @@ async def test_a_box_with_live_processes_is_prepared_for_each_session(sandboxes:
     assert watch.scripts == ["touch /srv/a /srv/b", "ls /srv | wc -l"] * 2
 
 
-async def test_another_seed_is_another_state_only_where_chance_is_used(sandboxes: Any) -> None:
+async def test_a_different_seed_means_a_different_state_only_where_chance_is_used(sandboxes: Any) -> None:
     watch = Watched(sandboxes)
     worker = episodes.Episodes(watch)
     chance = problem(init=["echo $RANDOM > /srv/a"])
@@ -141,7 +141,7 @@ async def test_another_seed_is_another_state_only_where_chance_is_used(sandboxes
 
 CONTENTS = "find /srv -type f -print0 | sort -z | xargs -0 sha256sum"
 HOUR = 1_800_000_000
-"""An hour begins then."""
+"""A time, in seconds since the epoch, at which an hour starts."""
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ HOUR = 1_800_000_000
         pytest.param("su nobody -s /bin/sh -c 'head -c 9 </dev/urandom' > /srv/a", id="another user"),
     ],
 )
-async def test_the_members_of_a_group_that_open_within_one_hour_begin_alike_in_two_workers(script: str) -> None:
+async def test_members_of_a_group_that_open_within_one_hour_start_alike_in_two_workers(script: str) -> None:
     async def beginning(late_s: float) -> str:
         async with sandboxes_of("library", Path("unused")) as sandboxes:
             worker = episodes.Episodes(sandboxes, clock=lambda: HOUR + late_s)
@@ -169,10 +169,10 @@ async def test_the_members_of_a_group_that_open_within_one_hour_begin_alike_in_t
     one, other = await beginning(0.0), await beginning(3599.0)
 
     assert one == other
-    assert one.endswith("command\n0\n")  # nothing is left of what drew
+    assert one.endswith("command\n0\n")  # no process of the random source is left
 
 
-async def test_three_draws_differ_and_another_seed_draws_otherwise(sandboxes: Any) -> None:
+async def test_three_draws_differ_and_a_different_seed_draws_differently(sandboxes: Any) -> None:
     worker = episodes.Episodes(sandboxes)
     draws = problem(init=["for i in 1 2 3; do head -c 12 /dev/urandom | base64 >> /srv/a; done"])
     drawn = []
@@ -184,7 +184,7 @@ async def test_three_draws_differ_and_another_seed_draws_otherwise(sandboxes: An
     assert len(set(drawn)) == 6
 
 
-async def test_files_that_an_init_script_tells_apart_by_a_pause_stay_in_their_order(sandboxes: Any) -> None:
+async def test_files_that_an_init_script_separates_by_a_pause_keep_their_order(sandboxes: Any) -> None:
     worker = episodes.Episodes(sandboxes, clock=lambda: HOUR)
     episode = await worker.open(problem(init=["touch /srv/a; sleep 1.1; touch /srv/b"]), seed=1)
 
@@ -194,8 +194,8 @@ async def test_files_that_an_init_script_tells_apart_by_a_pause_stay_in_their_or
     assert output.text == f"b\na\n{HOUR}\n"
 
 
-async def test_files_of_an_init_script_are_new_and_newer_than_those_it_dates_days_ago(sandboxes: Any) -> None:
-    """AgentBench's items ask for that; a date that is the same for ever would make their answers 0."""
+async def test_files_of_an_init_script_are_new_and_newer_than_files_that_it_dates_days_ago(sandboxes: Any) -> None:
+    """AgentBench's items require this: a date that never changes would make their answers 0."""
     scripts = ["touch /srv/new; touch -d '3 days ago' /srv/older; touch -d '9 days ago' /srv/oldest"]
     episode = await episodes.Episodes(sandboxes).open(problem(init=scripts), seed=1)
 
@@ -205,7 +205,7 @@ async def test_files_of_an_init_script_are_new_and_newer_than_those_it_dates_day
     assert output.text == "/srv/new\n2\nnew\nolder\noldest\n"
 
 
-async def test_several_init_scripts_run_in_order_as_processes_of_their_own(sandboxes: Any) -> None:
+async def test_several_init_scripts_run_in_order_in_separate_processes(sandboxes: Any) -> None:
     scripts = [
         "cd /srv; mkdir made",
         {"language": "python", "code": "import os; os.rename('/srv/made', '/root/moved')"},
@@ -231,7 +231,7 @@ async def test_an_init_script_that_fails_leaves_nothing(sandboxes: Any, is_live:
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-async def test_a_cancellation_at_any_call_leaves_no_box_open(sandboxes: Any, is_live: bool) -> None:
+async def test_a_cancellation_at_any_call_leaves_no_open_box(sandboxes: Any, is_live: bool) -> None:
     calls = 0
     for cancel_at in range(1, 100):
         watch = Watched(sandboxes, cancel_at=cancel_at)

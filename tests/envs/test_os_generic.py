@@ -1,4 +1,4 @@
-"""Generic tasks in the os environment: a script on the end state, or a named reward function on the answer."""
+"""Generic tasks in the os environment: a script judges the end state, or a named reward function the answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def played(worker: Worker, evaluation: dict[str, Any], script: str, answer: str 
     ("evaluation", "script", "answer", "reward"),
     [
         pytest.param(NOTE["evaluation"], "echo hello > /srv/note", None, 1.0, id="a script sees the state"),
-        pytest.param(NOTE["evaluation"], "true", "hello", 1.0, id="a script is given the answer"),
+        pytest.param(NOTE["evaluation"], "true", "hello", 1.0, id="a script receives the answer"),
         pytest.param(NOTE["evaluation"], "true", "bye", 0.0, id="a script that fails"),
         pytest.param(
             {"script": "import os, sys; sys.exit(not os.path.isdir('/srv/d'))", "language": "python"},
@@ -64,7 +64,7 @@ def played(worker: Worker, evaluation: dict[str, Any], script: str, answer: str 
         ),
     ],
 )
-def test_an_episode_is_judged_by_what_the_task_says(
+def test_an_episode_is_judged_by_the_evaluation_of_the_task(
     worker: Worker, evaluation: dict[str, Any], script: str, answer: str | None, reward: float
 ) -> None:
     ended = played(worker, evaluation, script, answer)
@@ -87,6 +87,6 @@ def test_an_episode_is_judged_by_what_the_task_says(
         ({}, "evaluation needs match or check, or script or reward_function"),
     ],
 )
-def test_an_evaluation_that_cannot_be_used_says_why(evaluation: dict[str, Any], says: str) -> None:
+def test_the_refusal_of_an_invalid_evaluation_states_the_reason(evaluation: dict[str, Any], says: str) -> None:
     with pytest.raises(judges.InvalidEvaluation, match=says):
         judges.Evaluation.read(evaluation)

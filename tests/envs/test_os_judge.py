@@ -1,4 +1,4 @@
-"""Judging: matchers as tables, and checks in a real box, with what is expected worked out before or after."""
+"""Judging: matchers as tables, and checks in a real box with an expected value from before or after the episode."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def judge(sandbox: Any, evaluation: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("matcher", "answer", "expected", "is_match"),
     [
-        pytest.param("integer-match", " 31 ", "31\n", True, id="integers, white space aside"),
+        pytest.param("integer-match", " 31 ", "31\n", True, id="integers, ignoring white space"),
         pytest.param("integer-match", "031", "31", True, id="integers by value"),
-        pytest.param("integer-match", "31 files", "31", False, id="a sentence is no integer"),
-        pytest.param("integer-match", "", "31", False, id="nothing is no integer"),
+        pytest.param("integer-match", "31 files", "31", False, id="a sentence is not an integer"),
+        pytest.param("integer-match", "", "31", False, id="an empty text is not an integer"),
         pytest.param("integer-match", "9" * 5_000, "9", False, id="more digits than an integer may have"),
-        pytest.param("string-match", "a b\r\nc ", "a b\nc\n", True, id="texts, line ends aside"),
+        pytest.param("string-match", "a b\r\nc ", "a b\nc\n", True, id="texts, ignoring line ends"),
         pytest.param("string-match", "A", "a", False, id="capitals count"),
         pytest.param("size-match", "5K", "5120", True, id="kibibytes"),
         pytest.param("size-match", "5kb", "5120B", True, id="with a B"),
@@ -49,14 +49,16 @@ async def judge(sandbox: Any, evaluation: dict[str, Any]) -> Any:
         pytest.param("size-match", "1P", str(2**50), True, id="pebibytes"),
         pytest.param("size-match", "5120 Bytes", "5K", True, id="bytes in words"),
         pytest.param("size-match", "5.0K", "5K", False, id="no fractions"),
-        pytest.param("size-match", "large", "large", False, id="no size"),
-        pytest.param("containing", "it is 31 in all", "31\n", True, id="the expected within the answer"),
+        pytest.param("size-match", "large", "large", False, id="not a size"),
+        pytest.param("containing", "it is 31 in all", "31\n", True, id="the expected value within the answer"),
         pytest.param("containing", "3", "31", False, id="not the other way round"),
-        pytest.param("in", "3", "31", True, id="the answer within the expected"),
-        pytest.param("in", "310", "31", False, id="not more than it"),
+        pytest.param("in", "3", "31", True, id="the answer within the expected value"),
+        pytest.param("in", "310", "31", False, id="not a longer answer"),
     ],
 )
-def test_a_matcher(matcher: str, answer: str, expected: str, is_match: bool) -> None:
+def test_a_matcher_compares_an_answer_with_the_expected_value(
+    matcher: str, answer: str, expected: str, is_match: bool
+) -> None:
     assert judges.MATCHERS[matcher](answer, expected) is is_match
 
 
@@ -64,17 +66,19 @@ def test_a_matcher(matcher: str, answer: str, expected: str, is_match: bool) -> 
     ("match", "answer", "is_match"),
     [
         pytest.param("7", " 7\n", True, id="a text"),
-        pytest.param({"answer": "7"}, " 7", True, id="stripped unless it says otherwise"),
+        pytest.param({"answer": "7"}, " 7", True, id="stripped by default"),
         pytest.param({"answer": "7", "strip": False}, " 7", False, id="not stripped"),
         pytest.param({"regex": "^[67]$"}, "7", True, id="a pattern"),
         pytest.param({"regex": "an"}, "banana", True, id="a pattern is searched for"),
-        pytest.param({"regex": "^a"}, "banana", False, id="a pattern that is not there"),
+        pytest.param({"regex": "^a"}, "banana", False, id="a pattern that does not match"),
         pytest.param("None", None, False, id="no answer is never right"),
-        pytest.param({"regex": ".*"}, None, False, id="not even for a pattern"),
+        pytest.param({"regex": ".*"}, None, False, id="also not for a pattern"),
     ],
 )
-async def test_a_match(match: object, answer: str | None, is_match: bool) -> None:
-    one = judges.Judge(judges.Evaluation.read({"match": match}), None)  # it needs no box
+async def test_a_match_compares_the_answer_with_a_text_or_a_pattern(
+    match: object, answer: str | None, is_match: bool
+) -> None:
+    one = judges.Judge(judges.Evaluation.read({"match": match}), None)  # a match needs no box
 
     assert await one.judge(answer) is is_match
 
@@ -87,30 +91,30 @@ async def test_a_match(match: object, answer: str | None, is_match: bool) -> Non
         pytest.param({"check": []}, "match or check", id="no check"),
         pytest.param({"check": [None]}, "example", id="null without an example"),
         pytest.param({"check": [{"matcher": "magic"}]}, "no matcher", id="an unknown matcher"),
-        pytest.param({"check": [7]}, "a script is", id="a check that is none"),
+        pytest.param({"check": [7]}, "a script is", id="an invalid check"),
         pytest.param({"check": [{"code": "x", "language": "perl"}]}, "no language", id="an unknown language"),
         pytest.param({"match": {"regex": "("}}, "regex", id="a broken pattern"),
-        pytest.param({"match": 7}, "must be a text", id="a match that is none"),
+        pytest.param({"match": 7}, "must be a text", id="an invalid match"),
         pytest.param({"match": "7", "judge": "now"}, "'before' or 'after'", id="an unknown order"),
     ],
 )
-def test_an_evaluation_that_cannot_be_used_says_why(evaluation: object, says: str) -> None:
+def test_the_refusal_of_an_invalid_evaluation_states_the_reason(evaluation: object, says: str) -> None:
     with pytest.raises(judges.InvalidEvaluation, match=says):
         judges.Evaluation.read(evaluation)
 
 
-async def test_what_is_expected_is_worked_out_before_and_the_agent_cannot_change_it(sandbox: Any) -> None:
+async def test_the_expected_value_is_computed_before_the_episode_and_the_agent_cannot_change_it(sandbox: Any) -> None:
     await sandbox.run(["/bin/touch", "/srv/a", "/srv/b"])
     one = await judge(sandbox, COUNTED)
 
     await sandbox.run(["/bin/touch", "/srv/c"])
-    await sandbox.run(["/bin/rm", "/bin", "/lib", "/lib64"])  # links of the box's own: no program starts any more
+    await sandbox.run(["/bin/rm", "/bin", "/lib", "/lib64"])  # links in the box: no program can start any more
 
     assert await one.judge("2") is True
     assert await one.judge("3") is False
 
 
-async def test_with_judge_after_the_agent_can_as_in_agentbench(sandbox: Any) -> None:
+async def test_with_judge_after_the_agent_can_change_the_expected_value_as_in_agentbench(sandbox: Any) -> None:
     await sandbox.run(["/bin/touch", "/srv/a", "/srv/b"])
     one = await judge(sandbox, {**COUNTED, "judge": "after"})
 
@@ -120,7 +124,7 @@ async def test_with_judge_after_the_agent_can_as_in_agentbench(sandbox: Any) -> 
     assert await one.judge("3") is True
 
 
-async def test_an_example_that_fails_lets_no_session_begin(sandbox: Any) -> None:
+async def test_a_failing_example_lets_no_session_start(sandbox: Any) -> None:
     with pytest.raises(judges.JudgeFailed, match=r"3.*no luck"):
         await judge(sandbox, {**COUNTED, "example": "echo no luck >&2; exit 3"})
 
@@ -136,22 +140,22 @@ async def test_an_example_that_fails_lets_no_session_begin(sandbox: Any) -> None
             True,
             id="with their newline",
         ),
-        pytest.param(["false", "true"], False, id="the first failure ends it"),
+        pytest.param(["false", "true"], False, id="the first failure ends the judgement"),
         pytest.param([{"language": "python", "code": "import os; assert os.getcwd() == '/root'"}], True, id="in /root"),
         pytest.param(["mkdir -p /srv; printf x > /srv/f", {"read": "/srv/f"}, {"equals": "x\n"}], True, id="a file"),
-        pytest.param([{"read": "/srv/none"}, {"equals": ""}], False, id="a file that is not there"),
-        pytest.param([{"read": "/srv"}, {"equals": ""}], False, id="a directory in place of a file"),
+        pytest.param([{"read": "/srv/none"}, {"equals": ""}], False, id="a missing file"),
+        pytest.param([{"read": "/srv"}, {"equals": ""}], False, id="a directory instead of a file"),
         pytest.param(["echo 7", {"matcher": "integer-match"}], True, id="a matcher on a check's output"),
         pytest.param([{"matcher": "integer-match"}], False, id="a matcher with nothing to compare"),
     ],
 )
-async def test_checks(sandbox: Any, check: list[Any], is_right: bool) -> None:
+async def test_checks_run_in_order_and_decide_the_verdict(sandbox: Any, check: list[Any], is_right: bool) -> None:
     one = await judge(sandbox, {"check": check})
 
     assert await one.judge("7") is is_right
 
 
-async def test_without_an_answer_checks_see_the_text_none(sandbox: Any) -> None:
+async def test_without_an_answer_checks_get_the_text_none(sandbox: Any) -> None:
     one = await judge(sandbox, {"check": ['test "$1" = None']})
 
     assert await one.judge(None) is True
@@ -169,7 +173,7 @@ async def test_a_compiled_check_runs_and_leaves_nothing(sandbox: Any) -> None:
     assert (await sandbox.run(["/bin/ls", "/run"])).stdout == b""
 
 
-async def test_a_check_that_does_not_end_is_a_failure_and_no_verdict(
+async def test_a_check_that_does_not_end_is_a_failure_without_a_verdict(
     sandbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 0.5)
@@ -183,7 +187,7 @@ COUNTED_AFTER = {"judge": "after", "check": [None, {"matcher": "integer-match"}]
 
 
 async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, tmp_path: Path) -> Any:
-    """Play an episode of one command; give its verdict."""
+    """Play an episode of one command and return its verdict."""
     task = {
         "instruction": "Make a command greet.",
         "config": {"init": "echo 3 > /srv/n", "start": "cd /srv"},
@@ -205,7 +209,9 @@ async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, 
             {"check": ["test -f /srv/n && nosuchjudge --all"]}, "needs nosuchjudge", id="a program of a check"
         ),
         pytest.param(
-            {"check": ['test "$(nosuchjudge 2> /dev/null)" = 1']}, "needs nosuchjudge", id="whose error it silences"
+            {"check": ['test "$(nosuchjudge 2> /dev/null)" = 1']},
+            "needs nosuchjudge",
+            id="whose error output is discarded",
         ),
         pytest.param({"check": ["/usr/bin/nosuchjudge"]}, "needs /usr/bin/nosuchjudge", id="by its path"),
         pytest.param(
@@ -217,11 +223,11 @@ async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, 
             {**COUNTED_AFTER, "example": "grep 4 /srv/n; :"}, "printed nothing", id="an example without output"
         ),
         pytest.param(
-            {**COUNTED_AFTER, "judge": "before", "example": "echo"}, "printed nothing", id="found out at the beginning"
+            {**COUNTED_AFTER, "judge": "before", "example": "echo"}, "printed nothing", id="found at the start"
         ),
     ],
 )
-async def test_a_mistake_of_the_tasks_author_is_a_failure_and_no_verdict(
+async def test_a_mistake_of_the_task_author_is_a_failure_without_a_verdict(
     tmp_path: Path, evaluation: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(judges.JudgeFailed, match=says):
@@ -235,19 +241,19 @@ async def test_a_mistake_of_the_tasks_author_is_a_failure_and_no_verdict(
         pytest.param(
             {"check": [{"language": "python", "code": "1"}]}, "rm -f /usr/bin/python3*", id="it removed an interpreter"
         ),
-        pytest.param({"check": ["greet"]}, "true", id="it did not make the program that it was told of"),
+        pytest.param({"check": ["greet"]}, "true", id="it did not make the required program"),
         pytest.param({"check": ["sh /srv/own.sh"]}, "echo nosuch > /srv/own.sh", id="its own script lacks a program"),
-        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, "rm n", id="it removed what the example reads"),
-        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, ": > n", id="it emptied what the example reads"),
+        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, "rm n", id="it removed the example's input"),
+        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, ": > n", id="it emptied the example's input"),
     ],
 )
-async def test_what_the_agent_made_of_its_judge_is_no_failure(
+async def test_an_agents_damage_to_its_judge_is_a_lost_episode_and_not_a_failure(
     tmp_path: Path, evaluation: dict[str, Any], script: str
 ) -> None:
     assert await ended(evaluation, script=script, answer="", tmp_path=tmp_path) == 0.0
 
 
-def test_random_numbers_are_set_where_a_script_uses_them() -> None:
+def test_random_numbers_are_seeded_in_scripts_that_use_them() -> None:
     script = scripts.Script("echo $RANDOM")
 
     assert script.seeded(70_000).code == "RANDOM=4464\necho $RANDOM"

@@ -1,4 +1,4 @@
-"""Finding a command's output between marks, however the terminal's bytes are cut."""
+"""Finding a command's output between marks, however the terminal's bytes are split."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ marks = os_module("os_marks")
 
 
 def printed(mark: Any, *, status: int = 0, pid: int = 7, end: bytes = b"\n") -> bytes:
-    """Make what a shell prints for the mark's line."""
+    """Return the bytes that a shell prints for the mark's line."""
     halves = re.findall(r" ([0-9a-f]{12})", mark.line)
     return end + f"{halves[0]}{halves[1]}:{status}:{pid}:".encode() + end
 
 
-def test_the_output_stands_before_the_mark() -> None:
+def test_the_output_precedes_the_mark() -> None:
     mark = marks.Mark()
     capture = marks.Capture(mark)
 
@@ -37,27 +37,27 @@ def test_only_the_marks_own_newline_is_cut() -> None:
     assert capture.output == b"no newline"
 
 
-def test_an_echo_of_the_typed_line_is_no_mark() -> None:
+def test_an_echo_of_the_typed_line_is_not_a_mark() -> None:
     mark = marks.Mark()
     capture = marks.Capture(mark)
 
     assert capture.feed(mark.line.encode() + b"\r\n") is None
 
 
-def test_another_commands_mark_is_no_mark() -> None:
+def test_the_mark_of_another_command_does_not_count() -> None:
     old, new = marks.Mark(), marks.Mark()
     capture = marks.Capture(new)
 
     assert capture.feed(printed(old)) is None
 
 
-def test_a_word_that_looks_like_a_mark_is_none() -> None:
+def test_a_word_that_looks_like_a_mark_is_not_a_mark() -> None:
     capture = marks.Capture(marks.Mark())
 
     assert capture.feed(b"\n0123456789ab0123456789ab:0:7:\n") is None
 
 
-def test_a_mark_is_found_behind_its_own_word_without_numbers() -> None:
+def test_a_mark_is_found_after_its_own_word_without_numbers() -> None:
     mark = marks.Mark()
     capture = marks.Capture(mark)
     word = printed(mark)[1:25]
@@ -69,7 +69,7 @@ def test_a_mark_is_found_behind_its_own_word_without_numbers() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.binary(max_size=900))
-def test_where_the_bytes_are_cut_makes_no_difference(cuts: list[int], output: bytes) -> None:
+def test_the_split_of_the_bytes_makes_no_difference(cuts: list[int], output: bytes) -> None:
     mark = marks.Mark()
     capture = marks.Capture(mark)
     stream = output + printed(mark)
@@ -81,10 +81,10 @@ def test_where_the_bytes_are_cut_makes_no_difference(cuts: list[int], output: by
             break
 
     assert capture.found is not None
-    assert capture.output == output.removesuffix(b"\r")  # with the mark's own newline that is one line end
+    assert capture.output == output.removesuffix(b"\r")  # together with the mark's own newline, it is one line end
 
 
-def test_what_is_kept_of_an_endless_output_is_bounded_and_its_mark_is_still_found() -> None:
+def test_a_bounded_part_of_an_endless_output_is_kept_and_its_mark_is_still_found() -> None:
     mark = marks.Mark()
     capture = marks.Capture(mark)
 

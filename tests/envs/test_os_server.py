@@ -1,4 +1,4 @@
-"""The os environment as a worker: a real server process over the wire, with real boxes behind it."""
+"""The os environment as a worker: a real server process over the wire, with real boxes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHANGE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     asyncio.run(require_sandboxes("library"))
-    # A limit below what one process may have together with others, so that it is reached in a moment.
+    # A low limit, so that a few processes together reach it quickly.
     worker = Worker("os", settings={"SANDBOX_MEMORY_MIB": "256"})
     try:
         yield worker
@@ -103,7 +103,7 @@ def test_a_wrong_answer_is_a_completed_episode_without_a_reward(worker: Worker, 
     assert ended["metadata"]["answer"] == answer
 
 
-def test_a_text_without_an_action_is_told_how_to_act_and_spends_a_turn(worker: Worker) -> None:
+def test_a_text_without_an_action_is_answered_with_the_form_of_actions_and_costs_a_turn(worker: Worker) -> None:
     session = worker.open(COUNT)
 
     refused = session.say("I will list the files.")
@@ -115,7 +115,7 @@ def test_a_text_without_an_action_is_told_how_to_act_and_spends_a_turn(worker: W
     assert (ended["reward"], ended["metadata"]["num_turns"]) == (1.0, 2)
 
 
-def test_the_last_turn_still_takes_an_answer(worker: Worker) -> None:
+def test_the_last_turn_still_accepts_an_answer(worker: Worker) -> None:
     session = worker.open(COUNT)
 
     session.tool("bash_action", script="ls")
@@ -138,7 +138,7 @@ def test_a_command_in_the_last_turn_ends_the_episode(worker: Worker) -> None:
     assert results[-1]["metadata"]["success"] is False
 
 
-def test_turns_spent_on_unusable_texts_do_not_give_more_of_them(worker: Worker) -> None:
+def test_unusable_texts_spend_turns_until_the_limit(worker: Worker) -> None:
     session = worker.open(COUNT)
 
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_turns_spent_on_unusable_texts_do_not_give_more_of_them(worker: Worker) 
     assert (ended["reward"], ended["metadata"]["status"]) == (0.0, "task limit reached")
 
 
-def test_changing_the_box_does_not_change_what_is_expected(worker: Worker) -> None:
+def test_changing_the_box_does_not_change_the_expected_value(worker: Worker) -> None:
     session = worker.open(COUNT)
 
     session.tool("bash_action", script="rm /srv/*; touch /srv/only; ls() { echo a; }")
@@ -159,7 +159,7 @@ def test_changing_the_box_does_not_change_what_is_expected(worker: Worker) -> No
     assert ended["reward"] == 0.0
 
 
-def test_sessions_of_one_task_begin_alike_and_share_nothing(worker: Worker) -> None:
+def test_sessions_of_one_task_start_alike_and_share_nothing(worker: Worker) -> None:
     task = {**COUNT, "config": {"init": ["echo $RANDOM$RANDOM > /srv/chance"]}}
     sessions = [worker.create(task, seed=11)[0] for _ in range(4)]
 
@@ -185,7 +185,7 @@ def test_sessions_of_one_task_begin_alike_and_share_nothing(worker: Worker) -> N
         pytest.param({**COUNT, "evaluation": {"check": [None], "example": "exit 9"}}, "example", id="a broken example"),
     ],
 )
-def test_a_task_that_cannot_be_played_opens_no_session(worker: Worker, task: dict[str, Any], says: str) -> None:
+def test_an_unplayable_task_opens_no_session(worker: Worker, task: dict[str, Any], says: str) -> None:
     session, created = worker.create(task)
 
     # A setup that fails late fails the session's first request instead of /create.
@@ -204,14 +204,14 @@ def test_the_start_is_typed_into_the_shell_of_the_session(worker: Worker) -> Non
     assert seen["blocks"][0]["text"] == "The output of the OS:\n/var\n3.14"
 
 
-def test_the_reference_is_in_nothing_that_the_agent_sees(worker: Worker) -> None:
+def test_the_agents_view_does_not_contain_the_reference(worker: Worker) -> None:
     task = json.loads((TASKS / "train.jsonl").read_text("utf-8").split("\n")[0])
     marked = {**task, "reference": {"commands": ["unmistakable-solution"], "answer": "unmistakable-answer"}}
     session = worker.open(marked)
 
     seen = [
         session.prompt(),
-        # Put together in the shell, as the command itself is a file of the box.
+        # Joined in the shell, because the command itself is a file of the box.
         json.dumps(
             session.tool("bash_action", script="env; w=unmistak; grep -rls ${w}able- /root /srv /tmp /run /etc")
         ),
@@ -223,7 +223,7 @@ def test_the_reference_is_in_nothing_that_the_agent_sees(worker: Worker) -> None
     assert "The output of the OS:" in seen[1]
 
 
-def test_a_session_that_is_deleted_in_mid_command_takes_the_command_with_it(worker: Worker) -> None:
+def test_deleting_a_session_during_a_command_ends_the_command(worker: Worker) -> None:
     session = worker.open(COUNT)
     seconds = str(uuid.uuid4().int % 10**9 + 10**6)
     answers: list[httpx.Response] = []
@@ -236,12 +236,12 @@ def test_a_session_that_is_deleted_in_mid_command_takes_the_command_with_it(work
     calling.join(timeout=scaled(30))
     eventually(lambda: not runs(f"sleep\0{seconds}"))
 
-    assert (answers[0].json().get("output") or {}).get("reward") is None  # told as cut short, or not at all
+    assert (answers[0].json().get("output") or {}).get("reward") is None  # reported as cut short, or not at all
     assert session.post("/os/call", {"text": "Act: answer(2)"}).status_code == 404
 
 
 def runs(command: str) -> bool:
-    """Say whether a process of this machine has *command*, its words separated by NUL, as its command line."""
+    """Return True if a process of this machine has the command line *command*, with words separated by NUL."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_text("utf-8", "replace").rstrip("\0") == command:
@@ -270,7 +270,7 @@ def test_the_tools_have_one_required_text_each(worker: Worker) -> None:
     }
 
 
-def test_the_splits_are_served(worker: Worker) -> None:
+def test_both_splits_are_served(worker: Worker) -> None:
     counts = {
         split: worker.http.post("/os/num_tasks", json={"split": split}).json()["num_tasks"]
         for split in ("train", "test")
@@ -279,11 +279,11 @@ def test_the_splits_are_served(worker: Worker) -> None:
     assert counts == {split: (TASKS / f"{split}.jsonl").read_text().count("\n") for split in ("train", "test")}
 
 
-# They hold on until they are killed: one that reads or ends would let `wait` return before the watchdog's look.
+# They hold their memory until they are killed: with one that ends, `wait` would return before the watchdog's check.
 HOG = "python3 -c 'import time; x = [bytearray(b\"x\" * 2**20) for _ in range(150)]; time.sleep(60)' & "
 
 
-def test_a_box_in_which_the_judge_can_run_nothing_any_more_is_not_solved(worker: Worker) -> None:
+def test_a_box_in_which_the_judge_cannot_run_anything_is_not_solved(worker: Worker) -> None:
     session = worker.open({**CHANGE, "evaluation": {"check": ["true"]}})
     session.tool("bash_action", script="rm /usr/bin/bash")
     ended = session.tool("finish_action", thought="There is no shell.")
@@ -301,9 +301,7 @@ def test_a_box_in_which_the_judge_can_run_nothing_any_more_is_not_solved(worker:
         pytest.param("echo x > /proc/1/fd/0; sleep 60", "init", id="its first process"),
     ],
 )
-def test_a_session_whose_commands_bring_its_box_down_ends_without_a_reward(
-    worker: Worker, script: str, reason: str
-) -> None:
+def test_a_session_whose_commands_end_its_box_ends_without_a_reward(worker: Worker, script: str, reason: str) -> None:
     session = worker.open(COUNT)
 
     ended = session.tool("bash_action", script=script)
@@ -326,7 +324,7 @@ def is_failed(answer: dict[str, Any], *, reason: str = "session_failed", says: s
     "action",
     [
         pytest.param({"name": "bash_action", "input": {"script": "sleep 60"}}, id="in a command"),
-        pytest.param({"name": "answer_action", "input": {"answer": "2"}}, id="as it is judged"),
+        pytest.param({"name": "answer_action", "input": {"answer": "2"}}, id="while the answer is judged"),
     ],
 )
 def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker, action: dict[str, Any]) -> None:
@@ -353,7 +351,7 @@ def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker
     assert answered["reward"] == 1.0
 
 
-def test_a_judge_that_cannot_judge_fails_the_session_and_gives_no_reward(worker: Worker) -> None:
+def test_a_judge_that_does_not_end_fails_the_session_and_gives_no_reward(worker: Worker) -> None:
     # After the agent's last action the example fails: it is AgentBench's order, in a box that the agent has changed.
     late = {"id": "late", "instruction": "x", "evaluation": {"check": ["exec sleep 3600"]}}
     session = worker.open(late)
@@ -364,7 +362,7 @@ def test_a_judge_that_cannot_judge_fails_the_session_and_gives_no_reward(worker:
     assert is_failed(answer, reason="author_fault", says="did not end within")
 
 
-def test_a_machine_without_bubblewrap_says_so_and_is_tried_again() -> None:
+def test_a_machine_without_bubblewrap_is_reported_and_tried_again() -> None:
     asyncio.run(require_sandboxes("library"))
     if os.geteuid() != 0:
         pytest.skip("to hide a program needs root")
@@ -389,7 +387,7 @@ def test_a_machine_without_bubblewrap_says_so_and_is_tried_again() -> None:
     assert log.count("sandboxes_refused") == 1
 
 
-def test_an_image_without_a_box_says_so() -> None:
+def test_an_image_without_a_box_is_reported() -> None:
     worker = Worker("os", box=Path("/nowhere/box"), settings={"SANDBOX_HOST": "0"})
     try:
         _, refused = worker.create(COUNT)
@@ -402,7 +400,7 @@ def test_an_image_without_a_box_says_so() -> None:
     assert health.status_code == 200
 
 
-def test_the_default_of_turns_is_what_clients_are_told() -> None:
+def test_the_default_number_of_turns_equals_the_number_in_the_manifest() -> None:
     folder = ROOT / "env_images" / "os"
     (offer,) = [path for name in ("environment.toml", "environment.toml.draft") if (path := folder / name).exists()]
 

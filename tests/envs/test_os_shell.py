@@ -1,4 +1,4 @@
-"""The os environment's shell on a real bash, a real terminal and a real root of its own."""
+"""The os environment's shell on a real bash, a real terminal and its own real root directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ shells = os_module("os_shell")
 RESTARTED = shells.RESTARTED
 
 LIMIT_S = 1.0
-"""In place of 30 s, for the tests that reach it; generous for all the others."""
+"""Seconds instead of 30, for tests that reach the limit; ample for all other tests."""
 AMPLE_S = 60.0
 
 
@@ -38,7 +38,7 @@ async def shell(sandbox: Any) -> Any:
 
 @pytest.fixture
 async def hasty(sandbox: Any) -> Any:
-    """A shell whose commands reach their limit soon."""
+    """A shell whose commands soon reach their limit."""
     shell = shells.Shell(sandbox, command_timeout_s=LIMIT_S)
     await shell.open()
     return shell
@@ -47,7 +47,7 @@ async def hasty(sandbox: Any) -> Any:
 @pytest.mark.parametrize(
     ("script", "text", "status"),
     [
-        pytest.param("echo 220", "220\n", 0, id="at once"),
+        pytest.param("echo 220", "220\n", 0, id="immediately"),
         pytest.param("sleep 0.3; echo 220", "220\n", 0, id="delayed"),
         pytest.param("echo a\necho b\necho c", "a\nb\nc\n", 0, id="three lines"),
         pytest.param("for i in 1 2; do\n  echo $i\ndone", "1\n2\n", 0, id="a loop"),
@@ -58,24 +58,26 @@ async def hasty(sandbox: Any) -> Any:
         pytest.param("true", "", 0, id="no output"),
         pytest.param("(exit 3)", "", 3, id="a status"),
         pytest.param(f"X={'a' * 6_000}; echo ${{#X}}", "6000\n", 0, id="a line of 6,000 bytes"),
-        pytest.param("printf 'cost: 5 $ '", "cost: 5 $ ", 0, id="what looks like a prompt"),
+        pytest.param("printf 'cost: 5 $ '", "cost: 5 $ ", 0, id="text like a prompt"),
         pytest.param("printf '\\033[31mred\\033[0m\\0\\r\\n'", "red\n", 0, id="escapes, NUL and CR"),
         pytest.param("printf '\\377\\376'", "\ufffd\ufffd", 0, id="not UTF-8"),
         pytest.param("echo größe", "größe\n", 0, id="UTF-8"),
         pytest.param("echo out; echo err >&2", "out\nerr\n", 0, id="both streams"),
         pytest.param("tty -s && pwd", "/root\n", 0, id="a terminal, in the home directory"),
         pytest.param("date +%Z; echo $TERM", "UTC\ndumb\n", 0, id="time zone and terminal"),
-        pytest.param('read -p "Go on? " x; echo "$? [$x]"', "1 []\n", 0, id="a question that nobody answers"),
+        pytest.param('read -p "Go on? " x; echo "$? [$x]"', "1 []\n", 0, id="a question without an answer"),
         pytest.param("echo a b | while read x y; do echo $y; done", "b\n", 0, id="a read from a pipe"),
     ],
 )
-async def test_what_a_command_prints_is_its_output(shell: Any, script: str, text: str, status: int) -> None:
+async def test_the_output_of_a_command_is_returned_with_its_status(
+    shell: Any, script: str, text: str, status: int
+) -> None:
     output = await shell.run(script)
 
     assert (output.text, output.status, output.notice) == (text, status, "")
 
 
-async def test_an_unbalanced_quote_is_a_syntax_error_and_swallows_nothing(shell: Any) -> None:
+async def test_an_unbalanced_quote_is_a_syntax_error_and_swallows_no_later_command(shell: Any) -> None:
     broken = await shell.run("echo 'abc")
     after = await shell.run("echo whole")
 
@@ -93,7 +95,7 @@ async def test_directory_variables_functions_and_status_persist(shell: Any) -> N
     assert output.text == "7\n/tmp\n3.14\nf:x\n"
 
 
-async def test_a_background_job_goes_on(shell: Any) -> None:
+async def test_a_background_job_continues(shell: Any) -> None:
     await shell.run("mkfifo /tmp/pipe; (read line < /tmp/pipe; echo got $line > /tmp/got) &")
 
     output = await shell.run("echo news > /tmp/pipe; wait; cat /tmp/got")
@@ -122,7 +124,7 @@ async def test_a_nested_shell_reads_the_commands_until_it_exits(shell: Any, logi
     assert outside.text == "root\n"
 
 
-async def test_a_shell_that_is_replaced_goes_on_as_the_other(shell: Any) -> None:
+async def test_a_shell_that_replaces_itself_by_another_continues_as_the_other(shell: Any) -> None:
     await shell.run("useradd -m -s /bin/bash hansen")
 
     entered = await shell.run("exec su - hansen")
@@ -155,7 +157,7 @@ async def test_a_shell_that_ends_is_replaced_and_the_files_stay(shell: Any, scri
     assert after.notice == ""
 
 
-async def test_a_status_that_set_e_forgave_is_handed_on_without_ending_the_shell(shell: Any) -> None:
+async def test_a_failed_status_that_set_e_ignores_is_kept_without_ending_the_shell(shell: Any) -> None:
     await shell.run("(exit 4)")
 
     kept = await shell.run("echo $?; set -e; if false; then :; fi; x=1")
@@ -168,12 +170,12 @@ async def test_a_status_that_set_e_forgave_is_handed_on_without_ending_the_shell
     ("script", "text"),
     [
         pytest.param("cat", "", id="cat"),
-        pytest.param('command read x; echo "[$x]"', "[]\n", id="what reads the line that ends it"),
+        pytest.param('command read x; echo "[$x]"', "[]\n", id="a program that reads the line that ends it"),
         pytest.param("echo before; sleep 1000", "before\n", id="sleep"),
         pytest.param("sleep 1000 | cat", "", id="a pipeline"),
         pytest.param("while :; do sleep 0.2; done", "", id="a loop"),
         pytest.param("bash -c 'trap \"\" INT; sleep 1000'", "Killed", id="a command that ignores the interrupt"),
-        pytest.param("python3 -q", "", id="an interpreter that goes on after the interrupt"),
+        pytest.param("python3 -q", "", id="an interpreter that continues after the interrupt"),
     ],
 )
 async def test_a_command_that_does_not_end_is_stopped_and_the_next_is_clean(hasty: Any, script: str, text: str) -> None:
@@ -196,7 +198,7 @@ async def test_an_endless_output_is_stopped_long_before_the_limit(shell: Any) ->
     assert after.text == "clean\n"
 
 
-async def test_a_long_output_keeps_its_first_64_kib_and_the_command_ends_by_itself(shell: Any) -> None:
+async def test_a_long_output_keeps_its_first_64_kib_and_the_command_runs_to_its_end(shell: Any) -> None:
     output = await shell.run("seq 1 200000; touch /tmp/done")
     after = await shell.run("ls /tmp/done")
 
@@ -213,7 +215,7 @@ async def test_a_forged_mark_is_output(shell: Any) -> None:
     assert output.text == "\n0123456789abcdef01234567:0:7:\nafter\n"
 
 
-async def test_a_terminal_that_the_command_changed_is_set_right_again(shell: Any) -> None:
+async def test_terminal_settings_that_a_command_changed_are_restored(shell: Any) -> None:
     await shell.run("stty onlcr echo; PS1='# '; PROMPT_COMMAND='echo prompt'")
 
     output = await shell.run("echo clean")
@@ -221,10 +223,10 @@ async def test_a_terminal_that_the_command_changed_is_set_right_again(shell: Any
     assert output.text == "clean\n"
 
 
-async def test_an_echo_that_a_nested_shell_found_when_it_began_is_turned_off(shell: Any) -> None:
+async def test_an_echo_that_a_nested_shell_found_at_its_start_is_turned_off(shell: Any) -> None:
     await shell.run("useradd -m -s /bin/bash jack")
 
-    entered = await shell.run("stty onlcr echo; exec su - jack")  # its line editor restores what it found
+    entered = await shell.run("stty onlcr echo; exec su - jack")  # its line editor restores the settings that it found
     outputs = [
         await shell.run(f"echo {word}; stty -a | tr ' ;' '\\n\\n' | grep -x -e -echo -e -onlcr") for word in "ab"
     ]
@@ -233,7 +235,7 @@ async def test_an_echo_that_a_nested_shell_found_when_it_began_is_turned_off(she
     assert [output.text for output in outputs] == ["a\n-onlcr\n-echo\n", "b\n-onlcr\n-echo\n"]
 
 
-async def test_the_shell_runs_no_program_of_its_own_in_the_box(shell: Any) -> None:
+async def test_the_shell_itself_runs_no_program_in_the_box(shell: Any) -> None:
     output = await shell.run("printf '#!/bin/sh\\ntouch /tmp/ran\\n' > /tmp/stty; chmod 755 /tmp/stty; PATH=/tmp:$PATH")
     after = await shell.run("ls /tmp/ran")
 
@@ -242,14 +244,14 @@ async def test_the_shell_runs_no_program_of_its_own_in_the_box(shell: Any) -> No
 
 
 @pytest.mark.parametrize("name", [".", "printf", "source", "exit"])
-async def test_a_function_with_the_name_of_what_is_typed_does_not_take_its_place(shell: Any, name: str) -> None:
+async def test_a_function_named_like_a_typed_command_does_not_replace_it(shell: Any, name: str) -> None:
     await shell.run(f"{name}() {{ echo mine; }}")
     after = await shell.run("echo theirs; false")
 
     assert (after.text, after.status, after.notice) == ("theirs\n", 1, "")
 
 
-async def test_a_shell_that_cannot_be_opened_again_is_told_as_it_is(shell: Any) -> None:
+async def test_a_shell_that_cannot_be_opened_again_is_reported(shell: Any) -> None:
     ended = await shell.run("mv /bin /nobin; echo last; exit")
 
     assert (ended.text, ended.notice) == ("last\n", shells.ENDED)
@@ -263,15 +265,15 @@ async def test_commands_leave_no_history_in_the_box(shell: Any, sandbox: Any) ->
     assert done.stdout == b""
 
 
-async def test_a_box_without_bash_says_that_there_is_no_shell(shell: Any) -> None:
-    await shell.run("mv /bin /nobin; exit")  # /bin is a link of the box's own
+async def test_a_box_without_bash_is_reported_as_without_a_shell(shell: Any) -> None:
+    await shell.run("mv /bin /nobin; exit")  # /bin is a link in the box
 
     with pytest.raises(shells.ShellGone):
         await shell.run("echo x")
 
 
 class Kept:
-    """A sandbox on whose terminals the reading process is kept from its work for a moment after each line it types."""
+    """A sandbox whose terminals block the reading process for a moment after each line that it types."""
 
     def __init__(self, sandbox: Any, kept_s: float) -> None:
         self._sandbox = sandbox
@@ -285,7 +287,7 @@ class Kept:
 
 
 class KeptTerminal:
-    """See `Kept`."""
+    """A terminal of `Kept`."""
 
     def __init__(self, terminal: Any, kept_s: float) -> None:
         self._terminal = terminal
@@ -300,7 +302,7 @@ class KeptTerminal:
         await self._terminal.write(data)
 
 
-async def test_what_the_shell_said_counts_though_this_process_could_not_look_in_time(sandbox: Any) -> None:
+async def test_an_answer_of_the_shell_counts_even_if_this_process_reads_it_late(sandbox: Any) -> None:
     shell = shells.Shell(Kept(sandbox, 0.5), command_timeout_s=AMPLE_S, grace_s=0.2)
     await shell.open()
     await shell.run("kept=here; cd /tmp")
@@ -310,7 +312,7 @@ async def test_what_the_shell_said_counts_though_this_process_could_not_look_in_
     assert (output.text, output.status, output.notice) == ("here /tmp\n", 0, "")
 
 
-async def test_a_shell_that_has_had_no_processor_is_waited_for_and_not_replaced(sandbox: Any) -> None:
+async def test_a_shell_without_cpu_time_is_waited_for_and_not_replaced(sandbox: Any) -> None:
     shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=0.1)
     await shell.open()
     await shell.run("kept=here; trap 'for ((i = 0; i < 150000; i++)); do :; done' DEBUG")  # works before it answers
@@ -321,7 +323,7 @@ async def test_a_shell_that_has_had_no_processor_is_waited_for_and_not_replaced(
 
 
 class LooksLate:
-    """A sandbox in which the state of a shell is read when the shell is done with what it did."""
+    """A sandbox that returns the state of a shell only after the shell has finished its work."""
 
     def __init__(self, sandbox: Any) -> None:
         self._sandbox = sandbox
@@ -338,7 +340,7 @@ class LooksLate:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_shell_that_answers_as_it_is_looked_for_is_not_replaced(sandbox: Any) -> None:
+async def test_a_shell_that_answers_while_its_state_is_checked_is_not_replaced(sandbox: Any) -> None:
     shell = shells.Shell(LooksLate(sandbox), command_timeout_s=AMPLE_S, grace_s=0.1)
     await shell.open()
     await shell.run("kept=here; trap 'for ((i = 0; i < 150000; i++)); do :; done' DEBUG")

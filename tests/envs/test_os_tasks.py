@@ -1,4 +1,4 @@
-"""The os environment's tasks, each played in a real box: its solution is right; a wrong and an empty one are not."""
+"""The os environment's tasks, each played in a real box: its solution wins; a wrong and an empty solution lose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ prompts = os_module("os_prompt")
 
 KEYS = ["id", "tags", "difficulty", "instruction", "config", "evaluation", "reference"]
 ABSENT = re.compile(r"\$RANDOM|/dev/u?random|\bshuf\b|\bdate \+|\bcurl\b|\bwget\b|\bapt\b|\bpip\b")
-"""Chance, clock and network: none of it belongs into a task."""
+"""Chance, clock and network, which must not occur in a task."""
 
 
 def read(split: str) -> list[dict[str, Any]]:
@@ -99,13 +99,13 @@ def test_no_script_depends_on_chance_the_clock_or_the_network() -> None:
     assert [task["id"] for task in ALL if ABSENT.search(scripts(task))] == []
 
 
-def test_the_files_are_what_their_maker_makes() -> None:
+def test_the_task_files_match_their_maker() -> None:
     done = subprocess.run([sys.executable, str(MAKER), "--check"], capture_output=True, text=True, timeout=scaled(60))
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_maker_notices_a_difference_and_makes_the_same_bytes_again(tmp_path: Path) -> None:
+def test_the_maker_detects_a_difference_and_makes_the_same_bytes_again(tmp_path: Path) -> None:
     def make(*arguments: str) -> int:
         line = [sys.executable, str(MAKER), "--directory", str(tmp_path), *arguments]
         return subprocess.run(line, capture_output=True, timeout=scaled(60)).returncode
@@ -124,7 +124,7 @@ async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_n
 ) -> None:
     async def judged_as_expected(task: dict[str, Any]) -> None:
         assert await rewards(worker, task, task["reference"]["wrong"]) == [False], "the wrong solution"
-        # A judge changes nothing in the box, so one serves both ways to do nothing, and the reference after them.
+        # A judge changes nothing in the box, so one box serves both ways to do nothing and the reference after them.
         assert await rewards(worker, task, task["reference"], before=(None, "")) == [False, False, True], "the others"
 
     found = await complaints(judged_as_expected, {task["id"]: task for task in ALL})
@@ -132,10 +132,10 @@ async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_n
     assert found == {}
 
 
-async def test_a_process_that_was_stopped_and_had_no_processor_yet_to_end_counts_as_stopped(worker: Any) -> None:
+async def test_a_stopped_process_that_had_no_cpu_time_yet_to_end_counts_as_stopped(worker: Any) -> None:
     task = next(task for task in ALL if task["tags"][0] == "stop-process")
     (named,) = re.findall(r"A program called (\w+) is running", task["instruction"])
-    # In place of one that waits for its last moment on a full machine: one that works for a second and ends.
+    # It works for a second and then ends, like a stopped process that still waits for the CPU on a full machine.
     ending = f"/tmp/{named} -c 'while ((SECONDS < 2)); do :; done' > /dev/null 2>&1 &"
     solution = {"commands": [f"pkill -x {named}; cp /bin/bash /tmp/{named}; {ending}"], "answer": None}
 
@@ -145,9 +145,9 @@ async def test_a_process_that_was_stopped_and_had_no_processor_yet_to_end_counts
 async def rewards(
     worker: Any, task: dict[str, Any], solution: dict[str, Any], *, before: tuple[str | None, ...] = ()
 ) -> list[bool]:
-    """Play *solution*; return what each answer *before* its first command is worth, and then its own.
+    """Play *solution*; return the verdict on each answer *before* its first command, then on its own answer.
 
-    Where its commands print an answer, it is the one that it names.
+    Where its commands print an answer, that answer must equal the solution's answer.
     """
     episode = await worker.open(problems.Problem.read(task), seed=1)
     try:
@@ -165,7 +165,7 @@ async def rewards(
 
 
 @pytest.mark.parametrize("task", [TRAIN[0], TEST[0]], ids=lambda task: task["id"])
-async def test_nothing_of_the_solution_is_in_the_prompt_or_in_the_box(worker: Any, task: dict[str, Any]) -> None:
+async def test_neither_the_prompt_nor_the_box_contains_the_solution(worker: Any, task: dict[str, Any]) -> None:
     problem = problems.Problem.read(task)
     episode = await worker.open(problem, seed=1)
     secrets = [*task["reference"]["commands"], task["evaluation"].get("example", {}).get("code", "no example")]

@@ -1,4 +1,4 @@
-"""docs/tasks.md: its lines are tasks of the environments that they are shown for, its commands are there as shown."""
+"""docs/tasks.md: its example lines are valid tasks, and its commands exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_environment_has_an_example() -> None:
 
 
 @pytest.mark.parametrize(("environment", "line"), SHOWN)
-def test_a_line_that_is_shown_is_a_task(tmp_path: Path, environment: str, line: str) -> None:
+def test_each_example_line_is_a_valid_task(tmp_path: Path, environment: str, line: str) -> None:
     (tmp_path / "train.jsonl").write_text(line, "utf-8")
 
     (kept,) = filter(None, read_split(tmp_path / "train.jsonl").tasks)
@@ -52,7 +52,7 @@ def test_a_line_that_is_shown_is_a_task(tmp_path: Path, environment: str, line: 
 
 
 def importers() -> dict[str, set[str]]:
-    """The options of each `gateway tasks import` command."""
+    """Return the options of each `gateway tasks import` command."""
     group: Any = typer.main.get_command(app)
     commands = group.commands["tasks"].commands["import"].commands
     return {name: {option for p in command.params for option in p.opts} for name, command in commands.items()}

@@ -1,4 +1,4 @@
-"""An environment's server as a worker: a process of its own on a Unix socket, on sandboxes of this machine."""
+"""An environment's server as a worker: a separate process on a Unix socket, with sandboxes of this machine."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class Worker:
     """A running server of the environment *name*, and a client of it.
 
     Args:
-        box: of its sandboxes; the one that all tests share by default.
-        prefix: a command line that the server's own is put behind.
-        settings: further `ENVSERVER_` variables, without that.
+        name: The environment's name.
+        box: The box of its sandboxes; by default the box that all tests share.
+        prefix: A command line that precedes the server's own.
+        settings: Further `ENVSERVER_` variables, without that prefix.
     """
 
     def __init__(
         self, name: str, *, box: Path | None = None, prefix: Sequence[str] = (), settings: Mapping[str, str] = {}
     ) -> None:
         self.name = name
-        # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another one.
+        # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another user.
         self.folder = Path(tempfile.mkdtemp(prefix=f"env-gateway-{name}-"))
         self.folder.chmod(0o755)
         home, socket = ROOT / "env_images" / name, self.folder / "worker.sock"
@@ -72,9 +73,9 @@ class Worker:
         )
 
     def stop(self) -> str:
-        """Let it end as a worker ends whose gateway is gone; give its log. Fails where it left a folder."""
+        """End the server by closing its standard input, and return its log. Fail if it left a folder."""
         self.http.close()
-        _, rest = self.process.communicate(timeout=READY_S)  # ends its standard input
+        _, rest = self.process.communicate(timeout=READY_S)  # as after the gateway's death
         assert self.process.returncode == 0
         self.folder.rmdir()
         return "".join(self._head) + rest
@@ -91,26 +92,26 @@ class Worker:
 
     def _spawner(self) -> int:
         children = [pid for pid in descendants(self.process.pid) if _parent_of(pid) == self.process.pid]
-        # Its own children bear its name too until they have begun another program.
+        # The spawner's own children have its name too until they have started another program.
         (spawner,) = [pid for pid in children if _name_of(pid) == "spawner"]
         return spawner
 
     def supervisors(self) -> list[int]:
-        """List the processes of which there is one for each open sandbox."""
+        """List the supervisor processes, one for each open sandbox."""
         spawner = self._spawner()
         return [pid for pid in descendants(spawner) if _parent_of(pid) == spawner]
 
     def kept_layers(self) -> list[str]:
-        """Name the spawner's folders, while no sandbox is open."""
+        """List the spawner's folders, while no sandbox is open."""
         return sorted(os.listdir(f"/proc/{self._spawner()}/cwd"))
 
     def runs(self, name: str) -> bool:
-        """Say whether a program of this name runs in a sandbox."""
+        """Return True if a program of this name runs in a sandbox."""
         return any(_name_of(pid) == name for pid in descendants(self._spawner()))
 
 
 class Session:
-    """One session, spoken to over the wire."""
+    """One session, used over the wire."""
 
     def __init__(self, http: httpx.Client, name: str, sid: str) -> None:
         self._http = http
@@ -147,7 +148,7 @@ class Session:
 
 
 def _name_of(pid: int) -> str:
-    """Name a process; empty where it has ended meanwhile."""
+    """Return a process's name, or an empty text if it has ended meanwhile."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -155,7 +156,7 @@ def _name_of(pid: int) -> str:
 
 
 def _parent_of(pid: int) -> int:
-    """Give a process's parent; 0 where it has ended meanwhile."""
+    """Return a process's parent, or 0 if the process has ended meanwhile."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -163,7 +164,7 @@ def _parent_of(pid: int) -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until *holds* does, for half a minute at most."""
+    """Wait until *holds* returns True, for at most half a minute."""
     deadline = time.monotonic() + scaled(30)
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"

@@ -1,4 +1,4 @@
-"""A server for each test that asks for one, on the test's own loop and a real socket."""
+"""Starts a server for each test that requests one, on the test's own loop and a real socket."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ class Running:
         return wire
 
     async def ask(self, method: str, path: str, **given: Any) -> Answer:
-        """Ask on a connection of its own."""
+        """Send a request on its own connection and return the answer."""
         wire = await self.wire()
         answer = await wire.ask(method, path, **given)
         await wire.close()
@@ -58,7 +58,7 @@ Start = Callable[..., Awaitable[Running]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Start a server: ``start(Class, …, slots=2, …)``. ``unix=True`` for a Unix socket."""
+    """Return a function that starts a server: ``start(Class, …, slots=2, …)``, with ``unix=True`` on a Unix socket."""
     started: list[Running] = []
 
     async def begin(*classes: type[Environment], unix: bool = False, **settings: Any) -> Running:

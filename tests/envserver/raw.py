@@ -1,4 +1,4 @@
-"""A raw HTTP client over sockets: what is sent and what came back, byte for byte."""
+"""A raw HTTP client over sockets: it shows the bytes that were sent and received."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from tests.deadlines import scaled
 
 PATIENCE_S = scaled(10.0)
-"""A test that waits longer than this has failed."""
+"""Seconds after which a waiting test fails."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Answer:
 
     @property
     def events(self) -> list[tuple[str, str]]:
-        """The events of a stream; comments left out. Strict: at most one space is taken off a data line."""
+        """The events of a stream without comments. Strict: at most one space is removed from a data line."""
         return list(events(self.body))
 
     @property
     def result(self) -> Any:
-        """The call's result, put together from ``chunk`` and ``end``."""
+        """The call's result, joined from the ``chunk`` and ``end`` events."""
         found = self.events
         assert found[-1][0] == "end", found[-1]
         return json.loads("".join(data for name, data in found if name in ("chunk", "end")))
@@ -87,7 +87,7 @@ class Wire:
             return await self.rest(status, headers) if has_body else Answer(status, headers, b"")
 
     async def rest(self, status: int, headers: dict[str, str]) -> Answer:
-        """Read the body of an answer whose head was read, and what stands behind it."""
+        """Read the body of an answer whose head was read, and the trailers after the body."""
         async with asyncio.timeout(PATIENCE_S):
             if "content-length" in headers:
                 return Answer(status, headers, await self.reader.readexactly(int(headers["content-length"])))
@@ -110,7 +110,7 @@ class Wire:
         return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
 
     async def chunk(self) -> bytes | None:
-        """Read one chunk of a chunked body; None at its end, which has no trailers."""
+        """Read one chunk of a chunked body; return None at its end, which has no trailers."""
         if data := await self._piece():
             return data
         async with asyncio.timeout(PATIENCE_S):
@@ -127,12 +127,12 @@ class Wire:
         return data[:-2]
 
     async def is_closed(self) -> bool:
-        """Wait for the server to close; False where bytes come instead."""
+        """Wait until the server closes the connection; return False if bytes arrive instead."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read(1) == b""
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -147,7 +147,7 @@ def request(
     raw: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Write a request; *body* is sent as JSON, *raw* as it is."""
+    """Return the bytes of a request; *body* is sent as JSON, *raw* unchanged."""
     content = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
     lines = {"Host": "localhost"}
     if sid is not None:

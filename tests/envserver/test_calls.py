@@ -1,4 +1,4 @@
-"""A call runs once, in its turn, and its outcome reaches whoever asks for it."""
+"""Calls: each runs once and in its turn, and its outcome reaches every client that requests it."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ def hold(
 
 
 async def is_waiting(server: Running, count: int) -> bool:
-    """Whether *count* calls are in the session, running or not."""
+    """Return True if the session has *count* calls, running or waiting."""
     return len(server.server.sessions.get("s1").calls) == count
 
 
-async def test_the_bytes_of_a_small_result(start: Start) -> None:
+async def test_a_small_result_is_written_byte_for_byte(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -55,7 +55,7 @@ async def test_the_bytes_of_a_small_result(start: Start) -> None:
     assert answer.headers["connection"] == "keep-alive"
 
 
-async def test_numbers_and_text_are_written_as_clients_want_them(start: Start) -> None:
+async def test_numbers_and_text_are_written_as_clients_expect(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -71,7 +71,7 @@ async def test_numbers_and_text_are_written_as_clients_want_them(start: Start) -
     )
 
 
-async def test_structured_data_is_written_where_there_is_some(start: Start) -> None:
+async def test_structured_data_is_written_if_there_is_any(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -122,7 +122,7 @@ async def test_what_cannot_be_run_is_an_outcome(
     assert (await server.row("s1") or {})["steps"] == 0
 
 
-async def test_a_task_tool_named_like_an_own_one_collides(start: Start) -> None:
+async def test_a_task_tool_with_the_name_of_an_environment_tool_collides(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"tools": ["think"]})
 
@@ -177,7 +177,7 @@ async def test_outputs_of_all_sizes_arrive_whole(start: Start, character: str, s
             assert not line[len(b"data: ") :].decode()[:1].isspace()
 
 
-async def test_a_result_is_told_again_to_its_own_session_only(start: Start) -> None:
+async def test_a_result_is_repeated_to_its_own_session_only(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "replay"})
     await server.open("s2")
@@ -193,7 +193,7 @@ async def test_a_result_is_told_again_to_its_own_session_only(start: Start) -> N
     assert GATES.came["quick replay"] == 1
 
 
-async def test_a_new_session_of_an_old_id_knows_nothing_of_its_results(start: Start) -> None:
+async def test_a_new_session_with_an_old_id_does_not_know_the_old_results(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1")
     task_id = (await server.call("think")).events[0][1]
@@ -255,7 +255,7 @@ async def test_calls_of_a_session_run_one_at_a_time_in_their_order(start: Start)
         assert (await task).result["ok"] is True
 
 
-async def test_concurrent_calls_run_beside_others_and_exclusive_ones_alone(start: Start) -> None:
+async def test_concurrent_calls_run_side_by_side_and_exclusive_calls_run_alone(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     beside = [hold(await server.wire(), "wait_beside", f"beside {i}") for i in range(2)]
@@ -368,7 +368,7 @@ async def _listens(session: Session, gate: str) -> bool:
     return any(call.action.given["gate"] == gate and call.listeners for call in session.calls.values())
 
 
-async def test_a_cut_call_that_ended_meanwhile_is_told_once_more(start: Start) -> None:
+async def test_a_cut_call_that_ended_meanwhile_is_delivered_once_more(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     leaver = await server.wire()
@@ -389,7 +389,7 @@ async def test_a_cut_call_that_ended_meanwhile_is_told_once_more(start: Start) -
     assert not session.cut
 
 
-async def test_a_call_delivered_to_one_is_not_cut_when_another_hangs_up(start: Start) -> None:
+async def test_a_call_delivered_to_one_client_is_not_cut_when_another_client_hangs_up(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "two readers"})
     session = server.server.sessions.get("s1")
@@ -411,7 +411,7 @@ async def _is_quiet(session: Session) -> bool:
     return not session.is_busy
 
 
-async def test_a_delivered_call_is_never_attached_to(start: Start) -> None:
+async def test_a_new_call_is_never_attached_to_a_delivered_call(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "twice"})
     wire = await server.wire()
@@ -480,7 +480,7 @@ async def test_a_setup_that_fails_under_an_open_stream_is_an_error_event(
     assert events(await wire.chunk() or b"") == [("error", "RuntimeError: broken")]
 
 
-async def test_a_json_call_during_a_long_setup_is_asked_to_come_again_and_does_not_run(
+async def test_a_json_call_during_a_long_setup_is_refused_as_starting_and_does_not_run(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envserver.http.responses.SETUP_WAIT_S", 0.01)
@@ -526,7 +526,7 @@ async def test_a_running_call_outlives_its_sessions_delete(start: Start) -> None
         ({"name": "act", "input": {"move": "down"}, "text": None}, "down"),
     ],
 )
-async def test_three_spellings_of_an_action(start: Start, body: dict[str, Any], expected: str) -> None:
+async def test_an_action_has_three_spellings(start: Start, body: dict[str, Any], expected: str) -> None:
     server = await start(Listener)
     await server.open()
 
@@ -541,10 +541,10 @@ async def test_three_spellings_of_an_action(start: Start, body: dict[str, Any], 
         pytest.param(Guesser, " 7 ", "guessed 7", id="a number"),
         pytest.param(Guesser, "-12\n", "guessed -12", id="a number below 0"),
         pytest.param(Thrower, "\tpaper\n", "threw 'paper'", id="a word of a list"),
-        pytest.param(Listener, " left ", " left ", id="a text, as it is"),
+        pytest.param(Listener, " left ", " left ", id="a text, unchanged"),
     ],
 )
-async def test_a_text_is_the_one_argument_of_the_only_tool(
+async def test_a_text_is_the_only_argument_of_the_only_tool(
     start: Start, world: type[Environment], text: str, expected: str
 ) -> None:
     server = await start(world)
@@ -558,14 +558,14 @@ async def test_a_text_is_the_one_argument_of_the_only_tool(
 @pytest.mark.parametrize(
     ("world", "text", "error"),
     [
-        pytest.param(Guesser, "x", "Tool input validation error: [{'type': 'int_parsing'", id="no number"),
+        pytest.param(Guesser, "x", "Tool input validation error: [{'type': 'int_parsing'", id="not a number"),
         pytest.param(
-            Thrower, "well", "Tool input validation error: [{'type': 'literal_error'", id="no word of the list"
+            Thrower, "well", "Tool input validation error: [{'type': 'literal_error'", id="not a word of the list"
         ),
-        pytest.param(Sorter, '["a"]', "free text is not understood here", id="where a list is wanted"),
+        pytest.param(Sorter, '["a"]', "free text is not understood here", id="where a list is expected"),
     ],
 )
-async def test_a_text_that_is_no_such_argument_is_refused(
+async def test_a_text_that_does_not_fit_the_argument_is_refused(
     start: Start, world: type[Environment], text: str, error: str
 ) -> None:
     server = await start(world)
@@ -593,14 +593,14 @@ async def test_a_text_that_is_no_such_argument_is_refused(
         {"name": "act", "input": {}, "more": 1},
     ],
 )
-async def test_anything_but_one_spelling_is_422(start: Start, body: dict[str, Any]) -> None:
+async def test_a_body_without_exactly_one_spelling_is_422(start: Start, body: dict[str, Any]) -> None:
     server = await start(Listener)
     await server.open()
 
     assert (await server.ask("POST", "/call", sid="s1", body=body)).status == 422
 
 
-async def test_an_object_has_no_keys_but_the_tool_s_and_a_tool_s_input_may_have_them(start: Start) -> None:
+async def test_an_action_object_must_have_no_unknown_keys_but_a_named_tools_input_may(start: Start) -> None:
     server = await start(Listener)
     await server.open()
 
@@ -613,7 +613,7 @@ async def test_an_object_has_no_keys_but_the_tool_s_and_a_tool_s_input_may_have_
     assert text_of(ran.result) == "up"
 
 
-async def test_where_there_is_no_default_tool_only_names_are_understood(start: Start) -> None:
+async def test_without_a_default_tool_only_names_are_understood(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -629,9 +629,7 @@ async def test_where_there_is_no_default_tool_only_names_are_understood(start: S
         ("hello", {"ok": False, "error": "start with an exclamation mark", "reason": "input_validation"}),
     ],
 )
-async def test_an_environment_understands_text_in_its_own_way(
-    start: Start, text: str, expected: dict[str, Any]
-) -> None:
+async def test_an_environment_can_parse_text_itself(start: Start, text: str, expected: dict[str, Any]) -> None:
     server = await start(Talker)
     await server.open()
 
@@ -640,7 +638,7 @@ async def test_an_environment_understands_text_in_its_own_way(
     assert (result if "error" in expected else {"ok": True, "text": text_of(result)}) == expected
 
 
-async def test_a_failure_to_parse_is_the_tools_failure(start: Start) -> None:
+async def test_an_exception_while_parsing_text_is_reported_as_the_tools_failure(start: Start) -> None:
     server = await start(Talker)
     await server.open()
 
@@ -649,7 +647,7 @@ async def test_a_failure_to_parse_is_the_tools_failure(start: Start) -> None:
     assert answer.events[-1] == ("error", "cannot parse")
 
 
-async def test_one_key_one_run(start: Start) -> None:
+async def test_calls_with_the_same_key_run_once(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "keyed"})
     key = {"Idempotency-Key": "k1"}
@@ -666,7 +664,7 @@ async def test_one_key_one_run(start: Start) -> None:
     assert GATES.came["quick keyed"] == 2
 
 
-async def test_a_key_in_flight_is_attached_to(start: Start) -> None:
+async def test_a_call_with_a_key_in_flight_is_attached_to_the_running_call(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     key = {"Idempotency-Key": "k1"}
@@ -686,7 +684,7 @@ async def _listeners(session: Session, count: int) -> bool:
     return sum(call.listeners for call in session.calls.values()) == count
 
 
-async def test_a_key_whose_call_never_ran_is_free_again(start: Start) -> None:
+async def test_a_key_whose_call_never_ran_can_be_used_again(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "free key"})
     first = hold(await server.wire(), "wait", "before the keyed")
@@ -706,7 +704,7 @@ async def test_a_key_whose_call_never_ran_is_free_again(start: Start) -> None:
     assert GATES.came["quick free key"] == 1
 
 
-async def test_keys_of_two_sessions_have_nothing_to_do_with_each_other(start: Start) -> None:
+async def test_sessions_do_not_share_keys(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1")
     await server.open("s2")
@@ -718,7 +716,7 @@ async def test_keys_of_two_sessions_have_nothing_to_do_with_each_other(start: St
     assert (text_of(first.result), text_of(second.result)) == ("mine", "yours")
 
 
-async def test_too_many_waiting_calls_are_refused_and_can_come_again(
+async def test_too_many_waiting_calls_are_refused_and_can_be_repeated(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envserver.sessions.calls.WAITING_MAX", 1)
@@ -747,7 +745,7 @@ def candidates(*lengths: int, metadata: dict[str, Any] | None = None) -> list[di
     return [{"messages": [message] * length, "metadata": metadata} for length in lengths]
 
 
-async def test_groups_are_scored_in_their_order(start: Start) -> None:
+async def test_candidates_of_a_group_are_scored_in_their_order(start: Start) -> None:
     server = await start(CounterEnv)
     await server.open("s1", {"start": 0})
 
@@ -760,7 +758,7 @@ async def test_groups_are_scored_in_their_order(start: Start) -> None:
     assert broken.events[-1] == ("error", "author_fault: score_group returned 0 scores for 1 candidates")
 
 
-async def test_an_environment_without_a_judge_is_404(start: Start) -> None:
+async def test_score_group_of_an_environment_without_a_judge_is_404(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -788,7 +786,7 @@ async def test_blocks_in_the_wrong_place_are_422(start: Start, block: dict[str, 
     assert (await server.ask("POST", "/score_group", sid="s1", body=body)).status == 422
 
 
-async def test_every_kind_of_block_is_taken_in_its_place(start: Start) -> None:
+async def test_every_kind_of_block_is_accepted_in_its_place(start: Start) -> None:
     server = await start(CounterEnv)
     await server.open("s1", {"start": 0})
     image = {"data": "AAAA", "mimeType": "image/png", "type": "image"}
@@ -804,7 +802,7 @@ async def test_every_kind_of_block_is_taken_in_its_place(start: Start) -> None:
     assert answer.result["scores"][0]["reward"] == 2.0
 
 
-async def test_blocking_code_of_one_session_holds_up_no_other(start: Start) -> None:
+async def test_blocking_code_of_one_session_does_not_block_other_sessions(start: Start) -> None:
     server = await start(MathEnv)
     held = []
     for i in range(8):

@@ -1,4 +1,4 @@
-"""A worker on a Unix socket belongs to whoever's token came first."""
+"""The first token claims a worker on a Unix socket; later requests need the same token."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ async def test_the_first_token_claims_the_worker(start: Start) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "no hex", "ab" * 200, "é"])
-async def test_what_is_no_token_claims_nothing(start: Start, token: str) -> None:
+async def test_a_malformed_token_claims_nothing(start: Start, token: str) -> None:
     server = await start(MathEnv, unix=True)
 
     refused = await server.ask("GET", "/tools", headers={"X-Worker-Token": token})
@@ -44,7 +44,7 @@ async def test_on_tcp_a_token_is_ignored(start: Start) -> None:
     assert (await server.ask("GET", "/tools")).status == 200
 
 
-async def test_the_socket_is_for_everybody_and_replaces_a_stale_one(start: Start) -> None:
+async def test_every_user_can_use_the_socket_and_a_stale_socket_is_replaced(start: Start) -> None:
     server = await start(MathEnv, unix=True)
 
     assert stat.S_IMODE(os.stat(server.address).st_mode) == 0o666  # takes microseconds

@@ -1,4 +1,4 @@
-"""What a server tells about its environments, and how it refuses what makes no sense."""
+"""A server's description of its environments and its refusals of invalid requests."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.envserver.worlds import TASKS, CounterEnv, Listener, MathEnv
 GET_PATHS = ("/health", "/version", "/list_environments", "/tools", "/splits", "/prompt", "/task_tools")
 
 
-async def test_the_server_tells_what_it_is(start: Start) -> None:
+async def test_the_server_reports_its_health_version_and_environments(start: Start) -> None:
     server = await start(MathEnv, CounterEnv)
 
     assert (await server.ask("GET", "/health")).body == b'{"status":"ok"}'
@@ -44,7 +44,7 @@ async def test_tools_are_listed_by_name_with_every_key(start: Start) -> None:
     assert tools["quick"]["input_schema"]["properties"] == {"n": {"type": "integer", "default": 1}}
 
 
-async def test_plain_splits_get_a_type(start: Start) -> None:
+async def test_splits_without_a_type_get_one(start: Start) -> None:
     server = await start(MathEnv)
 
     assert (await server.ask("GET", "/splits")).json == [
@@ -78,7 +78,9 @@ async def test_tasks_are_listed_counted_and_fetched(start: Start) -> None:
         pytest.param(True, "3", [1, 2], id="integers are lenient"),
     ],
 )
-async def test_task_ranges(start: Start, start_index: Any, stop_index: Any, expected: list[int]) -> None:
+async def test_a_range_of_tasks_is_read_like_a_slice(
+    start: Start, start_index: Any, stop_index: Any, expected: list[int]
+) -> None:
     server = await start(MathEnv)
 
     body = {"split": "train", "start": start_index, "stop": stop_index}
@@ -87,7 +89,7 @@ async def test_task_ranges(start: Start, start_index: Any, stop_index: Any, expe
     assert answer.json == {"tasks": [TASKS[i] for i in expected], "env_name": "mathenv"}
 
 
-async def test_a_range_of_tasks_known_by_index_only(start: Start) -> None:
+async def test_a_range_of_tasks_that_are_known_by_index_only_is_served(start: Start) -> None:
     server = await start(CounterEnv)
 
     answer = await server.ask("POST", "/task_range", body={"split": "train", "start": -3, "stop": -1})
@@ -95,7 +97,7 @@ async def test_a_range_of_tasks_known_by_index_only(start: Start) -> None:
     assert answer.json["tasks"] == [{"start": 7}, {"start": 8}]
 
 
-async def test_tasks_known_by_index_only_are_not_listed(start: Start) -> None:
+async def test_tasks_that_are_known_by_index_only_are_not_listed(start: Start) -> None:
     server = await start(CounterEnv)
 
     refused = await server.ask("POST", "/tasks", body={"split": "train"})
@@ -119,7 +121,7 @@ async def test_tasks_known_by_index_only_are_not_listed(start: Start) -> None:
         ("/task", {"split": "train", "index": -6}, "Invalid index"),
     ],
 )
-async def test_what_is_not_there_is_400(start: Start, path: str, body: dict[str, Any], detail: str) -> None:
+async def test_an_unknown_split_or_index_is_400(start: Start, path: str, body: dict[str, Any], detail: str) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("POST", path, body=body)
@@ -169,7 +171,7 @@ async def test_paths(start: Start, path: str, status: int) -> None:
         assert answer.body == b'{"detail":"Not Found"}'
 
 
-async def test_a_slash_too_much_is_redirected(start: Start) -> None:
+async def test_a_path_with_a_trailing_slash_is_redirected(start: Start) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("GET", "/mathenv/tools/?x=1", headers={"Host": "some.host:99"})
@@ -193,7 +195,7 @@ async def test_a_wrong_method_is_405(start: Start, method: str, path: str) -> No
 
 
 @pytest.mark.parametrize("method", ["PUT", "OPTIONS", "HEAD"])
-async def test_a_wrong_method_names_all_that_are_right(start: Start, method: str) -> None:
+async def test_the_answer_to_a_wrong_method_names_all_allowed_methods(start: Start, method: str) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -266,7 +268,7 @@ async def test_bad_bodies_are_422(start: Start, raw: bytes, content_type: str, e
 
 
 @pytest.mark.parametrize("raw", [b'"\xff"', b"[" * 100_000, b"9" * 5000], ids=["not UTF-8", "nested", "a long number"])
-async def test_what_cannot_be_read_at_all_is_400(start: Start, raw: bytes) -> None:
+async def test_an_unreadable_body_is_400(start: Start, raw: bytes) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("POST", "/num_tasks", raw=raw)
@@ -278,7 +280,7 @@ async def test_what_cannot_be_read_at_all_is_400(start: Start, raw: bytes) -> No
     ("value", "kind"),
     [(2.5, "int_from_float"), ("x", "int_parsing"), (None, "int_type"), ([], "int_type")],
 )
-async def test_a_wrong_index_is_told_by_type(start: Start, value: Any, kind: str) -> None:
+async def test_the_422_for_a_wrong_index_names_the_type_error(start: Start, value: Any, kind: str) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("POST", "/task", body={"split": "train", "index": value})

@@ -1,4 +1,4 @@
-"""What an author's code raises is told to who asked for it, once, with its traceback; to nobody else."""
+"""Exceptions of authors' code: the server reports each once, with its traceback, only to clients that request it."""
 
 import asyncio
 import json
@@ -128,7 +128,7 @@ async def test_a_hook_that_raises_before_the_first_call(server: Running, hook: s
 
 
 @pytest.mark.parametrize("accept", [JSON, {}])
-async def test_a_tool_that_raises_is_told_with_its_answer_and_counts_only_while_it_is_the_last(
+async def test_a_tools_exception_is_reported_with_its_answer_and_counts_only_while_it_is_the_last(
     server: Running, accept: dict[str, str]
 ) -> None:
     await create(server)
@@ -145,7 +145,7 @@ async def test_a_tool_that_raises_is_told_with_its_answer_and_counts_only_while_
     assert (await ended(server, "s2"))["fault"] == "author"
 
 
-async def test_a_stream_that_has_begun_tells_in_a_trailer(server: Running) -> None:
+async def test_a_stream_that_has_started_reports_a_fault_in_a_trailer(server: Running) -> None:
     await create(server)
     wire = await server.wire()
     body = {"name": "slip_slowly", "input": {"gate": "a trailer"}}
@@ -158,7 +158,7 @@ async def test_a_stream_that_has_begun_tells_in_a_trailer(server: Running) -> No
     assert [fault["place"] for fault in told(answer)] == ["tool:slip_slowly"]
 
 
-async def test_what_nobody_was_there_to_hear_is_told_with_the_end(server: Running) -> None:
+async def test_a_fault_without_a_listening_client_is_reported_when_the_session_ends(server: Running) -> None:
     await create(server, hook="close")
     wire = await server.wire()
     body = {"name": "slip_slowly", "input": {"gate": "left fault"}}
@@ -184,7 +184,7 @@ async def test_what_nobody_was_there_to_hear_is_told_with_the_end(server: Runnin
 
 
 @pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
-async def test_a_reward_that_is_no_number_ends_the_session(server: Running, reward: str) -> None:
+async def test_a_reward_that_is_not_a_finite_number_ends_the_session(server: Running, reward: str) -> None:
     await create(server)
     won = await server.call("work", headers=JSON)
 
@@ -201,7 +201,7 @@ async def test_a_reward_that_is_no_number_ends_the_session(server: Running, rewa
 
 
 @pytest.mark.parametrize("hook", ["score_group", ""])
-async def test_a_judge_of_groups_that_raises_or_gives_no_number(server: Running, hook: str) -> None:
+async def test_a_group_judge_that_raises_or_returns_no_number_is_an_author_fault(server: Running, hook: str) -> None:
     await create(server, hook=hook)
     group: dict[str, Any] = {"candidates": [{"messages": [], "metadata": None}]}
 
@@ -212,7 +212,7 @@ async def test_a_judge_of_groups_that_raises_or_gives_no_number(server: Running,
     assert (await server.call("work", headers=JSON)).json["ok"] is True
 
 
-async def test_a_traceback_is_whole_json_in_one_line_and_bounded_and_shows_no_secret(server: Running) -> None:
+async def test_a_traceback_is_bounded_one_line_json_without_secrets(server: Running) -> None:
     await create(server)
 
     answer = await server.call("slip_deeply", headers=JSON)
@@ -225,7 +225,7 @@ async def test_a_traceback_is_whole_json_in_one_line_and_bounded_and_shows_no_se
     assert "***" in fault["traceback"]
 
 
-async def test_an_exception_that_cannot_be_written_is_told_all_the_same(server: Running) -> None:
+async def test_an_exception_that_cannot_be_written_as_text_is_still_reported(server: Running) -> None:
     await create(server)
 
     answer = await server.call("slip_without_words", headers=JSON)
@@ -234,7 +234,7 @@ async def test_an_exception_that_cannot_be_written_is_told_all_the_same(server: 
     assert told(answer)[0]["error"] == "Unwritable: (its text raised ValueError)"
 
 
-async def test_infrastructure_is_no_fault_of_the_authors(server: Running) -> None:
+async def test_a_lost_sandbox_is_an_infrastructure_fault(server: Running) -> None:
     await create(server)
 
     answer = await server.call("lose", headers=JSON)
@@ -242,7 +242,7 @@ async def test_infrastructure_is_no_fault_of_the_authors(server: Running) -> Non
     assert [fault["kind"] for fault in told(answer)] == ["infrastructure"]
 
 
-async def test_a_client_that_did_not_ask_is_shown_no_traceback(server: Running) -> None:
+async def test_a_client_that_did_not_request_faults_gets_no_traceback(server: Running) -> None:
     await create(server, headers={})
     await create(server, "s2", headers={}, hook="reset")
 

@@ -1,4 +1,4 @@
-"""Tasks' patterns on agents' texts: right answers, and none that takes the server's time."""
+"""Tasks' patterns on agents' texts: the answers are right, and no pattern takes the server's time."""
 
 import subprocess
 
@@ -18,7 +18,7 @@ from envserver.generic.patterns import MAX_STEPS, MAX_TEXT_CHARS, compiled, matc
         pytest.param(r"(?=(a+)+$)b", 61, id="in an assertion"),
     ],
 )
-def test_a_pattern_that_could_take_for_ever_is_left_to_a_process(pattern: str, length: int) -> None:
+def test_a_pattern_that_could_take_forever_is_left_to_a_process(pattern: str, length: int) -> None:
     assert steps(compiled(pattern), length) > MAX_STEPS
 
 
@@ -41,7 +41,9 @@ def test_a_process_that_takes_too_long_ends_and_its_pattern_matches_nothing(patt
         (r"(É+)+x", "ÉÉx", True, True),
     ],
 )
-def test_a_match_is_the_same_here_and_apart(pattern: str, text: str, whole: bool, is_match: bool) -> None:
+def test_a_match_is_the_same_in_the_server_and_in_a_process(
+    pattern: str, text: str, whole: bool, is_match: bool
+) -> None:
     found = compiled(pattern)
 
     assert matches(found, text, whole=whole) is is_match
@@ -55,31 +57,31 @@ def test_ordinary_patterns_need_no_process(pattern: str, length: int) -> None:
     assert steps(compiled(pattern), length) <= MAX_STEPS
 
 
-def test_case_is_ignored_where_that_is_asked_for_apart_too() -> None:
+def test_case_is_ignored_on_request_in_a_process_too() -> None:
     found = compiled("(a+)+B", ignore_case=True)
 
     assert patterns._matches_apart(found, "AAb", whole=True)
 
 
-def test_a_text_beyond_the_bound_matches_nothing() -> None:
+def test_a_text_longer_than_the_bound_matches_nothing() -> None:
     assert matches(compiled("a"), "a" * MAX_TEXT_CHARS)
     assert not matches(compiled("a"), "a" * (MAX_TEXT_CHARS + 1))
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(?P<x>", "x" * 1_001, "(" * 900 + ")" * 900])
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="pattern"):
         compiled(pattern)
 
 
-def test_a_process_that_cannot_be_started_is_a_failure_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_a_failure_and_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_CHILD", "import sys; sys.exit('broken')")
 
     with pytest.raises(RuntimeError, match="could not be matched: broken"):
         patterns._matches_apart(compiled("a"), "a", whole=False)
 
 
-def test_a_process_that_gets_no_time_is_a_failure_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gets_no_time_is_a_failure_and_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_CHILD", "import time; time.sleep(60)")
     monkeypatch.setattr(patterns, "MAX_WALL_S", 0.2)
 

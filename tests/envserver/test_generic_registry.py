@@ -1,4 +1,4 @@
-"""The registry of tasks: registering, finding, listing, and what it refuses."""
+"""The registry of tasks: registering, finding, listing and refusals."""
 
 import threading
 
@@ -54,7 +54,7 @@ def test_an_id_is_taken_until_it_is_replaced_or_unregistered() -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "unregister"])
-def test_an_unknown_id_is_said_by_name(method: str) -> None:
+def test_the_error_for_an_unknown_id_names_the_id(method: str) -> None:
     with pytest.raises(UnknownTask) as caught:
         getattr(TaskRegistry(), method)("custom/none")
 
@@ -88,7 +88,7 @@ def test_a_faulty_task_is_refused_and_leaves_nothing(
     assert len(registry) == 0
 
 
-def test_of_many_threads_that_register_one_id_one_succeeds() -> None:
+def test_only_one_of_many_threads_registers_an_id() -> None:
     registry = TaskRegistry()
     ready = threading.Barrier(8)
     refused = []

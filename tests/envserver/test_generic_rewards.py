@@ -1,4 +1,4 @@
-"""Rewards by name: how calls are read, what the built-in functions give, and what is refused before a session."""
+"""Rewards by name: reading of calls, results of the built-in functions, and refusals before a session starts."""
 
 import threading
 import warnings
@@ -16,7 +16,7 @@ from tests.deadlines import scaled
 
 @pytest.fixture
 def rewards() -> Iterator[dict[str, Any]]:
-    """The functions that there are, put back at the end."""
+    """Yield the reward functions, and restore them at the end."""
     before = dict(REWARDS)
     yield REWARDS
     REWARDS.clear()
@@ -95,13 +95,13 @@ def test_a_call_is_read(text: str, call: RewardCall) -> None:
         "f(" + "1+" * 2000 + "1)",
     ],
 )
-def test_what_is_no_call_with_literals_is_refused(text: Any) -> None:
+def test_a_text_that_is_not_a_call_with_literals_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_reward(text)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_call_or_a_refusal(text: str) -> None:
+def test_any_text_is_a_call_or_is_refused(text: str) -> None:
     try:
         call = parse_reward(text)
     except ValueError:
@@ -109,7 +109,7 @@ def test_any_text_is_a_call_or_a_refusal(text: str) -> None:
     assert call.name.isidentifier()
 
 
-def test_reading_leaves_the_filters_of_warnings_alone() -> None:
+def test_reading_calls_does_not_change_the_filters_of_warnings() -> None:
     before = list(warnings.filters)
     threads = [threading.Thread(target=lambda: [parse_reward(r"f('\d')") for _ in range(200)]) for _ in range(4)]
     for thread in threads:
@@ -200,7 +200,7 @@ def test_a_call_that_cannot_work_is_refused_before_anything_is_judged(evaluation
         read_reward(evaluation)
 
 
-def test_a_function_of_ones_own_is_used_by_its_name(rewards: dict[str, Any]) -> None:
+def test_a_custom_function_is_used_by_its_name(rewards: dict[str, Any]) -> None:
     def check(page: str) -> None:
         if not page.startswith("/"):
             raise ValueError("a page begins with /")
@@ -220,10 +220,10 @@ def test_a_function_of_ones_own_is_used_by_its_name(rewards: dict[str, Any]) -> 
     "name",
     [
         pytest.param("exact_match", id="the name is a built-in's"),
-        pytest.param("a.b", id="the name is no identifier"),
+        pytest.param("a.b", id="the name is not an identifier"),
     ],
 )
-def test_a_name_that_cannot_be_had(rewards: dict[str, Any], name: str) -> None:
+def test_a_function_cannot_be_registered_under_a_taken_or_invalid_name(rewards: dict[str, Any], name: str) -> None:
     before = rewards.get(name)
 
     with pytest.raises(ValueError, match=name):
@@ -236,7 +236,7 @@ def test_a_name_that_cannot_be_had(rewards: dict[str, Any], name: str) -> None:
     ("value", "reason"),
     [(1.5, "gave 1.5"), (float("nan"), "gave nan"), (-1, "gave -1"), ("x", "ValueError"), (None, "TypeError")],
 )
-def test_what_is_no_reward_is_a_failure_and_never_0(rewards: dict[str, Any], value: Any, reason: str) -> None:
+def test_an_invalid_reward_is_a_failure_and_never_0(rewards: dict[str, Any], value: Any, reason: str) -> None:
     reward_function("odd")(lambda text: value)
 
     with pytest.raises(RewardError, match=f"odd.*{reason}"):

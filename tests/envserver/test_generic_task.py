@@ -1,4 +1,4 @@
-"""Generic tasks: what the schema takes, and that each fault is named with its place."""
+"""Generic tasks: the schema, and faults that are reported with their place."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_a_whole_task_is_read_and_written_again() -> None:
+def test_a_complete_task_is_read_and_written_again() -> None:
     task = parse_task(WHOLE)
 
     assert (task.id, task.env_type, task.version, task.tags) == ("custom/login-test", "browser", "1.2", WHOLE_TAGS)
@@ -57,7 +57,7 @@ def test_the_short_form_of_the_rfc_is_the_same_task() -> None:
     )
 
 
-def test_a_task_is_a_copy_of_what_was_given_and_gives_copies() -> None:
+def test_a_task_copies_its_input_and_returns_copies() -> None:
     given = json.loads(json.dumps(WHOLE))
     task = parse_task(given)
 
@@ -71,7 +71,7 @@ def test_a_task_is_a_copy_of_what_was_given_and_gives_copies() -> None:
 def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
     tasks = [json.loads(line) for line in path.read_text().splitlines()]
 
-    # An empty configuration may be left out.
+    # An empty configuration may be omitted.
     assert [parse_task(task).to_dict() for task in tasks] == [
         {"config": {}, "evaluation": {}, **task} for task in tasks
     ]
@@ -121,7 +121,7 @@ def test_a_fault_is_named_with_its_place(change: dict[str, Any], path: str, reas
     assert isinstance(caught.value, ValueError)
 
 
-def test_all_faults_are_named_at_once_up_to_a_bound() -> None:
+def test_all_faults_are_reported_together_up_to_a_bound() -> None:
     with pytest.raises(TaskError, match=r"id: .*; tags: .*; config: ") as several:
         parse_task({"id": 1, "tags": 2, "config": 3})
     with pytest.raises(TaskError) as many:
@@ -132,7 +132,7 @@ def test_all_faults_are_named_at_once_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}])
-def test_half_a_character_is_refused(value: Any) -> None:
+def test_half_a_surrogate_pair_is_refused(value: Any) -> None:
     with pytest.raises(TaskError, match=r"^config\.a"):
         parse_task({"config": {"a": value}})
 
@@ -158,6 +158,6 @@ def test_a_task_that_is_nested_too_deeply_is_refused(depth: int) -> None:
 
 
 @pytest.mark.parametrize("document", [None, "task", ["a"], 5])
-def test_what_is_no_object_is_no_task(document: Any) -> None:
+def test_a_document_that_is_not_an_object_is_refused(document: Any) -> None:
     with pytest.raises(TaskError, match="a task is an object"):
         parse_task(document)

@@ -1,4 +1,4 @@
-"""HTTP as hostile and clumsy clients speak it, over real sockets."""
+"""HTTP from hostile and clumsy clients, over real sockets."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ async def test_bodies_sent_ahead_are_answered_too(start: Start) -> None:
         assert (await wire.read()).result["output"]["blocks"][0]["text"] == str(i) * 10_000
 
 
-async def test_a_request_that_comes_byte_by_byte(start: Start) -> None:
+async def test_a_request_that_arrives_byte_by_byte_is_answered(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -81,7 +81,7 @@ async def test_a_request_that_comes_byte_by_byte(start: Start) -> None:
     assert (await wire.read()).json == {"num_tasks": 5}
 
 
-async def test_a_chunked_body_is_put_together(start: Start) -> None:
+async def test_the_chunks_of_a_body_are_joined(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -91,7 +91,7 @@ async def test_a_chunked_body_is_put_together(start: Start) -> None:
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-async def test_a_body_beyond_the_limit_is_413_and_the_end(start: Start, is_chunked: bool) -> None:
+async def test_a_body_over_the_limit_is_413_and_the_connection_closes(start: Start, is_chunked: bool) -> None:
     server = await start(MathEnv, body_max_bytes=2000)
     wire = await server.wire()
 
@@ -104,7 +104,7 @@ async def test_a_body_beyond_the_limit_is_413_and_the_end(start: Start, is_chunk
     assert await wire.is_closed()
 
 
-async def test_a_body_at_the_limit_is_taken(start: Start) -> None:
+async def test_a_body_at_the_limit_is_accepted(start: Start) -> None:
     server = await start(MathEnv, body_max_bytes=2000)
 
     answer = await server.ask("POST", "/num_tasks", raw=b'{"split":"train"' + b" " * 1983 + b"}")
@@ -118,10 +118,10 @@ async def test_a_body_at_the_limit_is_taken(start: Start) -> None:
         pytest.param(request("GET", "/health", headers={"X": "x" * 140_000}), id="one long header"),
         pytest.param(request("GET", "/health", headers={f"X{i}": "x" * 100 for i in range(2000)}), id="many headers"),
         pytest.param(b"GET /" + b"x" * 140_000 + b" HTTP/1.1\r\n\r\n", id="a long path"),
-        pytest.param(b"GET /health HTTP/1.1\r\nX: " + b"x" * 140_000, id="a header without end"),
+        pytest.param(b"GET /health HTTP/1.1\r\nX: " + b"x" * 140_000, id="an endless header"),
     ],
 )
-async def test_headers_beyond_the_limit_are_431(start: Start, data: bytes) -> None:
+async def test_headers_over_the_limit_are_431(start: Start, data: bytes) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -131,7 +131,7 @@ async def test_headers_beyond_the_limit_are_431(start: Start, data: bytes) -> No
     assert await wire.is_closed()
 
 
-async def test_secrets_of_100_kb_are_taken(start: Start) -> None:
+async def test_secrets_of_100_kb_are_accepted(start: Start) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("GET", "/health", headers={"X-Secrets": "x" * 100_000})
@@ -143,7 +143,7 @@ async def test_secrets_of_100_kb_are_taken(start: Start) -> None:
     "data",
     [
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", id="TLS"),
-        pytest.param(b"hello\r\n\r\n", id="no HTTP"),
+        pytest.param(b"hello\r\n\r\n", id="not HTTP"),
         pytest.param(b"GET /health HTTP/9.9\r\n\r\n", id="an unknown version"),
         pytest.param(
             b"POST /ping HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -155,18 +155,16 @@ async def test_secrets_of_100_kb_are_taken(start: Start) -> None:
         ),
         pytest.param(b"POST /ping HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", id="two lengths"),
         pytest.param(b"POST /ping HTTP/1.1\r\nContent-Length: -1\r\n\r\n", id="a negative length"),
-        pytest.param(b"POST /ping HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", id="no number"),
-        pytest.param(
-            b"POST /ping HTTP/1.1\r\nContent-Length: 99999999999999999999999999\r\n\r\n", id="a length without end"
-        ),
-        pytest.param(b"POST /ping HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", id="no chunk size"),
+        pytest.param(b"POST /ping HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", id="not a number"),
+        pytest.param(b"POST /ping HTTP/1.1\r\nContent-Length: 99999999999999999999999999\r\n\r\n", id="a huge length"),
+        pytest.param(b"POST /ping HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", id="not a chunk size"),
         pytest.param(b"POST /ping HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n", id="a strange framing"),
         pytest.param(b"GET /health HTTP/1.1\r\nX : y\r\n\r\n", id="white space before a colon"),
         pytest.param(b"GET /health HTTP/1.1\r\nX: y\r\n folded\r\n\r\n", id="a folded header"),
         pytest.param(b"GET /health HTTP/1.1\r\nX: a\x00b\r\n\r\n", id="a zero byte"),
     ],
 )
-async def test_what_is_not_proper_http_is_400_and_the_end(start: Start, data: bytes) -> None:
+async def test_invalid_http_is_400_and_the_connection_closes(start: Start, data: bytes) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -177,7 +175,7 @@ async def test_what_is_not_proper_http_is_400_and_the_end(start: Start, data: by
     assert await wire.is_closed()
 
 
-async def test_what_is_wrong_behind_good_requests_is_said_in_its_turn(start: Start) -> None:
+async def test_an_invalid_request_after_valid_requests_is_answered_in_its_turn(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -186,7 +184,7 @@ async def test_what_is_wrong_behind_good_requests_is_said_in_its_turn(start: Sta
     assert [(await wire.read()).status for _ in range(3)] == [200, 200, 400]
 
 
-async def test_a_trailer_cannot_pose_as_a_header(start: Start) -> None:
+async def test_a_trailer_does_not_count_as_a_header(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -195,7 +193,7 @@ async def test_a_trailer_cannot_pose_as_a_header(start: Start) -> None:
     assert (await wire.read()).json == {"detail": "X-Session-ID header is required"}
 
 
-async def test_leave_to_send_a_body_is_given(start: Start) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
     body = b'{"split":"train"}'
@@ -209,7 +207,7 @@ async def test_leave_to_send_a_body_is_given(start: Start) -> None:
     assert (await wire.read()).json == {"num_tasks": 5}
 
 
-async def test_an_upgrade_is_refused(start: Start) -> None:
+async def test_an_upgrade_is_ignored_or_refused(start: Start) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -220,7 +218,7 @@ async def test_an_upgrade_is_refused(start: Start) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_connection_that_is_to_close_does(start: Start, version: str) -> None:
+async def test_a_connection_closes_on_request(start: Start, version: str) -> None:
     server = await start(MathEnv)
     wire = await server.wire()
 
@@ -233,7 +231,7 @@ async def test_a_connection_that_is_to_close_does(start: Start, version: str) ->
     assert await wire.is_closed()
 
 
-async def test_an_old_client_gets_a_stream_without_chunks(start: Start) -> None:
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     for gate in (None, "old client"):
@@ -252,7 +250,7 @@ async def test_an_old_client_gets_a_stream_without_chunks(start: Start) -> None:
             assert answer.result["ok"] is True
 
 
-async def test_a_hang_up_in_the_middle_of_a_request_is_nothing(start: Start) -> None:
+async def test_a_hang_up_in_the_middle_of_a_request_does_not_harm_the_server(start: Start) -> None:
     server = await start(MathEnv)
     for data in (b"GET /hea", request("POST", "/num_tasks", body={"split": "train"})[:-4]):
         wire = await server.wire()
@@ -262,7 +260,7 @@ async def test_a_hang_up_in_the_middle_of_a_request_is_nothing(start: Start) -> 
     assert (await server.ask("GET", "/health")).status == 200
 
 
-async def test_a_hang_up_before_an_answer_leaves_nothing(start: Start) -> None:
+async def test_a_hang_up_before_an_answer_leaves_no_waiting_request(start: Start) -> None:
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "hang-ups"}})
     for method, path in (("GET", "/prompt"), ("POST", "/call"), ("GET", "/messages")):
@@ -279,7 +277,7 @@ async def test_a_hang_up_before_an_answer_leaves_nothing(start: Start) -> None:
     GATES.open("hang-ups")
 
 
-async def test_a_request_that_never_ends_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_request_times_out_with_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "RECEIVE_S", 0.02)
     server = await start(MathEnv)
     for data in (b"GET /health HTTP/1.1\r\n", request("POST", "/num_tasks", body={"split": "train"})[:-4]):
@@ -290,7 +288,7 @@ async def test_a_request_that_never_ends_is_given_up(start: Start, monkeypatch: 
         assert await wire.is_closed()
 
 
-async def test_a_client_that_takes_nothing_is_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_disconnected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "DRAIN_S", 0.02)
     server = await start(MathEnv)
     await server.open()
@@ -321,7 +319,7 @@ async def test_idle_connections_are_closed_on_tcp_and_kept_on_unix_sockets(
     assert (await unix.ask("GET", "/health")).status == 200
 
 
-async def test_refusals_and_connections_leave_nothing_in_memory(start: Start) -> None:
+async def test_refusals_and_closed_connections_leave_nothing_in_memory(start: Start) -> None:
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="failed", body={"task_spec": {"error": "broken"}})
 
@@ -334,7 +332,7 @@ async def test_refusals_and_connections_leave_nothing_in_memory(start: Start) ->
         return sum(isinstance(found, TracebackType | Connection) for found in gc.get_objects())
 
     await refused()
-    gc.freeze()  # the other tests' objects, which are many and not looked at
+    gc.freeze()  # excludes the many objects of other tests from the count
     try:
         for _ in range(20):
             await refused()
@@ -345,7 +343,7 @@ async def test_refusals_and_connections_leave_nothing_in_memory(start: Start) ->
 
 
 @pytest.mark.parametrize("path", ["//ping", "/ping", "/PING"])
-async def test_ping_by_its_spellings(start: Start, path: str) -> None:
+async def test_the_spellings_of_ping(start: Start, path: str) -> None:
     server = await start(MathEnv)
     await server.open()
 

@@ -1,4 +1,4 @@
-"""JSON as it is written, also of what is not quite JSON."""
+"""JSON as the server writes it, also for values that JSON does not allow."""
 
 import json
 import math
@@ -17,7 +17,7 @@ class Size(Enum):
 
 
 class Array:
-    """As numpy's arrays and numbers give themselves."""
+    """Has `tolist`, as numpy's arrays and numbers do."""
 
     def __init__(self, plain: object) -> None:
         self._plain = plain
@@ -39,17 +39,17 @@ class Array:
         ({"a": math.nan, "b": Task({"q": Size.BIG})}, '{"a":null,"b":{"q":"big"}}'),
     ],
 )
-def test_what_is_written(value: object, text: str) -> None:
+def test_values_are_written_as_json(value: object, text: str) -> None:
     assert encode(value) == text.encode()
 
 
 @pytest.mark.parametrize("value", [object(), {"a": object()}, b"bytes", [math.nan, object()]])
-def test_what_has_no_json_form_is_refused(value: object) -> None:
+def test_a_value_without_a_json_form_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="has no JSON form"):
         encode(value)
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
 
@@ -65,7 +65,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_json_survives(value: Any) -> None:
+def test_json_values_survive_writing_and_reading(value: Any) -> None:
     assert json.loads(encode(value)) == value
 
 
@@ -74,7 +74,7 @@ def test_the_order_of_keys_makes_no_difference_to_the_canonical_text(value: dict
     assert canonical(value) == canonical(dict(reversed(value.items())))
 
 
-def test_true_and_one_are_two_things() -> None:
+def test_true_and_1_have_different_canonical_texts() -> None:
     assert canonical([True]) != canonical([1]) != canonical([1.0])
 
 

@@ -1,4 +1,4 @@
-"""A class that cannot be served is refused at start, with a message that says why."""
+"""A class that cannot be served is refused at start, with a message that gives the reason."""
 
 import re
 from pathlib import Path
@@ -57,7 +57,7 @@ class HalfIndexed(Good):
 
 class Untyped(Good):
     @tool
-    def look(self, at) -> StepResult:  # type: ignore[no-untyped-def]  # the mistake is the point
+    def look(self, at) -> StepResult:  # type: ignore[no-untyped-def]  # the test needs the mistake
         return StepResult()
 
 
@@ -123,19 +123,19 @@ def test_a_class_that_cannot_be_served(cls: type[Environment], why: str) -> None
 @pytest.mark.parametrize(
     ("classes", "why"), [([], "at least one"), ([Good, Good], "two environments"), ([int], "not a subclass")]
 )
-def test_a_set_of_classes_that_cannot_be_served(classes: list[Any], why: str) -> None:
+def test_a_set_of_classes_that_cannot_be_served_is_refused_with_the_reason(classes: list[Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         kinds_of(classes, tasks=None)
 
 
-def test_without_files_there_is_a_split_without_tasks() -> None:
+def test_without_task_files_an_environment_has_a_split_without_tasks() -> None:
     kind = kinds_of([Good], tasks=None)["good"]
 
     assert [split.wire() for split in kind.splits] == [{"name": "train", "type": "train"}]
     assert Good.num_tasks("train") == 0
 
 
-def test_task_files_of_an_environment_lie_in_its_directory_where_there_are_several(tmp_path: Path) -> None:
+def test_with_several_environments_task_files_are_in_the_environments_own_directory(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "test.jsonl").write_text("{}\n")
     (tmp_path / "train.jsonl").write_text("{}\n")
@@ -155,7 +155,7 @@ def test_a_tool_cannot_be_concurrent_and_exclusive() -> None:
         tool(concurrent=True, terminal=True)
 
 
-def test_settings_come_from_their_variables() -> None:
+def test_settings_are_read_from_their_variables() -> None:
     settings = Settings.from_environ(
         {
             "ENVSERVER_SOCKET": "/run/x.sock",
@@ -221,12 +221,12 @@ def test_settings_come_from_their_variables() -> None:
         ("SANDBOX_CPU_S", "0"),
     ],
 )
-def test_a_malformed_setting_is_refused_by_name(name: str, value: str) -> None:
+def test_the_refusal_of_a_malformed_setting_names_it(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"ENVSERVER_{name}"):
         Settings.from_environ({f"ENVSERVER_{name}": value})
 
 
-def test_a_variable_that_is_none_of_ours_is_told() -> None:
+def test_an_unknown_variable_of_the_server_is_reported() -> None:
     assert unknown_variables({"ENVSERVER_SOKCET": "x", "ENVSERVER_PORT": "1", "HOME": "/"}) == ["ENVSERVER_SOKCET"]
 
 

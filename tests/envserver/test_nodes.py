@@ -1,4 +1,4 @@
-"""The validator and the schemas, held against pydantic, whose texts the reference servers send."""
+"""The validators and schemas in comparison with pydantic, whose texts the reference servers send."""
 
 import dataclasses
 import json
@@ -111,7 +111,7 @@ def theirs(annotation: Any, value: Any) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
-def test_values_are_taken_and_refused_as_pydantic_does(annotation: Any) -> None:
+def test_values_are_accepted_and_refused_as_by_pydantic(annotation: Any) -> None:
     for value in VALUES:
         if annotation in (int | str, int | list[str]) and not _is_plain_union_case(annotation, value):
             continue
@@ -125,7 +125,7 @@ def test_values_are_taken_and_refused_as_pydantic_does(annotation: Any) -> None:
 
 
 def _is_plain_union_case(annotation: Any, value: Any) -> bool:
-    """Leave out what pydantic names branches by in a way of its own."""
+    """Return False for the cases in which pydantic names the branches of a union in its own way."""
     return not theirs(annotation, value)[1]
 
 
@@ -133,7 +133,7 @@ SCALARS = (
     st.integers(-(2**62), 2**62)
     | st.floats(-1e15, 1e15)
     | st.sampled_from([math.nan, math.inf, -math.inf])
-    # Left out are three oddities that no tool needs: pydantic reads "0-6" as -6, "0_-6" too, and "1 .0" not as 1.
+    # Three oddities that no tool needs are excluded: pydantic reads "0-6" and "0_-6" as -6, and "1 .0" not as 1.
     | st.text("0123456789.+-eE naifyt\t\n", max_size=8).filter(lambda text: not re.search(r"0-|\s\.", text))
     | st.booleans()
     | st.none()
@@ -141,13 +141,13 @@ SCALARS = (
 
 
 @given(SCALARS)
-def test_scalars_are_taken_as_pydantic_does(value: Any) -> None:
+def test_scalars_are_accepted_and_refused_as_by_pydantic(value: Any) -> None:
     for annotation in (int, float, bool, str, int | None):
         checked, faults = ours(annotation, value)
         expected, their_faults = theirs(annotation, value)
 
         if their_faults and their_faults[0]["type"] == "finite_number":
-            assert faults  # for numbers that no tool means, that we refuse is enough
+            assert faults  # for numbers that no tool means, a refusal is enough
             continue
         assert [fault["type"] for fault in faults] == [fault["type"] for fault in their_faults], repr(value)
         if not faults:
@@ -155,7 +155,7 @@ def test_scalars_are_taken_as_pydantic_does(value: Any) -> None:
 
 
 @pytest.mark.parametrize("annotation", [*ANNOTATIONS, set[int], frozenset[str]], ids=str)
-def test_schemas_say_what_pydantics_say(annotation: Any) -> None:
+def test_schemas_equal_those_of_pydantic(annotation: Any) -> None:
     schema = node_of(annotation, "here").schema()
 
     expected = _plain(pydantic.TypeAdapter(annotation).json_schema())
@@ -163,7 +163,7 @@ def test_schemas_say_what_pydantics_say(annotation: Any) -> None:
 
 
 def _plain(schema: Any) -> Any:
-    """Take out titles and put definitions in place, as we write them."""
+    """Remove titles and inline the definitions, as in the server's own schemas."""
     definitions = schema.pop("$defs", {}) if isinstance(schema, dict) else {}
 
     def walk(node: Any) -> Any:
@@ -182,14 +182,14 @@ def _plain(schema: Any) -> Any:
     return walk(schema)
 
 
-def test_unknown_keys_are_ignored_and_defaults_left_to_the_maker() -> None:
+def test_unknown_keys_are_ignored_and_defaults_are_left_to_the_class() -> None:
     checked, faults = ours(Point, {"x": 1, "unknown": 2})
 
     assert not faults
     assert checked == Point(1, 0.5, [])
 
 
-def test_what_cannot_be_hashed_cannot_be_in_a_set() -> None:
+def test_an_unhashable_value_cannot_be_in_a_set() -> None:
     _, faults = ours(set[Any], [[1]])
 
     assert faults[0]["type"] == "set_item_not_hashable"

@@ -1,4 +1,4 @@
-"""``openenv.core.tasks`` in our images: alone, and beside an official package of that name."""
+"""``openenv.core.tasks`` in the gateway's own images: alone, and next to an official package of that name."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ assert openenv.core.tasks.registry.get("custom/x").instruction == "win"
 
 
 def run(code: str, *path: Path) -> None:
-    """Run *code* in a process of its own, with *path* before everything else."""
+    """Run *code* in its own process, with *path* before all other entries of the import path."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, (*path, BASE)))}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=scaled(60)
@@ -28,7 +28,7 @@ def run(code: str, *path: Path) -> None:
 
 
 def official(folder: Path) -> Path:
-    """Write a package that has the official one's names, and what is known of it today: no ``tasks``."""
+    """Write a package with the official package's names and its known content of today: no ``tasks``."""
     core = folder / "openenv" / "core"
     core.mkdir(parents=True)
     (folder / "openenv" / "__init__.py").write_text("WHO = 'official'\n")
@@ -37,7 +37,7 @@ def official(folder: Path) -> Path:
     return folder
 
 
-def test_the_names_are_there_without_the_official_package() -> None:
+def test_the_names_exist_without_the_official_package() -> None:
     run(f"import envserver\n{USE}")
 
 
@@ -45,17 +45,17 @@ def test_the_names_are_added_to_the_official_package(tmp_path: Path) -> None:
     run(f"import envserver\n{USE}\nassert openenv.WHO == openenv.core.client.WHO == 'official'", official(tmp_path))
 
 
-def test_it_does_not_matter_which_is_imported_first(tmp_path: Path) -> None:
+def test_the_order_of_imports_does_not_matter(tmp_path: Path) -> None:
     run(f"import openenv.core\nimport envserver\n{USE}", official(tmp_path))
 
 
-def test_a_package_that_has_tasks_itself_keeps_them(tmp_path: Path) -> None:
+def test_a_package_with_its_own_tasks_keeps_them(tmp_path: Path) -> None:
     (official(tmp_path) / "openenv" / "core" / "tasks.py").write_text("registry = 'theirs'\n")
 
     run("import envserver\nfrom openenv.core.tasks import registry\nassert registry == 'theirs'", tmp_path)
 
 
-def test_names_that_nobody_has_are_not_found() -> None:
+def test_names_that_do_not_exist_are_not_found() -> None:
     run(
         "import envserver\n"
         "for name in ('openenv.client', 'openenv.core.env', 'openenv.core.tasks.more'):\n"
@@ -65,7 +65,7 @@ def test_names_that_nobody_has_are_not_found() -> None:
     )
 
 
-def test_importing_the_server_imports_nothing_of_it() -> None:
+def test_importing_the_server_does_not_import_the_names() -> None:
     run(
         "import sys, envserver\n"
         "assert not [name for name in sys.modules if name.startswith(('openenv', 'envserver.generic'))]\n"

@@ -1,4 +1,4 @@
-"""What is kept of finished calls, for how long, and how much of it; the clock is the test's."""
+"""Finished calls: what is kept of them, for how long, and in how much memory; the clock is the test's."""
 
 import pytest
 from envserver.errors import Refused
@@ -34,14 +34,14 @@ def test_an_outcome_is_kept_for_a_minute(outcomes: Outcomes, clock: Clock, age_s
     assert outcomes.find(1, "t") == ((OUTCOME, 3) if is_known else None)
 
 
-def test_an_outcome_is_its_owners_alone(outcomes: Outcomes) -> None:
+def test_an_outcome_belongs_to_its_owner_only(outcomes: Outcomes) -> None:
     outcomes.keep(1, "t", OUTCOME)
 
     assert outcomes.find(2, "t") is None
     assert outcomes.find(1, "other") is None
 
 
-def test_old_outcomes_take_no_memory(outcomes: Outcomes, clock: Clock) -> None:
+def test_old_outcomes_use_no_memory(outcomes: Outcomes, clock: Clock) -> None:
     for i in range(50):
         outcomes.keep(1, str(i), OUTCOME)
 
@@ -51,7 +51,7 @@ def test_old_outcomes_take_no_memory(outcomes: Outcomes, clock: Clock) -> None:
     assert outcomes.total_bytes == 0
 
 
-def test_beyond_the_bound_the_oldest_go_first(outcomes: Outcomes) -> None:
+def test_over_the_bound_the_oldest_outcomes_are_dropped_first(outcomes: Outcomes) -> None:
     for i in range(150):
         outcomes.keep(1, str(i), OUTCOME)
 
@@ -78,7 +78,7 @@ def test_the_turn_of_a_call_is_known_by_its_id_and_by_its_key(outcomes: Outcomes
     outcomes.keep(1, "t", OUTCOME, key="k")
     outcomes.hold(1, "k", OUTCOME)
 
-    outcomes.number(1, "t", None, 3)  # asked for again by its action alone: without the key
+    outcomes.number(1, "t", None, 3)  # requested again by its action only, without the key
     by_key = outcomes.claim(1, "k", 7, "t2")
 
     assert outcomes.find(1, "t") == (OUTCOME, 3)
@@ -86,7 +86,7 @@ def test_the_turn_of_a_call_is_known_by_its_id_and_by_its_key(outcomes: Outcomes
     assert by_key.turn == 3
 
 
-def test_the_turn_of_a_call_that_is_known_by_its_key_alone(outcomes: Outcomes, clock: Clock) -> None:
+def test_the_turn_of_a_call_is_known_by_its_key_after_its_outcome_is_dropped(outcomes: Outcomes, clock: Clock) -> None:
     outcomes.claim(1, "k", 7, "t")
     outcomes.keep(1, "t", OUTCOME, key="k")
     outcomes.hold(1, "k", OUTCOME)
@@ -100,7 +100,7 @@ def test_the_turn_of_a_call_that_is_known_by_its_key_alone(outcomes: Outcomes, c
     assert by_key.turn == 3
 
 
-def test_a_turn_is_its_owners_and_its_calls_alone(outcomes: Outcomes) -> None:
+def test_a_turn_belongs_to_its_owner_and_its_call_only(outcomes: Outcomes) -> None:
     outcomes.claim(1, "k", 7, "t")
     outcomes.keep(1, "t", OUTCOME, key="k")
     outcomes.hold(1, "k", OUTCOME)
@@ -123,7 +123,7 @@ def test_a_key_with_another_body_is_a_conflict(outcomes: Outcomes) -> None:
     assert caught.value.status == 409
 
 
-def test_keys_belong_to_their_owner_and_go_with_it(outcomes: Outcomes) -> None:
+def test_keys_belong_to_their_owner_and_are_forgotten_with_it(outcomes: Outcomes) -> None:
     outcomes.claim(1, "k", 7, "t")
     outcomes.hold(1, "k", OUTCOME)
 
@@ -135,7 +135,7 @@ def test_keys_belong_to_their_owner_and_go_with_it(outcomes: Outcomes) -> None:
     assert outcomes.total_bytes == 0
 
 
-def test_a_key_whose_call_never_ran_is_free(outcomes: Outcomes) -> None:
+def test_a_key_whose_call_never_ran_can_be_claimed_again(outcomes: Outcomes) -> None:
     outcomes.claim(1, "k", 7, "t")
 
     outcomes.abandon(1, "k")
@@ -143,7 +143,7 @@ def test_a_key_whose_call_never_ran_is_free(outcomes: Outcomes) -> None:
     assert outcomes.claim(1, "k", 8, "t2") is None
 
 
-def test_after_a_minute_the_last_keys_of_a_session_are_left(outcomes: Outcomes, clock: Clock) -> None:
+def test_after_a_minute_only_the_last_keys_of_a_session_are_kept(outcomes: Outcomes, clock: Clock) -> None:
     for i in range(20):
         outcomes.claim(1, str(i), 7, str(i))
         outcomes.hold(1, str(i), OUTCOME)
@@ -164,7 +164,7 @@ def test_within_a_minute_no_key_is_forgotten(outcomes: Outcomes, clock: Clock) -
     assert all(outcomes.claim(1, str(i), 7, "new") for i in range(50))
 
 
-def test_an_outcome_given_up_for_memory_is_refused_and_not_run_again(outcomes: Outcomes) -> None:
+def test_a_call_whose_outcome_was_dropped_for_memory_is_refused_and_not_run_again(outcomes: Outcomes) -> None:
     for i in range(101):
         outcomes.claim(1, str(i), 7, str(i))
         outcomes.hold(1, str(i), OUTCOME)

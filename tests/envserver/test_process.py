@@ -1,4 +1,4 @@
-"""The server as a process: start, signals, a dying parent, memory; as a container runs it."""
+"""The server as a process, as a container runs it: start, signals, a dying parent, memory."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ Launch = Callable[..., Awaitable[Process]]
 
 @pytest.fixture
 async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
-    """Start ``server.py`` with ``ENVSERVER_*`` settings, on a Unix socket unless told otherwise."""
+    """Return a function that starts ``server.py`` with ``ENVSERVER_*`` settings, by default on a Unix socket."""
     (tmp_path / "server.py").write_text(SERVER)
     processes: list[Process] = []
 
@@ -63,7 +63,7 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
 
 
 async def ready(process: Process) -> str:
-    """Wait for the line that says so; give the address."""
+    """Wait for the log line of readiness and return its address."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
         while b"server_ready" not in (line := await process.stderr.readline()):
@@ -89,14 +89,14 @@ async def test_sigterm_tears_sessions_down_and_ends_with_0(launch: Launch, tmp_p
     await wire.close()
 
 
-async def test_code_that_blocks_does_not_keep_the_process(launch: Launch, tmp_path: Path) -> None:
+async def test_blocking_code_does_not_keep_the_process_alive(launch: Launch, tmp_path: Path) -> None:
     process = await launch(SOCKET=str(tmp_path / "s.sock"), SLOTS="2")
     address = await ready(process)
     wire = await Wire.open(address)
     await wire.ask("POST", "/create", sid="s1", body={"task_spec": {"folder": str(tmp_path)}})
     calling = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body={"name": "block", "input": {}}))
     async with asyncio.timeout(PATIENCE_S):
-        while not (tmp_path / "blocking").exists():  # noqa: ASYNC110  # another process makes it
+        while not (tmp_path / "blocking").exists():  # noqa: ASYNC110  # another process creates the file
             await asyncio.sleep(0.01)
 
     process.terminate()
@@ -119,7 +119,7 @@ async def test_the_server_ends_with_its_parent(launch: Launch, tmp_path: Path) -
     assert await ended(process) == 0
 
 
-async def test_on_tcp_it_serves_on_the_given_port(launch: Launch) -> None:
+async def test_on_tcp_the_server_serves_on_the_given_port(launch: Launch) -> None:
     process = await launch(HOST="127.0.0.1", PORT="0")
 
     wire = await Wire.open(await ready(process))
@@ -136,7 +136,7 @@ async def test_on_tcp_it_serves_on_the_given_port(launch: Launch) -> None:
         ({"SOCKET": "/nowhere/s.sock"}, b"envserver: cannot listen"),
     ],
 )
-async def test_what_is_wrong_at_start_is_said_and_ends_it(
+async def test_an_error_at_start_is_reported_and_ends_the_process(
     launch: Launch, settings: dict[str, str], message: bytes
 ) -> None:
     process = await launch(**settings)
@@ -169,22 +169,22 @@ async def test_a_task_module_is_imported_before_the_server_is_ready(launch: Laun
     assert [row["error"] is None for row in listed.json["modules"]] == [True, False]
 
 
-async def test_a_bare_server_is_lean(launch: Launch) -> None:
+async def test_a_bare_server_uses_little_memory(launch: Launch) -> None:
     process = await launch()
     wire = await Wire.open(await ready(process))
     await wire.ask("GET", "/health")
 
-    status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240  # no disk behind it
+    status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240  # /proc needs no disk
     resident_kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-    maps = Path(f"/proc/{process.pid}/maps").read_text()  # noqa: ASYNC240  # no disk behind it
+    maps = Path(f"/proc/{process.pid}/maps").read_text()  # noqa: ASYNC240  # /proc needs no disk
     await wire.close()
 
-    # 25 MiB is the goal on the image's Python; others differ by a little.
+    # 25 MiB is the goal on the image's Python; other versions differ slightly.
     assert resident_kib <= 27 * 1024
     assert "pydantic" not in maps
 
 
-async def test_what_a_bare_server_does_not_need_is_not_imported() -> None:
+async def test_a_bare_server_does_not_import_unneeded_modules() -> None:
     code = "import sys, envserver.server\nprint(*sys.modules)"
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2] / "env_images" / "base")}
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=env, stdout=PIPE)

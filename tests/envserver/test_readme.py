@@ -25,11 +25,11 @@ SECTION = README[README.index("## Generic tasks") : README.index("## Settings")]
 
 
 def example(language: str, *, of: str = README, number: int = 0) -> str:
-    """The code of the example of this *number* in a language, from 0 on."""
+    """Return the code of the example with this *number*, from 0, in a language."""
     return str(re.findall(rf"```{language}\n(.*?)```", of, re.DOTALL)[number])
 
 
-async def test_the_first_environment_plays_its_first_task_by_the_commands_that_are_shown(tmp_path: Path) -> None:
+async def test_the_first_environment_plays_its_first_task_with_the_commands_of_the_readme(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(example("python"))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "train.jsonl").write_text(example("json"))
@@ -83,7 +83,7 @@ def test_the_task_of_the_example_is_a_generic_task_that_can_be_judged() -> None:
     assert read_reward(task.evaluation)("rome") == 1.0
 
 
-def test_every_reward_function_for_texts_is_there() -> None:
+def test_the_readme_names_every_reward_function_for_texts() -> None:
     named = set(re.findall(r"`(\w+)\(", SECTION))
 
     assert [
@@ -91,12 +91,12 @@ def test_every_reward_function_for_texts_is_there() -> None:
     ] == []
 
 
-def test_every_setting_is_there() -> None:
+def test_the_readme_names_every_setting() -> None:
     assert "| `OPENENV_TASK_MODULE` |" in README
     assert sorted(set(re.findall(r"ENVSERVER_([A-Z_]+)", README))) == sorted(_READERS)
 
 
-def test_every_log_event_is_there() -> None:
+def test_the_readme_names_every_log_event() -> None:
     code = "".join(path.read_text() for path in (BASE / "envserver").rglob("*.py"))
     events = set(re.findall(r'logger\.\w+\(\s*"(\w+)', code))
 
@@ -104,7 +104,7 @@ def test_every_log_event_is_there() -> None:
     assert [event for event in sorted(events) if f"`{event}`" not in README] == []
 
 
-def test_the_version_is_the_packages() -> None:
+def test_the_version_equals_the_packages() -> None:
     assert f'\nversion = "{VERSION}"\n' in (BASE / "pyproject.toml").read_text()
 
 
@@ -113,7 +113,7 @@ async def test_the_environment_with_a_sandbox_runs_a_command(tmp_path: Path) -> 
     (tmp_path / "server.py").write_text(example("python", of=(BASE / "SANDBOX.md").read_text()) + "\n\nserve(Shell)\n")
     (tmp_path / "train.jsonl").write_text('{"text": "Say hello."}\n')
     with tempfile.TemporaryDirectory(prefix="env-gateway-readme-") as work:
-        Path(work).chmod(0o755)  # noqa: ASYNC240  # a test's set-up
+        Path(work).chmod(0o755)  # noqa: ASYNC240  # setup of a test
         settings = {"TASKS": ".", "SOCKET": "s.sock", "SANDBOX_HOST": "1", "SANDBOX_BOX": str(made_box().path)}
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -1,4 +1,4 @@
-"""Tasks by id, task modules and the list of what is registered, over the wire."""
+"""Tasks by id, task modules and the list of registered tasks, over the wire."""
 
 import json
 import sys
@@ -51,15 +51,15 @@ registry.register("custom/other", "chat", {"goal": "talk"})
 """
 ASKED = {"task_spec": {"id": "custom/login-test"}}
 PACKAGES = ("custom_tasks", "openenv")
-"""What the modules of these tests import, or are part of."""
+"""The packages that the modules of these tests import or belong to."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """What is mounted at /opt/openenv; the registry, the import path and the modules are put back at the end.
+    """Yield the folder that is mounted at /opt/openenv; restore the registry, import path and modules at the end.
 
-    The browser's environment has a package of the same name, which its tests may have imported in this process: it is
-    out of the way meanwhile, and so is the folder that it comes from.
+    The browser's environment has a package of the same name, which its tests may have imported in this process. The
+    fixture hides that package and its folder during the test.
     """
     tasks, rewards, path = registry.snapshot(), dict(REWARDS), list(sys.path)
     modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] in PACKAGES}
@@ -139,7 +139,7 @@ async def test_the_registered_tasks_of_an_environment_are_listed(start: Start, f
     assert others["tasks"] == []
 
 
-async def test_the_list_is_behind_the_workers_token(start: Start) -> None:
+async def test_the_list_needs_the_workers_token(start: Start) -> None:
     server = await start(Reader, unix=True)
     token = {"X-Worker-Token": "ab" * 32}
 
@@ -182,7 +182,7 @@ async def test_an_id_that_cannot_be_played_is_refused_and_holds_no_slot(
     assert created.status == 200
 
 
-async def test_an_environments_own_task_is_found_by_its_id_before_a_registered_one(start: Start, folder: Path) -> None:
+async def test_an_environments_own_task_is_found_by_its_id_before_a_registered_task(start: Start, folder: Path) -> None:
     (folder / "test.jsonl").write_text('{"id": "a/1", "n": 1}\n\n{"other": "elsewhere", "id": "\\u00e9", "n": 2}\n')
     registry.register("a/1", "reader", {"n": 3})
     registry.register("mine", "lister", {"n": 4})
@@ -198,7 +198,7 @@ async def test_an_environments_own_task_is_found_by_its_id_before_a_registered_o
     assert (not_an_id.status, not_an_id.json) == (400, {"detail": "Unknown task: elsewhere"})
 
 
-async def test_a_task_that_says_more_than_its_id_is_taken_as_it_is(start: Start, folder: Path) -> None:
+async def test_a_task_with_more_than_an_id_is_used_unchanged(start: Start, folder: Path) -> None:
     registry.register("known", "reader", {"n": 1})
     server = await start(Reader)
 
@@ -207,14 +207,14 @@ async def test_a_task_that_says_more_than_its_id_is_taken_as_it_is(start: Start,
         assert json.loads((await server.ask("GET", "/prompt", sid=sid)).json[0]["text"]) == spec
 
 
-async def test_a_class_that_knows_ids_itself_gets_what_is_not_found(start: Start) -> None:
+async def test_a_class_that_resolves_ids_itself_gets_unknown_ids(start: Start) -> None:
     server = await start(MathEnv, CounterEnv)
 
     await server.open("s1", {"id": "anything"})
     created = await server.ask("POST", "/create", sid="s2", body={"task_spec": {"id": "9"}, "env_name": "counterenv"})
 
     assert (await server.row("s1") or {})["task_id"] == "anything"
-    assert created.status == 200  # its tasks are known by index only: who could say that it has no such id?
+    assert created.status == 200  # its tasks are known by index only, so the server cannot know that the id is wrong
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ async def test_a_class_that_knows_ids_itself_gets_what_is_not_found(start: Start
         ),
     ],
 )
-async def test_a_module_that_does_not_import_is_reported_and_all_else_is_served(
+async def test_a_module_that_cannot_be_imported_is_reported_and_the_other_tasks_are_served(
     start: Start, folder: Path, caplog: pytest.LogCaptureFixture, text: str, error: str
 ) -> None:
     write(folder, "broken", text)
@@ -255,7 +255,7 @@ async def test_a_module_that_does_not_import_is_reported_and_all_else_is_served(
 
 
 @pytest.mark.parametrize("name", ["custom_tasks.none", "../login", "custom_tasks.", "a b", "-c"])
-async def test_a_name_that_is_no_module_is_reported(folder: Path, name: str) -> None:
+async def test_an_invalid_module_name_is_reported(folder: Path, name: str) -> None:
     modules = TaskModules([name], folder=str(folder))
 
     await modules.load()
@@ -275,7 +275,7 @@ async def test_only_named_modules_are_imported(folder: Path) -> None:
     assert "custom_tasks.other" not in sys.modules
 
 
-async def test_without_modules_the_import_path_stays_as_it_is(folder: Path) -> None:
+async def test_without_modules_the_import_path_stays_unchanged(folder: Path) -> None:
     before = list(sys.path)
 
     await TaskModules([], folder=str(folder)).load()
@@ -283,7 +283,7 @@ async def test_without_modules_the_import_path_stays_as_it_is(folder: Path) -> N
     assert sys.path == before
 
 
-async def test_a_folder_is_found_behind_a_module_of_the_same_name(
+async def test_a_folder_is_found_next_to_a_module_of_the_same_name(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = tmp_path_factory.mktemp("image")
@@ -298,7 +298,7 @@ async def test_a_folder_is_found_behind_a_module_of_the_same_name(
     assert sys.modules["custom_tasks.mine"].KNOWN == "of the image"
 
 
-async def test_a_module_that_hangs_holds_up_neither_the_start_nor_what_it_did_not_register(
+async def test_a_hanging_module_blocks_neither_the_start_nor_tasks_of_other_modules(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door, inside = threading.Event(), threading.Event()
@@ -323,4 +323,4 @@ async def test_a_module_that_hangs_holds_up_neither_the_start_nor_what_it_did_no
             "error": "it was not imported: the time was up with the modules before it",
         },
     ]
-    assert "custom/login-test" in registry  # late, but there
+    assert "custom/login-test" in registry  # late, but registered

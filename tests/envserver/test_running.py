@@ -1,4 +1,4 @@
-"""Where authors' code runs: threads and lanes, made when needed and gone when not."""
+"""Execution of authors' code: threads and lanes start when needed and end when unused."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ async def test_plain_code_runs_in_another_thread(runner: Runner) -> None:
     assert await runner.run(Place(), threading.get_ident) != threading.get_ident()
 
 
-async def test_arguments_results_and_failures_are_carried(runner: Runner) -> None:
+async def test_arguments_results_and_exceptions_are_passed_through(runner: Runner) -> None:
     place = Place()
 
     async def double(n: int, *, plus: int) -> int:
@@ -55,7 +55,7 @@ async def test_arguments_results_and_failures_are_carried(runner: Runner) -> Non
 
 
 @pytest.mark.parametrize("error", [SystemExit("bye"), KeyboardInterrupt("bye"), StopIteration("bye")])
-async def test_what_would_end_a_thread_or_confuse_a_loop_comes_as_a_runtime_error(
+async def test_an_exception_that_would_end_a_thread_or_confuse_a_loop_becomes_a_runtime_error(
     runner: Runner, error: BaseException
 ) -> None:
     place = Place()
@@ -95,14 +95,14 @@ async def test_a_coroutine_can_be_cancelled(runner: Runner) -> None:
     runner.leave(place)
 
 
-async def test_a_coroutine_that_is_cancelled_before_its_first_line_is_told_too(runner: Runner) -> None:
+async def test_a_coroutine_that_is_cancelled_before_its_first_line_raises_too(runner: Runner) -> None:
     place = Place()
 
     async def nothing() -> None:
         await asyncio.Event().wait()
 
     running = asyncio.create_task(runner.run(place, nothing))
-    await asyncio.sleep(0)  # begins running here, and not yet on the lane
+    await asyncio.sleep(0)  # starts running here, and not yet on the lane
     assert place.cancel is not None
     place.cancel()
 
@@ -126,7 +126,7 @@ async def test_a_place_stays_on_its_lane_and_places_spread_over_lanes(runner: Ru
         runner.leave(place)
 
 
-async def test_a_lane_is_gone_when_nobody_holds_it(runner: Runner, lanes: Lanes) -> None:
+async def test_a_lane_without_places_ends(runner: Runner, lanes: Lanes) -> None:
     async def nothing() -> None:
         pass
 
@@ -142,7 +142,7 @@ async def test_a_lane_is_gone_when_nobody_holds_it(runner: Runner, lanes: Lanes)
     await eventually(lambda: _is(sum("lane" in thread.name for thread in threading.enumerate()), 0))
 
 
-async def test_a_lane_that_is_taken_again_stays(runner: Runner, lanes: Lanes) -> None:
+async def test_a_lane_that_is_used_again_stays(runner: Runner, lanes: Lanes) -> None:
     async def ident() -> int:
         return threading.get_ident()
 
@@ -156,7 +156,7 @@ async def test_a_lane_that_is_taken_again_stays(runner: Runner, lanes: Lanes) ->
     assert before == after
 
 
-async def test_a_place_that_is_kept_has_a_lane_of_its_own_until_the_end(runner: Runner, lanes: Lanes) -> None:
+async def test_a_place_that_is_kept_has_its_own_lane_until_the_end(runner: Runner, lanes: Lanes) -> None:
     async def ident() -> int:
         return threading.get_ident()
 
@@ -168,7 +168,7 @@ async def test_a_place_that_is_kept_has_a_lane_of_its_own_until_the_end(runner: 
     others = {await runner.run(stranger, ident) for stranger in strangers}
     for stranger in strangers:
         runner.leave(stranger)
-    await eventually(lambda: _is(len(lanes), 0))  # those of the others are gone
+    await eventually(lambda: _is(len(lanes), 0))  # the lanes of the other places are gone
 
     again = await runner.run(Place(kept), ident)
     runner.close()
@@ -178,7 +178,7 @@ async def test_a_place_that_is_kept_has_a_lane_of_its_own_until_the_end(runner: 
     await eventually(lambda: _is(int(runner.busy), 0))
 
 
-async def test_a_shared_place_is_left_when_its_last_lodger_leaves(runner: Runner, lanes: Lanes) -> None:
+async def test_a_shared_place_leaves_its_lane_with_its_last_lodger(runner: Runner, lanes: Lanes) -> None:
     async def ident() -> int:
         return threading.get_ident()
 
@@ -195,7 +195,7 @@ async def test_a_shared_place_is_left_when_its_last_lodger_leaves(runner: Runner
     assert common.lane is None
 
 
-async def test_what_an_author_left_behind_is_cancelled_with_the_lane(runner: Runner, lanes: Lanes) -> None:
+async def test_tasks_that_an_author_left_behind_are_cancelled_with_the_lane(runner: Runner, lanes: Lanes) -> None:
     cancelled = threading.Event()
 
     async def leave_behind() -> None:
@@ -217,7 +217,7 @@ async def test_what_an_author_left_behind_is_cancelled_with_the_lane(runner: Run
     assert await asyncio.to_thread(cancelled.wait, 10)
 
 
-async def test_a_code_that_blocks_its_lane_leaves_the_others_free(runner: Runner, lanes: Lanes) -> None:
+async def test_code_that_blocks_its_lane_does_not_block_other_lanes(runner: Runner, lanes: Lanes) -> None:
     gate, began = threading.Event(), threading.Event()
 
     async def block() -> None:
@@ -239,7 +239,7 @@ async def test_a_code_that_blocks_its_lane_leaves_the_others_free(runner: Runner
     runner.leave(free)
 
 
-async def test_no_more_threads_than_allowed_and_none_without_work() -> None:
+async def test_there_are_at_most_the_allowed_threads_and_no_threads_without_work() -> None:
     threads = Threads(2, idle_s=0.01)
     gate = threading.Event()
     ran: list[int] = []
@@ -260,7 +260,7 @@ async def test_no_more_threads_than_allowed_and_none_without_work() -> None:
     await eventually(lambda: _is(len(ran), 6))
 
 
-async def test_where_no_thread_can_be_started_a_job_waits_for_another_or_is_refused(
+async def test_if_no_thread_can_start_a_job_waits_for_a_running_thread_or_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = Threads(4, idle_s=0.01)

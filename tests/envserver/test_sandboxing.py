@@ -1,4 +1,4 @@
-"""Environments with sandboxes behind the server: made at start, refused with the cause, ended with the server."""
+"""Environments with sandboxes in the server: started with it, refused with the cause, ended with it."""
 
 import asyncio
 import os
@@ -64,7 +64,7 @@ class Plain(Environment):
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that other users reach, with a link to the box in it; empty but for that at the end."""
+    """Yield a folder that other users reach, with a link to the box in it; the test must leave nothing else in it."""
     need_other_users()
     folder = Path(tempfile.mkdtemp(prefix="env-gateway-server-"))
     folder.chmod(0o755)
@@ -87,7 +87,7 @@ def begin(place: Path, start: Start) -> Callable[..., Awaitable[Any]]:
 Begin = Callable[..., Awaitable[Any]]
 
 
-async def test_sessions_of_one_class_fork_from_one_layer_on_one_loop_that_outlives_them(begin: Begin) -> None:
+async def test_sessions_of_a_class_fork_from_one_layer_on_one_loop_that_outlives_them(begin: Begin) -> None:
     server = await begin(Boxer, Plain)
     loops = set()
 
@@ -102,7 +102,7 @@ async def test_sessions_of_one_class_fork_from_one_layer_on_one_loop_that_outliv
     assert len(loops) == 1
 
 
-async def test_a_class_without_sandboxes_beside_it_has_other_loops(begin: Begin) -> None:
+async def test_a_class_without_sandboxes_has_other_loops(begin: Begin) -> None:
     server = await begin(Boxer, Plain)
     await server.open("s1")
     await server.open("s2", env_name="plain")
@@ -114,7 +114,7 @@ async def test_a_class_without_sandboxes_beside_it_has_other_loops(begin: Begin)
 
 
 @pytest.mark.parametrize("setting", ["box", "work"])
-async def test_without_a_box_or_a_work_folder_creates_are_refused_with_the_cause_and_tried_again(
+async def test_without_a_box_or_work_folder_creates_are_refused_with_the_cause_and_tried_again(
     begin: Begin, place: Path, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:
     (place / "work").mkdir()
@@ -158,7 +158,7 @@ async def test_the_work_folder_is_made_for_each_server_and_removed_at_its_end(be
         """Sandboxes belong to a class, and this process has two servers."""
 
     first = await begin()
-    await first.open("s1")  # ready, so it is the one that made the folder
+    await first.open("s1")  # ready, so this server made the folder
     second = await begin(Other)
     await second.open("s1")
 
@@ -170,11 +170,11 @@ async def test_the_work_folder_is_made_for_each_server_and_removed_at_its_end(be
 
     assert during == 2
     assert there.result["output"]["blocks"][0]["text"] == "here\n"
-    assert os.listdir(place / "work") == []  # the first one would have removed it, but the second was in it
+    assert os.listdir(place / "work") == []  # the first server would have removed it, but the second server used it
     (place / "work").rmdir()
 
 
-async def test_a_work_folder_that_was_made_is_removed_with_the_last_in_it(begin: Begin, place: Path) -> None:
+async def test_a_work_folder_that_a_server_made_is_removed_with_the_last_server(begin: Begin, place: Path) -> None:
     server = await begin()
     await server.open("s1")
 
@@ -195,10 +195,8 @@ async def test_stopping_ends_all_sandboxes_layers_and_the_spawner(begin: Begin) 
     await eventually(lambda: are_dead(below))
 
 
-async def test_a_server_that_is_stopped_while_a_sandbox_is_being_prepared_leaves_nothing(
-    begin: Begin, place: Path
-) -> None:
-    before = set(descendants())  # of this process, other tests' servers too
+async def test_a_server_that_is_stopped_while_it_prepares_a_sandbox_leaves_nothing(begin: Begin, place: Path) -> None:
+    before = set(descendants())  # of this process, including other tests' servers
     server = await begin()
     created = await server.ask("POST", "/create", sid="s1", body={"task_spec": {"init": "sleep 300"}})
     assert created.status == 200, created.body
@@ -209,7 +207,7 @@ async def test_a_server_that_is_stopped_while_a_sandbox_is_being_prepared_leaves
         assert row["state"] == "starting", (await server.ask("GET", "/prompt", sid="s1")).body
         return bool(Boxer.builds)
 
-    await eventually(is_preparing, patience_s=45.0)  # a busy machine may take the 30 s that an opening has
+    await eventually(is_preparing, patience_s=45.0)  # on a busy machine an opening may take its 30 s
     below = sorted(set(descendants()) - before)
     assert len(below) >= 2
 
@@ -218,7 +216,7 @@ async def test_a_server_that_is_stopped_while_a_sandbox_is_being_prepared_leaves
     await eventually(lambda: are_dead(below))
 
 
-async def test_a_server_that_was_stopped_while_it_tried_gives_its_class_no_sandboxes(
+async def test_a_server_that_is_stopped_during_its_check_leaves_its_class_without_sandboxes(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Boxer):
@@ -236,14 +234,14 @@ async def test_a_server_that_was_stopped_while_it_tried_gives_its_class_no_sandb
     assert await asyncio.to_thread(trying.wait, 30)
 
     closing = asyncio.create_task(server.close())
-    await asyncio.sleep(0)  # the stop begins
+    await asyncio.sleep(0)  # the stop starts
     stopped.set()
     await closing
 
     assert "sandboxes" not in vars(Late)
 
 
-async def test_a_server_that_is_stopped_at_once_leaves_nothing(begin: Begin) -> None:
+async def test_a_server_that_is_stopped_immediately_leaves_nothing(begin: Begin) -> None:
     for turns in (0, 1, 5, 20, 100):
         before = set(descendants())
         server = await begin()
@@ -253,7 +251,7 @@ async def test_a_server_that_is_stopped_at_once_leaves_nothing(begin: Begin) -> 
 
         await server.close()
         await asyncio.wait({creating})
-        creating.exception()  # it was answered, or its connection was closed
+        creating.exception()  # the request was answered, or its connection was closed
 
         async def is_as_before(before: set[int] = before) -> bool:
             return set(descendants()) <= before
@@ -276,7 +274,7 @@ async def test_a_lost_spawner_is_replaced_for_the_next_session(begin: Begin) -> 
     assert there.result["output"]["blocks"][0]["text"] == "here\n"
 
 
-async def test_a_setting_bounds_what_a_session_may_use(begin: Begin) -> None:
+async def test_a_setting_bounds_the_resources_of_a_session(begin: Begin) -> None:
     server = await begin(disk_mib=4)
     await server.open()
 
@@ -285,7 +283,7 @@ async def test_a_setting_bounds_what_a_session_may_use(begin: Begin) -> None:
     assert 3 * MIB < int(wrote.result["output"]["blocks"][0]["text"]) <= 4 * MIB
 
 
-def test_limits_that_are_set_take_the_place_of_the_classes_own() -> None:
+def test_limits_from_settings_replace_the_limits_of_the_class() -> None:
     limits = Limits(memory_bytes=1, pids=2, disk_bytes=3, cpu_s=4, output_bytes=5)
 
     assert bounded(limits, SandboxSettings()) == limits

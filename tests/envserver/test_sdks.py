@@ -1,4 +1,4 @@
-"""Both official clients, unmodified, drive a server of one's own."""
+"""Both official clients, unmodified, use a server of a custom environment."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[tupl
         yield sdk, connected
 
 
-async def test_discovery(client: tuple[Sdk, Client]) -> None:
+async def test_splits_tasks_and_tools_are_discovered(client: tuple[Sdk, Client]) -> None:
     environment = client[1].environment("mathenv")
 
     tasks = await environment.list_tasks("train")
@@ -105,7 +105,7 @@ async def test_discovery(client: tuple[Sdk, Client]) -> None:
     assert len(await environment.list_tools(format="openai")) == 4
 
 
-async def test_an_episode(client: tuple[Sdk, Client]) -> None:
+async def test_an_episode_by_task_and_by_index(client: tuple[Sdk, Client]) -> None:
     environment = client[1].environment("mathenv")
     (task, *_) = await environment.list_tasks("train")
 
@@ -134,7 +134,7 @@ async def test_results_arrive_whole(client: tuple[Sdk, Client], character: str, 
     assert text(output) == character * size
 
 
-async def test_failures_are_told_apart(client: tuple[Sdk, Client]) -> None:
+async def test_clients_distinguish_refusals_from_failures(client: tuple[Sdk, Client]) -> None:
     sdk, connected = client
     environment = connected.environment("mathenv")
     task = sdk.task("mathenv", {"question": "q"})

@@ -1,4 +1,4 @@
-"""A session that its author's code or the infrastructure ended: told as such, refused from then on, never a reward."""
+"""Sessions that fail through authors' code or infrastructure: reported as failed, then refused, never rewarded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-async def test_the_call_ends_with_the_reason_and_later_calls_are_refused(
+async def test_the_failing_call_returns_the_reason_and_later_calls_are_refused(
     server: Running, action: dict[str, Any]
 ) -> None:
     won = await server.call("win", headers=JSON)
@@ -94,14 +94,14 @@ async def test_the_call_ends_with_the_reason_and_later_calls_are_refused(
     assert deleted.json["summary"]["finished"] is False
 
 
-async def test_in_a_stream_it_is_an_error_event(server: Running) -> None:
+async def test_in_a_stream_the_failure_is_an_error_event(server: Running) -> None:
     broke = await server.call("break_down")
 
     assert broke.status == 200
     assert broke.events[-1] == ("error", "author_fault: the judge is gone")
 
 
-async def test_what_the_infrastructure_ended_is_told_apart(server: Running) -> None:
+async def test_a_failure_of_the_infrastructure_is_reported_as_such(server: Running) -> None:
     broke = await server.call("lose_the_box", headers=JSON)
     later = await server.call("win", headers=JSON)
     summary = (await server.ask("POST", "/delete", sid="s1")).json["summary"]
@@ -111,7 +111,7 @@ async def test_what_the_infrastructure_ended_is_told_apart(server: Running) -> N
     assert (summary["fault"], summary["reward"]) == ("infrastructure", 0)
 
 
-async def test_a_judge_of_groups_that_breaks_fails_its_session(server: Running) -> None:
+async def test_a_group_judge_that_fails_also_fails_its_session(server: Running) -> None:
     candidate: dict[str, Any] = {"messages": [], "metadata": {}}
 
     broke = await server.ask("POST", "/score_group", sid="s1", body={"candidates": [candidate]}, headers=JSON)
@@ -120,7 +120,7 @@ async def test_a_judge_of_groups_that_breaks_fails_its_session(server: Running) 
     assert (await server.call("win")).status == 500
 
 
-async def test_the_same_key_gets_the_failure_again_and_another_key_a_refusal(server: Running) -> None:
+async def test_the_same_key_gets_the_failure_again_and_another_key_is_refused(server: Running) -> None:
     first = await server.call("break_down", headers={**JSON, "Idempotency-Key": "k1"})
 
     again = await server.call("break_down", headers={**JSON, "Idempotency-Key": "k1"})
@@ -132,7 +132,7 @@ async def test_the_same_key_gets_the_failure_again_and_another_key_a_refusal(ser
     assert [answer.status for answer in others] == [500, 500]
 
 
-async def test_what_was_answered_before_is_told_again_after_the_failure(server: Running) -> None:
+async def test_earlier_answers_are_repeated_after_the_failure(server: Running) -> None:
     key = {**JSON, "Idempotency-Key": "k1"}
     won = await server.call("win", headers=key)
     streamed = await server.call("win")
@@ -149,7 +149,7 @@ async def test_what_was_answered_before_is_told_again_after_the_failure(server: 
     assert (unknown.status, unknown.json) == (500, {"detail": REASON})
 
 
-async def test_calls_that_wait_are_refused_and_run_never(server: Running) -> None:
+async def test_waiting_calls_are_refused_and_never_run(server: Running) -> None:
     breaking = asyncio.create_task(server.call("break_later", {"gate": "waiting"}, headers=JSON))
     await GATES.until_came("waiting")
     waiting = asyncio.create_task(server.call("win", headers={**JSON, "Idempotency-Key": "w"}))
@@ -167,7 +167,7 @@ async def test_calls_that_wait_are_refused_and_run_never(server: Running) -> Non
     assert (summary["reward"], summary["steps"]) == (0, 1)
 
 
-async def test_calls_that_wait_for_the_setup_are_refused_after_a_first_call_that_fails_at_once(start: Start) -> None:
+async def test_calls_that_wait_for_the_setup_are_refused_if_the_first_of_them_fails_immediately(start: Start) -> None:
     server = await start(Fragile)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "setup of a fragile session"}})
     calls = []
@@ -186,7 +186,7 @@ async def test_calls_that_wait_for_the_setup_are_refused_after_a_first_call_that
     assert (answers[1].status, answers[1].json) == (500, {"detail": REASON})
 
 
-async def test_a_call_that_ends_beside_the_failure_gives_no_reward(server: Running) -> None:
+async def test_a_call_that_ends_during_the_failure_gives_no_reward(server: Running) -> None:
     beside = asyncio.create_task(server.call("win_beside", {"gate": "beside"}, headers=JSON))
     await GATES.until_came("beside")
 
@@ -199,7 +199,7 @@ async def test_a_call_that_ends_beside_the_failure_gives_no_reward(server: Runni
     assert (summary["reward"], summary["fault"]) == (0, "author")
 
 
-async def test_raised_by_a_reset_it_is_a_setup_that_failed(start: Start) -> None:
+async def test_a_session_failure_in_reset_is_a_failed_setup(start: Start) -> None:
     server = await start(Fragile)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"broken": True}})
 
@@ -208,7 +208,7 @@ async def test_raised_by_a_reset_it_is_a_setup_that_failed(start: Start) -> None
     assert [(answer.status, answer.json) for answer in answers] == [(500, {"detail": REASON})] * 2
 
 
-async def test_a_session_that_is_deleted_meanwhile_stays_deleted(server: Running) -> None:
+async def test_a_session_that_is_deleted_during_the_failing_call_stays_deleted(server: Running) -> None:
     breaking = asyncio.create_task(server.call("break_later", {"gate": "deleted"}, headers=JSON))
     await GATES.until_came("deleted")
 

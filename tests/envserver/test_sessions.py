@@ -1,4 +1,4 @@
-"""A session's life: created once, set up in the background, deleted by anybody, never left behind."""
+"""A session's life: created once, set up in the background, deleted by any client, never left behind."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ async def test_an_environment_shows_its_clients_a_state(start: Start) -> None:
     assert (await server.ask("GET", "/state", sid="s3")).json == NOT_FOUND
 
 
-async def test_a_session_id_is_offered_as_json_to_who_wants_that_alone(start: Start) -> None:
+async def test_a_session_id_is_offered_as_json_to_clients_that_accept_only_json(start: Start) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("POST", "/create_session", headers={"Accept": "application/json"})
@@ -113,7 +113,7 @@ async def test_refusals_of_create(start: Start, body: dict[str, Any], status: in
     assert (await server.ask("POST", "/ping", sid="s1")).json == NOT_FOUND
 
 
-async def test_an_empty_task_is_a_task_and_names_ignore_case(start: Start) -> None:
+async def test_an_empty_task_is_accepted_and_environment_names_ignore_case(start: Start) -> None:
     server = await start(MathEnv, CounterEnv)
 
     created = await server.ask(
@@ -133,7 +133,7 @@ async def test_a_session_needs_an_id(start: Start, path: str) -> None:
     assert (answer.status, answer.json) == (400, {"detail": "X-Session-ID header is required"})
 
 
-async def test_two_different_ids_are_no_id(start: Start) -> None:
+async def test_two_different_session_ids_in_a_request_are_refused(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1")
     await server.open("s2")
@@ -146,7 +146,9 @@ async def test_two_different_ids_are_no_id(start: Start) -> None:
 
 
 @pytest.mark.parametrize("sid", [None, "nobody"])
-async def test_the_order_of_refusals(start: Start, sid: str | None) -> None:
+async def test_a_malformed_body_is_refused_before_an_unknown_session_and_an_invalid_body_after_it(
+    start: Start, sid: str | None
+) -> None:
     server = await start(MathEnv)
 
     malformed = await server.ask("POST", "/call", sid=sid, raw=b"{bad")
@@ -180,7 +182,7 @@ async def test_delete_session_tears_nothing_down(start: Start) -> None:
     assert (await server.ask("POST", "/ping", sid="s1")).json == {"status": "ok"}
 
 
-async def test_identical_creates_at_once_make_one_environment(start: Start) -> None:
+async def test_identical_concurrent_creates_make_one_environment(start: Start) -> None:
     server = await start(Builder)
     body = {"task_spec": {"plan": "a tower", "build gate": "one build"}}
     wires = [await server.wire() for _ in range(50)]
@@ -218,7 +220,7 @@ async def test_a_failing_constructor_fails_the_create(start: Start) -> None:
     await server.open("s1", {"plan": "a shed"})
 
 
-async def test_a_failed_setup_is_told_until_delete(start: Start) -> None:
+async def test_a_failed_setup_is_reported_until_the_session_is_deleted(start: Start) -> None:
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"error": "no ladder"}})
 
@@ -231,7 +233,9 @@ async def test_a_failed_setup_is_told_until_delete(start: Start) -> None:
     assert (await server.ask("POST", "/delete", sid="s1")).status == 200
 
 
-async def test_a_long_setup_is_asked_for_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_setup_is_answered_with_503_and_a_retry_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("envserver.http.routes.SETUP_WAIT_S", 0.01)
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "long setup"}})
@@ -252,7 +256,7 @@ async def _is_ready(server: Running) -> bool:
     return (await server.ask("GET", "/prompt", sid="s1")).status == 200
 
 
-async def test_a_delete_during_the_setup_ends_who_waits_for_it(start: Start) -> None:
+async def test_a_delete_during_the_setup_ends_waiting_requests(start: Start) -> None:
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "never opened setup", "id": "halfway"}})
     await GATES.until_came("never opened setup")
@@ -296,7 +300,7 @@ async def test_secrets_come_by_header_and_body_and_the_header_wins(start: Start)
 
 
 @pytest.mark.parametrize("value", ["!", "e30", "W10=", "eyJBIjoxfQ==", "eyJBIjp7InZhbHVlIjoxfX0="])
-async def test_malformed_secrets_are_400_and_not_repeated(start: Start, value: str) -> None:
+async def test_malformed_secrets_are_400_and_not_repeated_in_the_answer(start: Start, value: str) -> None:
     server = await start(MathEnv)
 
     answer = await server.ask("POST", "/create", sid="s1", body={"task_spec": {}}, headers={"X-Secrets": value})
@@ -305,7 +309,7 @@ async def test_malformed_secrets_are_400_and_not_repeated(start: Start, value: s
     assert (await server.ask("POST", "/ping", sid="s1")).status == 404
 
 
-async def test_no_more_sessions_than_slots(start: Start) -> None:
+async def test_there_are_at_most_as_many_sessions_as_slots(start: Start) -> None:
     server = await start(MathEnv, slots=2)
     await server.open("s1")
     await server.open("s2")
@@ -318,7 +322,7 @@ async def test_no_more_sessions_than_slots(start: Start) -> None:
     await server.open("s3")
 
 
-async def test_an_idle_session_is_reaped_and_a_busy_one_is_not(start: Start) -> None:
+async def test_an_idle_session_is_reaped_and_a_busy_session_is_not(start: Start) -> None:
     server = await start(MathEnv, idle_s=0.2)
     await server.open("idle", {"id": "the idle one"})
     await server.open("busy", {"id": "the busy one"})
@@ -329,7 +333,7 @@ async def test_an_idle_session_is_reaped_and_a_busy_one_is_not(start: Start) -> 
 
     await GATES.until_came("closed the idle one")
     await server.open("idle", {"id": "idle for longer"})
-    await GATES.until_came("closed idle for longer")  # and the busy one was silent for longer still
+    await GATES.until_came("closed idle for longer")  # the busy session was silent for even longer
     still_there = await server.row("busy")
     GATES.open("reaper")
 
@@ -340,7 +344,7 @@ async def test_an_idle_session_is_reaped_and_a_busy_one_is_not(start: Start) -> 
     await GATES.until_came("closed the busy one")
 
 
-async def test_the_list_of_sessions(start: Start) -> None:
+async def test_the_list_of_sessions_has_a_row_for_each(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "t9"})
     await server.call("think")
@@ -359,7 +363,7 @@ async def test_the_list_of_sessions(start: Start) -> None:
     }
 
 
-async def test_some_of_the_sessions_may_be_asked_for(start: Start) -> None:
+async def test_a_client_can_request_some_of_the_sessions(start: Start) -> None:
     server = await start(MathEnv)
     for sid in ("s1", "s2", "s3"):
         await server.open(sid, {"id": "t9"})
@@ -387,7 +391,7 @@ async def test_a_note_is_kept_with_its_session(start: Start) -> None:
     assert [(row["sid"], row["note"]) for row in rows] == [("s1", "lease 2")]
 
 
-async def test_a_late_end_of_an_earlier_session_of_the_id_ends_no_other(start: Start) -> None:
+async def test_a_late_delete_of_an_earlier_session_with_the_same_id_does_not_end_the_new_session(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
     await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
@@ -402,7 +406,7 @@ async def test_a_late_end_of_an_earlier_session_of_the_id_ends_no_other(start: S
     assert (await server.ask("GET", "/sessions")).json["sessions"] == []
 
 
-async def test_a_create_ends_what_an_earlier_opening_of_its_id_left_behind(start: Start) -> None:
+async def test_a_create_ends_an_earlier_session_with_the_same_id_and_another_lease(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
     await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "one"})
@@ -419,7 +423,7 @@ async def test_a_create_ends_what_an_earlier_opening_of_its_id_left_behind(start
     assert len((await server.ask("GET", "/sessions")).json["sessions"]) == 1
 
 
-async def test_a_create_that_is_read_after_the_delete_of_its_lease_begins_nothing(start: Start) -> None:
+async def test_a_create_that_arrives_after_the_delete_of_its_lease_starts_nothing(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
     await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
@@ -433,7 +437,7 @@ async def test_a_create_that_is_read_after_the_delete_of_its_lease_begins_nothin
     assert row["sid"] == "s1", "its successor goes on"
 
 
-async def test_who_names_no_lease_means_whichever_session_is_there(start: Start) -> None:
+async def test_a_request_without_a_lease_concerns_the_current_session(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
     await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "one"})
@@ -445,7 +449,7 @@ async def test_who_names_no_lease_means_whichever_session_is_there(start: Start)
     assert ended.json["summary"] is not None
 
 
-async def test_task_tools_come_after_the_shared_ones(start: Start) -> None:
+async def test_task_tools_are_listed_after_the_shared_tools(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"tools": ["think_again", "hint"]})
 

@@ -1,4 +1,4 @@
-"""Event streams: nothing lost in the clients' parsers, no line too long."""
+"""Event streams: clients' parsers lose nothing, and no line is too long."""
 
 import json
 
@@ -14,7 +14,7 @@ RAW_WHITE_SPACE = [chr(code) for code in range(0x20, 0x3001) if chr(code).isspac
 
 
 def through_client(frames: bytes) -> str:
-    """Read a result as the official clients do: all white space before the data is lost."""
+    """Read a result as the official clients do, which strip all white space before the data."""
     data = []
     for line in frames.decode().split("\n"):
         if line.startswith("data:"):
@@ -22,7 +22,7 @@ def through_client(frames: bytes) -> str:
     return "".join(data)
 
 
-def test_twenty_kinds_of_white_space_stand_raw_in_json() -> None:
+def test_twenty_kinds_of_white_space_are_unescaped_in_json() -> None:
     assert len(RAW_WHITE_SPACE) == 20
 
 
@@ -47,7 +47,7 @@ def test_white_space_at_a_cut_survives_the_clients(character: str, position: int
 
 
 @pytest.mark.parametrize("character", [" ", "\u3000", "é", "😀"])
-def test_twenty_thousand_of_one_character_survive_in_short_lines(character: str) -> None:
+def test_twenty_thousand_equal_characters_survive_in_short_lines(character: str) -> None:
     frames = responses.sse_result(encode({"text": character * 20_000}))
 
     assert json.loads(through_client(frames)) == {"text": character * 20_000}
@@ -58,7 +58,7 @@ def test_a_small_result_is_one_event() -> None:
     assert responses.sse_result(b'{"ok":true}') == b'event: end\r\ndata: {"ok":true}\r\n\r\n'
 
 
-def test_a_result_of_just_one_slice_too_much_is_two_events() -> None:
+def test_a_result_one_character_longer_than_a_slice_is_two_events() -> None:
     payload = encode("x" * (responses.SLICE_CHARS - 1))
 
     assert [name for name, _ in events(responses.sse_result(payload))] == ["chunk", "end"]

@@ -1,4 +1,4 @@
-"""Which of its session's turns a call was: told in a header of answers in JSON."""
+"""Turn numbers of a session's calls, in a header of JSON answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = {"Accept": "application/json"}
 
 
 class Breakable(Environment):
-    """Breaks when it is told to."""
+    """Fails on request."""
 
     default_tool = "break_down"
 
@@ -31,7 +31,7 @@ class Breakable(Environment):
 
 
 class Silent(Environment):
-    """Ends its episode with a reward of whatever it is told, or without any."""
+    """Ends its episode with the requested reward, or without one."""
 
     def reset(self, task: Task, *, seed: int) -> str:
         return "End."
@@ -54,7 +54,7 @@ def named(name: str, **given: Any) -> dict[str, Any]:
     return {"name": name, "input": given}
 
 
-async def test_turns_are_counted_whether_a_tool_ran_or_raised_or_was_none(start: Start) -> None:
+async def test_turns_are_counted_whether_a_tool_ran_raised_or_does_not_exist(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     bodies = [
@@ -78,9 +78,7 @@ async def test_turns_are_counted_whether_a_tool_ran_or_raised_or_was_none(start:
     ("kind", "texts"),
     [(Talker, ["!loud", "what?", "crash", "!again"]), (Listener, ["left", "", "right", "up"])],
 )
-async def test_texts_are_turns_also_where_no_action_is_in_them(
-    start: Start, kind: type[Environment], texts: list[str]
-) -> None:
+async def test_texts_without_an_action_are_turns_too(start: Start, kind: type[Environment], texts: list[str]) -> None:
     server = await start(kind)
     await server.open()
 
@@ -89,7 +87,7 @@ async def test_texts_are_turns_also_where_no_action_is_in_them(
     assert [turn(answer) for answer in answers] == ["1", "2", "3", "4"]
 
 
-async def test_what_is_refused_with_a_status_is_no_turn(start: Start) -> None:
+async def test_a_request_that_is_refused_is_not_a_turn(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     await step(server, named("think"), key="k")
@@ -104,7 +102,7 @@ async def test_what_is_refused_with_a_status_is_no_turn(start: Start) -> None:
     assert turn(following) == "2"
 
 
-async def test_neither_what_broke_the_session_nor_a_judgement_is_a_turn(start: Start) -> None:
+async def test_neither_a_failure_of_the_session_nor_a_judgement_is_a_turn(start: Start) -> None:
     broken = await start(Breakable)
     await broken.open()
     judged = await start(CounterEnv)
@@ -120,7 +118,7 @@ async def test_neither_what_broke_the_session_nor_a_judgement_is_a_turn(start: S
     assert (turn(failed), turn(scores), turn(following)) == (None, None, "1")
 
 
-async def test_a_key_asked_for_again_has_the_turn_of_its_call(start: Start) -> None:
+async def test_a_repeated_key_has_the_turn_of_its_call(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"id": "turns of keys"})
 
@@ -130,7 +128,7 @@ async def test_a_key_asked_for_again_has_the_turn_of_its_call(start: Start) -> N
     assert GATES.came["quick turns of keys"] == 3
 
 
-async def test_a_key_in_flight_has_one_turn_for_all_who_wait(start: Start) -> None:
+async def test_a_key_in_flight_has_one_turn_for_all_waiting_requests(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     waiting = [asyncio.create_task(step(server, named("wait", gate="one turn"), key="k")) for _ in range(3)]
@@ -148,7 +146,7 @@ async def _listeners(session: Session, count: int) -> bool:
     return sum(call.listeners for call in session.calls.values()) == count
 
 
-async def test_steps_beside_each_other_have_turns_of_their_own(start: Start) -> None:
+async def test_concurrent_steps_have_different_turns(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     gates = [f"turn {n}" for n in range(4)]
@@ -163,7 +161,7 @@ async def test_steps_beside_each_other_have_turns_of_their_own(start: Start) -> 
 
 
 async def leave(server: Running, gate: str, *, key: str = "") -> None:
-    """Hang up on a step that runs; it ends unheard."""
+    """Disconnect from a running step, so that no client receives its end."""
     wire = await server.wire()
     headers = JSON | ({"Idempotency-Key": key} if key else {})
     leaving = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body=named("wait", gate=gate), headers=headers))
@@ -184,7 +182,7 @@ async def _is_quiet(session: Session) -> bool:
     return not session.calls
 
 
-async def test_a_step_that_nobody_heard_the_end_of_is_a_turn(start: Start) -> None:
+async def test_a_step_whose_client_disconnected_before_its_end_is_a_turn(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -193,7 +191,7 @@ async def test_a_step_that_nobody_heard_the_end_of_is_a_turn(start: Start) -> No
     assert turn(await step(server, named("think"))) == "2"
 
 
-async def test_a_step_that_never_began_is_no_turn(start: Start) -> None:
+async def test_a_step_that_never_started_is_not_a_turn(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     running = asyncio.create_task(step(server, named("wait", gate="before the unbegun")))
@@ -212,7 +210,7 @@ async def test_a_step_that_never_began_is_no_turn(start: Start) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k"])
-async def test_a_step_that_is_repeated_after_its_client_left_is_one_turn(start: Start, key: str) -> None:
+async def test_a_step_that_is_repeated_after_a_disconnect_is_one_turn(start: Start, key: str) -> None:
     server = await start(MathEnv)
     await server.open()
     gate = f"left turn {key}"
@@ -228,7 +226,7 @@ async def test_a_step_that_is_repeated_after_its_client_left_is_one_turn(start: 
     assert GATES.came[gate] == 1
 
 
-async def test_a_key_has_the_turn_of_its_call_also_where_that_was_heard_without_it(start: Start) -> None:
+async def test_a_key_has_the_turn_of_its_call_also_if_it_was_repeated_without_the_key(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
     await leave(server, "keyless turn", key="k")
@@ -240,7 +238,7 @@ async def test_a_key_has_the_turn_of_its_call_also_where_that_was_heard_without_
     assert GATES.came["keyless turn"] == 1
 
 
-async def test_sessions_count_for_themselves_and_a_new_one_of_an_old_id_from_the_beginning(start: Start) -> None:
+async def test_each_session_counts_its_own_turns_and_a_new_session_with_an_old_id_starts_at_1(start: Start) -> None:
     server = await start(MathEnv)
     for sid in ("s1", "s2"):
         await server.open(sid)
@@ -253,7 +251,7 @@ async def test_sessions_count_for_themselves_and_a_new_one_of_an_old_id_from_the
     assert turns == ["1", "2", "1", "1"]
 
 
-async def test_event_streams_are_no_turns(start: Start) -> None:
+async def test_a_call_answered_as_an_event_stream_is_not_a_turn(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
@@ -266,7 +264,7 @@ async def test_event_streams_are_no_turns(start: Start) -> None:
 @pytest.mark.parametrize(
     ("rewards", "told"), [([None, None], "0"), ([None, 0.0], "1"), ([0.0, None], "1"), ([1.0], "1"), ([None], "0")]
 )
-async def test_at_the_end_of_an_episode_it_is_told_whether_any_turn_gave_a_reward(
+async def test_the_end_of_an_episode_reports_whether_any_turn_gave_a_reward(
     start: Start, rewards: list[float | None], told: str
 ) -> None:
     server = await start(Silent)

@@ -1,4 +1,4 @@
-"""The order of a session's calls, as a table of who runs."""
+"""The order of a session's calls: a table of the calls that run."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ def started(turns: Turns) -> str:
     [
         pytest.param("", "", id="nothing"),
         pytest.param("s1 s2 s3", "s1", id="serial calls one at a time"),
-        pytest.param("c1 c2 c3", "c1c2c3", id="concurrent calls all at once"),
-        pytest.param("s1 s2 c1", "s1c1", id="a concurrent call overtakes a waiting serial one"),
+        pytest.param("c1 c2 c3", "c1c2c3", id="concurrent calls all together"),
+        pytest.param("s1 s2 c1", "s1c1", id="a concurrent call overtakes a waiting serial call"),
         pytest.param("x1 s1 c1", "x1", id="an exclusive call alone"),
         pytest.param("c1 x1 c2 s1", "c1", id="nothing overtakes a waiting exclusive call"),
-        pytest.param("s1 x1 c1", "s1", id="an exclusive call waits for a serial one"),
+        pytest.param("s1 x1 c1", "s1", id="an exclusive call waits for a serial call"),
         pytest.param("x1 x2", "x1", id="exclusive calls one at a time"),
     ],
 )
-def test_who_runs_at_once(calls: str, running: str) -> None:
+def test_the_modes_of_waiting_calls_decide_which_run(calls: str, running: str) -> None:
     turns = Turns()
     for name in calls.split():
         turns.waiting.append(named(name))
@@ -45,7 +45,7 @@ def test_who_runs_at_once(calls: str, running: str) -> None:
     assert started(turns) == running
 
 
-def test_the_next_call_follows_when_one_leaves() -> None:
+def test_the_next_call_starts_when_a_call_leaves() -> None:
     turns = Turns()
     calls = {name: named(name) for name in ("s1", "c1", "x1", "s2", "c2")}
     turns.waiting.extend(calls.values())
@@ -60,7 +60,7 @@ def test_the_next_call_follows_when_one_leaves() -> None:
     assert not turns.running
 
 
-def test_a_call_that_waits_can_leave() -> None:
+def test_a_waiting_call_can_leave() -> None:
     turns = Turns()
     first, second, third = (named(name) for name in ("s1", "s2", "s3"))
     turns.waiting.extend((first, second, third))

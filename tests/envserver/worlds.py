@@ -1,4 +1,4 @@
-"""Environments for the tests: what they do is told by their tools' names."""
+"""Environments for the tests; the names of their tools say what they do."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ PATIENCE_S = scaled(10.0)
 
 
 class Gates:
-    """Doors that tests open, by name; and who came to them."""
+    """Doors that tests open by name, and a count of arrivals at each door."""
 
     def __init__(self) -> None:
         self._doors: dict[str, threading.Event] = {}
@@ -47,12 +47,12 @@ class Gates:
         self.door(f"{name} came").set()
 
     def pass_through(self, name: str) -> None:
-        """Come to a door and wait until it is open."""
+        """Arrive at a door and wait until it is open."""
         self.note(name)
         assert self.door(name).wait(PATIENCE_S), f"nobody opened {name}"
 
     async def until_came(self, name: str) -> None:
-        """Wait until somebody came to a door, or was noted."""
+        """Wait until a caller arrives at a door or is noted."""
         assert await asyncio.to_thread(self.door(f"{name} came").wait, PATIENCE_S), f"nobody came to {name}"
 
 
@@ -151,7 +151,7 @@ class MathEnv(Environment):
 
     @tool
     async def bad(self) -> StepResult:
-        return "text"  # type: ignore[return-value]  # the mistake is the point
+        return "text"  # type: ignore[return-value]  # the test needs the mistake
 
     @tool
     async def whoami(self) -> StepResult:

@@ -1,4 +1,4 @@
-"""An AReaL task server whose every answer the test decides, and an upstream that speaks to it."""
+"""An AReaL task server whose every answer the test decides, and an upstream that uses it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WON = stepped(1.0, done=True, observation=None, info={"success": True})
 
 
 class Held:
-    """An answer that is given when the test lets it go."""
+    """An answer that the server sends once the test sets `free`."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -50,9 +50,9 @@ class Held:
 
 
 class Scripted:
-    """A server that gives these answers to requests of a path, in turn; the last one again and again.
+    """A server that returns the given answers of a path in order, and then repeats the last answer.
 
-    An answer is JSON, or a status and JSON or bytes; ``None`` drops the connection.
+    An answer is JSON, or a status with JSON or bytes. ``None`` drops the connection.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Any]] | None = None, *, info: Any = INFO) -> None:
@@ -80,7 +80,7 @@ class Scripted:
 
 
 class World:
-    """An upstream, and a session of it in a worker."""
+    """An upstream, and a session in one of its workers."""
 
     def __init__(self, upstream: ArealUpstream, address: str) -> None:
         self.upstream = upstream

@@ -1,4 +1,4 @@
-"""Certificates of a cluster, good ones and such as nobody should be let in with."""
+"""Certificates of a cluster: valid certificates, and certificates that the gateway and the nodes must refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Files:
-    """What `gateway.node.tls` is given."""
+    """The files that `gateway.node.tls` takes."""
 
     ca: Path
     cert: Path
@@ -29,7 +29,7 @@ class Files:
 
 
 def cluster(directory: Path) -> tuple[Files, Files]:
-    """A new cluster in *directory*: a gateway's files and a node's."""
+    """Make a new cluster in *directory*, and return the files of a gateway and of a node."""
     make_certificates(directory, days=1)
     return of(directory, "gateway"), of(directory, "node")
 
@@ -46,7 +46,7 @@ def signed(
     ends: datetime.timedelta = DAY,
     begins: datetime.timedelta = -2 * DAY,
 ) -> Files:
-    """A further certificate by the CA in *directory*; its dates are told from now."""
+    """Make a further certificate, signed by the CA in *directory*. Its dates are relative to now."""
     authority = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
     authority_key = serialization.load_pem_private_key((directory / "ca-key.pem").read_bytes(), password=None)
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
@@ -71,7 +71,7 @@ def signed(
 
 
 def expired_authority(path: Path, *, key: Path | None = None) -> Path:
-    """Write the certificate of a CA that expired yesterday to *path*; *key* is its own, else it has a new one."""
+    """Write the certificate of a CA that expired yesterday to *path*. The CA has *key*, or else a new key."""
     loaded = serialization.load_pem_private_key(key.read_bytes(), password=None) if key is not None else None
     private = cast(ec.EllipticCurvePrivateKey, loaded or ec.generate_private_key(ec.SECP256R1()))
     now = datetime.datetime.now(datetime.UTC)

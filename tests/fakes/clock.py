@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """Seconds since some moment, like `time.monotonic`; stands still until it is told to move."""
+    """Seconds since some moment, like `time.monotonic`. Only `advance` moves the clock."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now
@@ -13,7 +13,7 @@ class Clock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by *seconds*; never back."""
+        """Move the clock forward by *seconds*."""
         if seconds < 0:
             raise ValueError(f"a monotonic clock does not go back: {seconds}")
         self._now += seconds

@@ -1,4 +1,4 @@
-"""The command ``gateway`` in the tests' own process: a process of its own takes a second of CPU to import it."""
+"""The command ``gateway`` in the test process, because a separate process takes a second of CPU to import it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.cli.main import main
 
 @dataclass(frozen=True)
 class Done:
-    """How the command ended."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -25,14 +25,14 @@ class Done:
 
 
 class Command(Protocol):
-    """Runs the command with *arguments*; of the variables GATEWAY_… it has those of *variables* only."""
+    """Runs the command with *arguments*. Of all GATEWAY_… variables the command sees only *variables*."""
 
     def __call__(self, *arguments: str, **variables: str) -> Done: ...
 
 
 @contextmanager
 def in_process(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Yield what runs the command; at the end loggers, which commands that serve set up, are as they were."""
+    """Yield a function that runs the command. At the end restore the loggers, which serving commands set up."""
 
     def run(*arguments: str, **variables: str) -> Done:
         with monkeypatch.context() as patched:

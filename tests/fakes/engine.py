@@ -1,7 +1,7 @@
-"""A Docker engine that has no containers: the Engine API over HTTP on a Unix socket, with the state it implies.
+"""A fake Docker engine: the Engine API over HTTP on a Unix socket, with the state of containers but no processes.
 
-It answers what the real one answers (statuses, messages, framing of logs and events) for what the gateway uses, and
-can be told to refuse, to hold a request, to break its event streams, or to make containers die.
+It answers the gateway's requests as the real engine does (statuses, messages, framing of logs and events). A test can
+make it refuse or hold a request, break its event streams, or let containers die.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FakeContainer:
 
 @dataclass
 class Hold:
-    """A request that the engine does not answer yet."""
+    """A request that the engine holds until the test releases it."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -58,26 +58,26 @@ class Refusal(Exception):
 
 
 class FakeEngine:
-    """Serves on *socket_path* while the context is open; operations have names such as ``POST create``."""
+    """Serves on *socket_path* while the context is open. Operations have names such as ``POST create``."""
 
     def __init__(self, socket_path: Path) -> None:
         self.url = f"unix://{socket_path}"
         self.images = {"env-gateway/fake"}
         self.builds: dict[str, int] = {}
-        """How often each image was built anew."""
+        """Number of rebuilds of each image."""
         self.info: dict[str, Any] = {"NCPU": 4, "MemTotal": 2**33, "Runtimes": {"runc": {"path": "runc"}}}
         self.registry = {"registry.example/far:1"}
         self.volumes = {"sockets": "/var/lib/docker/volumes/sockets/_data"}
         self.containers: dict[str, FakeContainer] = {}
         self.requests: list[str] = []
         self.dying = b""
-        """Whatever starts dies at once, after it has written this."""
+        """Output that each started container writes before it dies immediately. Empty: containers live."""
         self.stubborn = False
-        """Containers ignore SIGTERM."""
+        """True while containers ignore SIGTERM."""
         self.ahead_s = 0.0
-        """How far the engine's clock has been moved on."""
+        """Seconds by which the engine's clock is ahead."""
         self.blind = False
-        """Bind sources are on another machine."""
+        """True while bind sources are on another machine."""
         self._socket_path = socket_path
         self._refusals: dict[str, list[Refusal]] = defaultdict(list)
         self._lost: set[str] = set()
@@ -103,14 +103,14 @@ class FakeEngine:
         self._server.server_close()
         self._socket_path.unlink()
 
-    # -- what a test tells it
+    # -- controls for tests
 
     def refuse(self, operation: str, status: int, message: str = "no") -> None:
-        """Answer the next *operation* so."""
+        """Refuse the next *operation* with *status* and *message*."""
         self._refusals[operation].append(Refusal(status, message))
 
     def lose(self, operation: str) -> None:
-        """Carry out the next *operation*, and break the connection in place of an answer."""
+        """Run the next *operation*, and break the connection instead of answering."""
         self._lost.add(operation)
 
     def lost(self, operation: str) -> bool:
@@ -120,13 +120,13 @@ class FakeEngine:
         return True
 
     def release(self) -> None:
-        """Answer all that is held."""
+        """Release all held requests."""
         for holds in self._holds.values():
             for hold in holds:
                 hold.released.set()
 
     def hold(self, operation: str) -> Hold:
-        """Do not answer the next *operation* until it is released; then it is carried out."""
+        """Hold the next *operation* until it is released. The engine runs it afterwards."""
         hold = Hold()
         self._holds[operation].append(hold)
         return hold
@@ -138,9 +138,9 @@ class FakeEngine:
             self._announce("die", container, exitCode=str(exit_code))
 
     def run_out_of_memory(self, container: FakeContainer, *, dies: bool = True, says_so: bool = True) -> None:
-        """Let a process in a container be killed for want of memory; the container ends if it *dies* of it.
+        """Kill a process in a container for lack of memory. If *dies*, the container ends, too.
 
-        Not *says_so*: the engine's event of it is lost.
+        Without *says_so* the engine's event is lost.
         """
         with self._lock:
             container.out_of_memory = True
@@ -150,7 +150,7 @@ class FakeEngine:
                 self.die(container)
 
     def restart(self) -> None:
-        """End every container and forget all events, as an engine does that is started anew."""
+        """End every container and forget all events, as a restarted engine does."""
         with self._lock:
             for container in self.containers.values():
                 if container.state in ("running", "paused"):
@@ -166,17 +166,17 @@ class FakeEngine:
             self._streams.clear()
 
     def followed(self) -> None:
-        """Wait until one more stream of events was opened."""
+        """Wait until one more stream of events is opened."""
         assert self._followed.acquire(timeout=HELD_S)
 
     def count(self, operation: str) -> int:
-        """How often *operation* was asked for."""
+        """Return the number of requests of *operation*."""
         return self.requests.count(operation)
 
     def image_id(self, image: str) -> str:
         return "sha256:" + hashlib.sha256(f"{image} {self.builds.get(image, 0)}".encode()).hexdigest()
 
-    # -- what a client asks of it
+    # -- operations of clients
 
     def passed(self, operation: str) -> None:
         with self._lock:
@@ -285,7 +285,7 @@ def _matches(event: dict[str, Any], filters: dict[str, Any]) -> bool:
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
-    request_queue_size = 128  # the real one's is the kernel's most; a full one refuses connections
+    request_queue_size = 128  # the real engine uses the kernel's maximum; a full queue refuses connections
     engine: FakeEngine
 
 
@@ -317,7 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._route()
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # it left before it was answered
+            self.close_connection = True  # the client left before the answer
 
     do_POST = do_GET
     do_DELETE = do_GET

@@ -1,4 +1,4 @@
-"""Waiting for what happens by itself: asked again and again, with an end; never a bare sleep."""
+"""Waits for a condition: repeated checks with a deadline, never a bare sleep."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 PAUSES_S = (0.02, 0.2)
 PAUSE_SHARE = 0.05
-"""Of the time that was waited so far: who waits long asks less often, as each question costs its answerer CPU time."""
+"""Pause as a share of the time waited so far. A long wait checks less often, because each check costs CPU time."""
 WITHIN_S = 20.0
-"""In seconds of the reference machine, as every ``within_s`` here. A test that passes never waits for it."""
+"""Deadline in seconds of the reference machine, as every ``within_s`` here. A passing test never waits that long."""
 
 
 async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WITHIN_S) -> T:
-    """Return what *check* returns as soon as it does so without an ``AssertionError``.
+    """Repeat *check* until it raises no ``AssertionError``, and return its result.
 
     Raises:
-        AssertionError: the last one, if it still fails after *within_s* seconds.
+        AssertionError: The check still fails after *within_s* seconds.
     """
     began = time.monotonic()
     while True:
@@ -35,7 +35,7 @@ async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WIT
 
 
 def eventually_now(check: Callable[[], T], *, within_s: float = WITHIN_S) -> T:
-    """`eventually` for code without an event loop: fixtures, mostly."""
+    """Do the same as `eventually` in code without an event loop, such as fixtures."""
     began = time.monotonic()
     while True:
         try:
@@ -47,10 +47,10 @@ def eventually_now(check: Callable[[], T], *, within_s: float = WITHIN_S) -> T:
 
 
 async def until(claim: Callable[[], object], *, within_s: float = WITHIN_S) -> None:
-    """Return as soon as *claim* is true.
+    """Wait until *claim* is true.
 
     Raises:
-        AssertionError: it is still false after *within_s* seconds.
+        AssertionError: The claim is still false after *within_s* seconds.
     """
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""Tars of images as engines write them, and such as nobody should load."""
+"""Tars of images as engines write them, and malformed tars that no engine should load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Change = Callable[["ImageTar"], None]
 
 @dataclass
 class ImageTar:
-    """An image's tar in the making; a test spoils what it likes."""
+    """A tar of an image under construction. A test can corrupt any part of it."""
 
     tag: str
     config: bytes = b'{"architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": []}}'
@@ -46,13 +46,13 @@ class ImageTar:
         return f"sha256:{hashlib.sha256(self.config).hexdigest()}"
 
     def add(self, name: str, content: bytes = b"", *, type: bytes = tarfile.REGTYPE, target: str = "") -> None:
-        """One more member."""
+        """Add a member."""
         member = tarfile.TarInfo(name)
         member.type, member.linkname, member.size = type, target, len(content)
         self.members.append((member, content))
 
     def written(self, *, format: int = tarfile.PAX_FORMAT, **options: Any) -> bytes:
-        """The tar; the manifest is its last member, as engines have it."""
+        """Return the tar. The manifest is its last member, as in engines' tars."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=format, **options) as archive:
             for member, content in self.members:
@@ -66,7 +66,7 @@ class ImageTar:
 
 
 def loaded(data: bytes) -> tuple[str, str, list[bytes]]:
-    """What an engine makes of a tar: the one image's tag, its id, and its layers."""
+    """Return the tag, the id and the layers of a tar's only image, as an engine reads them."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
 
         def content(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Images that tests build: each once per machine, however many processes of pytest need it."""
+"""Images that tests build: each image once per machine, for any number of pytest processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import docker
 from docker.errors import ImageNotFound
 
 CONTENT_LABEL = "env-gateway-tests.content"
-"""Of an image: the digest of what it was built from."""
+"""Label of an image with the digest of its files and base images."""
 LOCK = Path(tempfile.gettempdir()) / f"env-gateway-tests-images.{os.getuid()}.lock"
 _BASE = re.compile(r"^(?:FROM |ARG BASE=)([^$\s]+)$", re.MULTILINE)
 
 
 def built_once(engine: docker.APIClient, tag: str, files: Mapping[str, bytes]) -> str:
-    """Return *tag*, the image of *files*, one of which is the Dockerfile; build it unless the engine has it.
+    """Return *tag*, the image of *files*, which include the Dockerfile. Build the image unless the engine has it.
 
-    One process at a time looks and builds, so that the others find the image. It stays on the engine, like those of
-    scripts/build-images.
+    One process at a time checks and builds, so that the other processes find the image. It stays on the engine, like
+    the images of scripts/build-images.
     """
     with LOCK.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""A machine of a cluster that has no engine: what ``gateway node`` says over TLS, and can be told to say.
+"""A cluster machine without an engine: it answers over TLS as ``gateway node`` does, or as the test directs.
 
-It reports itself, gives and takes images, passes connections on to Unix sockets, and echoes whatever else is asked, as
-an engine gate would answer.
+It reports itself, sends and loads images, and relays connections to Unix sockets. It echoes every other request in
+place of an engine gate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fakes.raw_http import Connection, Request
 
 HOST = "127.0.0.1"
 EVERY_S = 0.05
-"""How often a test's directory asks."""
+"""Seconds between two queries of a test's directory."""
 
 
 def image_id(content: bytes) -> str:
@@ -34,7 +34,7 @@ def image_id(content: bytes) -> str:
 
 
 def free_pair() -> tuple[socket.socket, socket.socket]:
-    """Two listening sockets whose ports follow each other."""
+    """Return two listening sockets with consecutive ports."""
     while True:
         first, second = socket.socket(), socket.socket()
         for one in (first, second):
@@ -53,10 +53,10 @@ def free_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class FakeNode:
-    """Serves while the context is open."""
+    """A node that serves while the context is open."""
 
     def __init__(self, files: Files, *, id: str = "n1", workers_dir: Path | None = None) -> None:
-        """*workers_dir*: where the folders of its workers' sockets are."""
+        """Make a node. *workers_dir* has the folders of its workers' sockets."""
         self.id = id
         self.port = 0
         self.report: dict[str, Any] = {
@@ -71,19 +71,19 @@ class FakeNode:
             "workers": {},
         }
         self.content: dict[str, bytes] = {}
-        """Its images: what is in them."""
+        """Contents of the node's images, by reference."""
         self.built_at: dict[str, float] = {}
         self.registry: dict[str, bytes] = {}
-        """What it can pull."""
+        """Contents of the images that the node can pull, by reference."""
         self.hangs = False
-        """It takes connections, and answers nothing."""
+        """True while the node accepts connections and answers nothing."""
         self.refusal = ""
-        """Why it passes nothing on to its workers."""
+        """Reason why the node relays no connection to its workers. Empty: it relays."""
         self.requests: list[Request] = []
         self.lines: list[bytes] = []
-        """First lines that its relay was told."""
+        """First lines that the relay received."""
         self.may_load = asyncio.Event()
-        """Cleared: an image that is brought is not taken yet."""
+        """While this event is cleared, the node does not load an image that it receives."""
         self.may_load.set()
         self._workers_dir = workers_dir
         self._files = files
@@ -92,11 +92,11 @@ class FakeNode:
 
     @property
     def images(self) -> dict[str, str]:
-        """Reference → id."""
+        """Image ids by reference."""
         return {reference: image_id(content) for reference, content in self.content.items()}
 
     async def start(self, listeners: tuple[socket.socket, socket.socket] | None = None) -> None:
-        """Listen, at other ports than before."""
+        """Listen on *listeners*, or on new ports."""
         self.port, self._servers = 0, []
         tls = server_context(self._files.ca, self._files.cert, self._files.key)
         for listener, script in zip(listeners or free_pair(), (self._gate, self._relay), strict=True):
@@ -104,7 +104,7 @@ class FakeNode:
             self._servers.append(await self._serving(listener, script, tls))
 
     async def aclose(self) -> None:
-        """Be gone, as a process that is killed."""
+        """Stop as a killed process does."""
         for server in self._servers:
             server.close()
         tasks = list(self._tasks)
@@ -136,7 +136,7 @@ class FakeNode:
                 with contextlib.suppress(ConnectionError, EOFError, ssl.SSLError):
                     await script(reader, writer)
             except asyncio.CancelledError:
-                pass  # `aclose`: a cancelled task of a server's would be logged
+                pass  # from `aclose`: asyncio would log the cancelled task of a server
             finally:
                 del self._tasks[task]
                 writer.close()
@@ -236,7 +236,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def knowing(files: Files, *nodes: FakeNode, lost_s: float = 2.0, unheard_s: float = 0.0) -> AsyncIterator[Nodes]:
-    """A directory of these nodes, with the gateway's *files*; one that was never heard is lost as soon as others."""
+    """Yield a directory of *nodes* with the gateway's *files*. By default *lost_s* also holds for unheard nodes."""
     tls = client_context(files.ca, files.cert, files.key)
     hosts = [(HOST, node.port) for node in nodes]
     directory = Nodes(hosts, tls=tls, tls_name=NODE_NAME, lost_s=lost_s, unheard_s=unheard_s, every_s=EVERY_S)

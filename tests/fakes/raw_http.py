@@ -1,4 +1,4 @@
-"""A server whose every byte the test decides: it accepts connections and runs a script on each."""
+"""A server that accepts connections and runs a script on each, so that the test decides every byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_HEAD_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as it came in; header names in lower case."""
+    """A received request, with header names in lower case."""
 
     method: str
     target: str
@@ -24,18 +24,18 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One accepted connection, in the hands of a script."""
+    """One accepted connection, which a script serves."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     requests: list[Request] = field(default_factory=list)
-    """What came over this connection so far."""
+    """Requests that this connection received so far."""
 
     async def request(self) -> Request:
         """Read the next request.
 
         Raises:
-            EOFError: the client closed the connection.
+            EOFError: The client closed the connection.
         """
         head = await self.reader.readuntil(b"\r\n\r\n")
         line, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
@@ -52,18 +52,18 @@ class Connection:
         await self.writer.drain()
 
     async def answer(self, body: bytes, *, status: int = 200, kind: str = "application/json", more: str = "") -> None:
-        """Send a complete answer that keeps the connection; *more* are further header lines."""
+        """Send a complete response that keeps the connection open. *more* holds further header lines."""
         head = f"HTTP/1.1 {status} Some Reason\r\ncontent-type: {kind}\r\n{more}content-length: {len(body)}\r\n\r\n"
         await self.send(head.encode() + body)
 
     async def left(self) -> None:
-        """Return when the client has closed the connection; what it sends until then is dropped."""
+        """Wait until the client closes the connection, and drop the bytes that it sends until then."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(2**16):
                 pass
 
     def abort(self) -> None:
-        """Drop the connection at once, unsent bytes included."""
+        """Drop the connection immediately, with its unsent bytes."""
         self.writer.transport.abort()
 
 
@@ -71,10 +71,10 @@ Script = Callable[[Connection], Awaitable[None]]
 
 
 class RawServer:
-    """Runs *script* on every connection; an ``async with`` starts and ends it."""
+    """A server that runs *script* on every connection. ``async with`` starts and stops it."""
 
     def __init__(self, script: Script, *, path: Path | None = None, port: int = 0) -> None:
-        """Listen on the Unix socket *path*, or without one on *port* of loopback (0: a free one)."""
+        """Make a server for the Unix socket *path*, or without it for *port* of loopback (0: any free port)."""
         self._script = script
         self._path = path
         self._port = port
@@ -82,21 +82,21 @@ class RawServer:
         self._is_closed = False
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self.connections: list[Connection] = []
-        """All that were ever accepted."""
+        """All connections accepted so far."""
 
     @property
     def address(self) -> str:
-        """``unix:PATH`` or ``tcp:HOST:PORT``."""
+        """The address, ``unix:PATH`` or ``tcp:HOST:PORT``."""
         return f"unix:{self._path}" if self._path is not None else f"tcp:127.0.0.1:{self._port}"
 
     @property
     def open_connections(self) -> int:
-        """Connections that are being served."""
+        """Number of connections that are being served."""
         return len(self._tasks)
 
     @property
     def requests(self) -> list[Request]:
-        """All that came, by connection."""
+        """All received requests, by connection."""
         return [request for connection in self.connections for request in connection.requests]
 
     async def start(self) -> None:
@@ -131,7 +131,7 @@ class RawServer:
         await self.aclose()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_closed:  # the event loop had accepted it before
+        if self._is_closed:  # the event loop accepted the connection before the close
             writer.transport.abort()
             return
         connection = Connection(reader, writer)
@@ -142,7 +142,7 @@ class RawServer:
 
     async def _run(self, connection: Connection) -> None:
         try:
-            # An abort by a test, or a client that left, ends a script; IncompleteReadError is an EOFError.
+            # An abort by a test or a client that left ends a script. IncompleteReadError is an EOFError.
             with contextlib.suppress(ConnectionError, EOFError):
                 await self._script(connection)
         finally:

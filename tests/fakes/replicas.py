@@ -1,4 +1,4 @@
-"""Replicas that call each other over real HTTP, and replicas that share a record of calls in memory."""
+"""Replicas that call each other over real HTTP, and replicas that share call records in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.deadlines import scaled
 
 SECRET = b"the gateway's own"
 WITHIN_S = scaled(30.0)
-"""Longer than any answer here takes."""
+"""Seconds that no answer here exceeds."""
 SESSION = Session(
     id=SessionId("0123456789abcdef0123456789abcdef"),
     name="episode",
@@ -38,7 +38,7 @@ SESSION = Session(
 
 
 class Holder:
-    """A replica that holds sessions: what it was asked, and what it answers."""
+    """A replica that holds sessions. It records requests, and *answer* decides its answers."""
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]] | None = None) -> None:
         self._answer = answer
@@ -62,7 +62,7 @@ def failing(error: Exception) -> Holder:
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """The URL of a server of *app*, as the gateway's is."""
+    """Serve *app* as the gateway is served, and yield the URL."""
     listener = listen("127.0.0.1", 0)
     server = HttpServer(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
     running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -78,7 +78,7 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
 async def replica(
     holder: Holder, *, secret: bytes = SECRET, max_body_bytes: int = 2**26, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Holder]:
-    """*holder* behind the front."""
+    """Serve *holder* behind the frontend for replicas."""
     front = ReplicaFrontend(secret, holder.serve, max_body_bytes=max_body_bytes, clock=clock)
     async with served(front) as holder.url:
         yield holder
@@ -97,19 +97,19 @@ class Shared:
     def __init__(self) -> None:
         self.run = 1
         self.runner: dict[str, str] = {}
-        """The replica that runs a call, by task id; a store that loses its data does not lose this."""
+        """The replica that runs a call, by task id. It survives a loss of the store's data."""
         self.gone: set[str] = set()
         self._calls: dict[_Place, dict[str, CallChange]] = {}
         self._tallies: dict[_Place, dict[str, Tally]] = {}
         self._news = asyncio.Event()
 
     def lose(self) -> None:
-        """Lose all data, as a restart may."""
+        """Lose all data, as a restart of the store may."""
         self._calls, self._tallies = {}, {}
         self.run += 1
 
     def begin(self, replica: str, call: CallChange) -> CallRecord | None:
-        """Record *call*, or return what is known of its key."""
+        """Record *call*, or return the record of the earlier call with its key."""
         calls = self._calls.setdefault(call.place, {})
         known = next((one for one in calls.values() if one.key == call.key), None)
         if known is None:
@@ -138,7 +138,7 @@ class Shared:
         self._news = asyncio.Event()
 
     def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
-        """Return what is known of a call."""
+        """Return the record of a call."""
         call = self._calls.get((session, lease), {}).get(task_id)
         if call is None:
             return None
@@ -148,7 +148,7 @@ class Shared:
         return CallRecord(task_id=task_id, state=state, replica=runner, outcome=call.outcome)
 
     async def settled(self, session: SessionId, lease: str, task_id: str, within_s: float) -> CallRecord | None:
-        """Wait until a call does not run any more."""
+        """Wait up to *within_s* seconds until a call no longer runs, and return its record."""
         deadline = asyncio.get_running_loop().time() + within_s
         while True:
             record = self.look(session, lease, task_id)
@@ -174,7 +174,7 @@ class Shared:
 
 
 class View:
-    """A replica's way to the store: it may be cut, and it counts what goes over it."""
+    """A replica's connection to the store. A test can cut it, and it records its operations."""
 
     def __init__(self, shared: Shared, replica: str) -> None:
         self.replica = replica

@@ -1,4 +1,4 @@
-"""Two Redis servers of which one follows the other, and Sentinels that let it take over: real ones, on loopback."""
+"""Two real Redis servers on loopback, a master and its replica, with real Sentinels for the failover."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.fakes.eventually import eventually_now
 
 SERVICE = "games"
 DOWN_MS = (500, 1500)
-"""A master that was silent for so long is taken for dead, by each Sentinel.
+"""Milliseconds of silence after which each Sentinel takes a master for dead.
 
-If both noticed at once, each could vote for itself, and they would try again only after twice the failover's timeout.
+If both noticed simultaneously, each could vote for itself. They would retry only after twice the failover's timeout.
 """
 READY_S = 30.0
 
 
 class Failover:
-    """A master, its replica, and two Sentinels of which one is enough; with passwords for both kinds.
+    """A master, its replica, and two Sentinels with a quorum of one. Servers and Sentinels may have passwords.
 
-    The URL names a third Sentinel first, which there is not.
+    The URL first names a third Sentinel, which does not exist.
     """
 
     def __init__(self, folder: Path, *, password: str = "", sentinel_password: str = "") -> None:
@@ -40,7 +40,7 @@ class Failover:
 
     @property
     def url(self) -> str:
-        """As ``GATEWAY_STORE`` takes it."""
+        """The URL, in the form of ``GATEWAY_STORE``."""
         *_, nowhere = self._ports
         hosts = ",".join(f"127.0.0.1:{port}" for port in (nowhere, *self._ports[2:4]))
         login = f":{quote(self._password, safe='')}@" if self._password else ""
@@ -61,7 +61,7 @@ class Failover:
         return int(address[1])
 
     def start(self) -> None:
-        """Start all, and return when both Sentinels know of both servers."""
+        """Start all processes, and return when both Sentinels know both servers."""
         first, second, *sentinels = self._ports[:4]
         login = ["--requirepass", self._password, "--masterauth", self._password] if self._password else []
         self._run(first, *login)
@@ -87,7 +87,7 @@ class Failover:
             eventually_now(partial(self._expect_watched, port), within_s=READY_S)
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all processes."""
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
@@ -96,7 +96,7 @@ class Failover:
         self._processes.clear()
 
     def kill(self) -> None:
-        """End the master as a crash would; the other server takes over by itself."""
+        """End the master as a crash would. The Sentinels promote the other server."""
         self.kill_server(self.master)
 
     def kill_server(self, port: int) -> None:
@@ -106,27 +106,27 @@ class Failover:
         process.wait(scaled(20))
 
     def pause(self, port: int = 0) -> int:
-        """Let a server, by default the master, take connections and say nothing; return its port, for `go_on`."""
+        """Let a server, by default the master, accept connections without answers. Return its port for `go_on`."""
         port = port or self.master
         self._processes[port].send_signal(signal.SIGSTOP)
         return port
 
     def go_on(self, port: int) -> None:
-        """Let a server that was paused go on: a master finds that another one has taken over."""
+        """Resume a paused server. A resumed master finds that the other server has taken over."""
         self._processes[port].send_signal(signal.SIGCONT)
 
     def synchronise(self) -> None:
-        """Return when the replica has all that was written."""
+        """Wait until the replica has all written data."""
         with self.client(self.master) as client:
             client.set("synchronised", "")
             assert client.execute_command("WAIT", 1, 10_000) == 1
 
     def client(self, port: int) -> redis.Redis:
-        """A plain client of a server."""
+        """Return a plain client of a server."""
         return redis.Redis(port=port, password=self._password or None, decode_responses=True, protocol=2)
 
     def await_takeover(self, before: int) -> None:
-        """Return when another server than that of port *before* is master."""
+        """Wait until a server with another port than *before* is the master."""
 
         def check() -> None:
             assert self.master != before
@@ -173,7 +173,7 @@ def _expected(check: Callable[[], None]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has; all are held until all are known."""
+    """Return free ports of loopback. All are held until all are known, so that they differ."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in held:

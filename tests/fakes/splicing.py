@@ -1,4 +1,4 @@
-"""Two connections as one: what a proxy of a test's own does once it has chosen where to."""
+"""Splices two connections, as a test's own proxy does once it has chosen the destination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncio import StreamReader, StreamWriter
 
 
 async def splice(near: tuple[StreamReader, StreamWriter], far: tuple[StreamReader, StreamWriter]) -> None:
-    """Copy both ways until both have ended; *far* is closed then, *near* is the caller's to close."""
+    """Copy in both directions until both have ended, then close *far*. The caller closes *near*."""
     ways = [asyncio.ensure_future(_pipe(near[0], far[1])), asyncio.ensure_future(_pipe(far[0], near[1]))]
     try:
         await asyncio.wait(ways)
@@ -19,8 +19,8 @@ async def splice(near: tuple[StreamReader, StreamWriter], far: tuple[StreamReade
 
 
 async def _pipe(reader: StreamReader, writer: StreamWriter) -> None:
-    """Copy one way, the end of it included."""
-    with contextlib.suppress(OSError):  # a machine that is gone is more than a broken connection
+    """Copy in one direction, including the end of the stream."""
+    with contextlib.suppress(OSError):  # a lost machine raises other errors than ConnectionError
         while data := await reader.read(2**16):
             writer.write(data)
             await writer.drain()

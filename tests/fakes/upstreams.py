@@ -1,5 +1,6 @@
-"""A foreign image that works, in memory: a counter that is to reach its task's target, whatever protocol it is said to
-speak. It keeps what it was asked and told, and writes its frames in a way that nobody else does.
+"""A working third-party image in memory, for any protocol: a counter that must reach its task's target.
+
+It records its requests, and writes its frames with a spacing that no other program uses.
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ class Play:
 
     @property
     def target(self) -> int:
-        """What is to be reached."""
+        """The value that the counter must reach."""
         return int(self.setup.spec.get("target", 2))
 
 
 class CounterImage(OrsFacade):
-    """All workers of one foreign environment."""
+    """All workers of one third-party environment."""
 
     def __init__(self, splits: Mapping[str, Sequence[TaskSpec]] | None = None, *, has_frames: bool = True) -> None:
-        """*has_frames* False: an old OpenEnv server, which has no ``mcp`` frames."""
+        """Make the image. With *has_frames* False it is an old OpenEnv server, which has no ``mcp`` frames."""
         super().__init__()
         self.kept = dict(splits or {})
         self.told: dict[str, Any] = {}
-        """Of itself."""
+        """The image's description of itself, as `about` returns it."""
         self.asked: Counter[str] = Counter()
-        """How often each question was put."""
+        """Number of queries by kind."""
         self.setups: list[SessionSetup] = []
-        """Of the episodes that were begun."""
+        """Setups of the started episodes."""
         self.frames: list[bytes] = []
-        """Those that came, the empty one for a reset's reply too."""
+        """Received frames, including the empty frame that requests the reply of a reset."""
         self.replies: list[bytes] = []
-        """And what they were answered."""
+        """The replies to `frames`."""
         self.stuck = asyncio.Event()
-        """Set once a step hangs, or waits."""
+        """Event that is set once a step hangs or waits."""
         self.opened = asyncio.Event()
-        """Lets steps go on that wait."""
+        """Event that releases waiting steps."""
         self.gate = asyncio.Event()
-        """Lets openings go on whose task has ``on_open: gate``; questions are answered meanwhile."""
+        """Event that releases openings whose task has ``on_open: gate``. Queries are answered meanwhile."""
         self.asleep: dict[WorkerId, asyncio.Event] = {}
-        """Workers that take requests and answer none, as those whose processes are stopped; until the event is set."""
+        """Workers that accept requests but answer none until their event is set, like stopped processes."""
         self.opened_in: list[WorkerId] = []
-        """The worker of each episode that was begun."""
+        """The worker of each started episode."""
         self._has_frames = has_frames
         self._plays: dict[SessionId, Play] = {}
 
@@ -119,7 +120,7 @@ class CounterImage(OrsFacade):
     # -- an episode -----------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """See ``Upstream.open``; refuses the sample ``nosuch``."""
+        """See ``Upstream.open``. Refuses the sample ``nosuch``."""
         if setup.spec.get("sample_id") == "nosuch":
             raise InvalidRequest("sample not found: nosuch")
         await self._awake(session.worker)
@@ -207,7 +208,7 @@ class CounterImage(OrsFacade):
 
 
 def _frame(kind: str, data: Mapping[str, Any]) -> bytes:
-    """A frame with blanks where no other program writes them."""
+    """Return a frame with spaces where no other program writes them."""
     return f'{{ "data" :{json.dumps(data, ensure_ascii=False)}  , "type":"{kind}", "née": 1}}'.encode()
 
 

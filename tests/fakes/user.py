@@ -1,4 +1,4 @@
-"""Being somebody else for a while."""
+"""Temporary changes of the process's user."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 
 def need_other_users() -> None:
-    """Skip where nobody but root may pass through the root folder, as in a root filesystem made by ``mktemp -d``.
+    """Skip the test if only root may pass through the root folder, as in a root filesystem made by ``mktemp -d``.
 
-    There is no such thing as an ordinary user on such a machine, and a sandbox's root is one outside.
+    Such a machine cannot have ordinary users, and the root of a sandbox is an ordinary user outside it.
     """
     if not os.stat("/").st_mode & 0o001:
         pytest.skip("only root may pass through / on this machine")
@@ -20,7 +20,7 @@ def need_other_users() -> None:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Be somebody for whom the rights on files count, if the tests run as root."""
+    """Switch to a user to whom file permissions apply, if the tests run as root."""
     if os.geteuid() != 0:
         yield
         return

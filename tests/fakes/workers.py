@@ -1,8 +1,8 @@
-"""A backend whose workers are real HTTP servers in this process, each on a Unix socket of its own.
+"""A backend whose workers are real HTTP servers in this process, each on its own Unix socket.
 
-The workers speak the worker's protocol (ORS with a token, a session list and a summary). How they misbehave is written
-in what they are asked: a task's ``on_create`` and ``on_delete``, and the name of the tool that is called. How they
-start is the backend's `Start`, by environment.
+The workers speak the worker protocol (ORS with a token, a session list and a summary). A request selects the worker's
+misbehavior: a task's ``on_create`` and ``on_delete``, and the name of the called tool. The backend's `Start` selects
+how the workers of an environment start.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ TASK_ID = b"event: task_id\r\ndata: 0123456789abcdef0123456789abcdef\r\n\r\n"
 
 
 class Start(StrEnum):
-    """What becomes of a worker that is asked for."""
+    """The fate of a requested worker."""
 
     READY = "ready"
     REFUSED = "refused"  #: the engine does not start it
-    DIES = "dies"  #: it starts, and ends before it answers
+    DIES = "dies"  #: it starts, and dies before it answers
     NEVER_READY = "never_ready"  #: it lives, and never answers
-    GARBAGE = "garbage"  #: it answers what is no HTTP
+    GARBAGE = "garbage"  #: its answers are not HTTP
     STRANGER = "stranger"  #: it serves another environment
 
 
 @dataclass(slots=True)
 class FakeSession:
-    """What a worker knows of one session."""
+    """A session as its worker knows it."""
 
     task: dict[str, Any]
     secrets: str
-    """The ``X-Secrets`` header as it came."""
+    """The ``X-Secrets`` header as received."""
     note: str
-    """The ``X-Session-Note`` header as it came."""
+    """The ``X-Session-Note`` header as received."""
     lease: str = ""
-    """The ``X-Session-Lease`` header as it came."""
+    """The ``X-Session-Lease`` header as received."""
     ran: list[str] = field(default_factory=list)
-    """Tools that ran, in their order."""
+    """Tools that ran, in order."""
     busy: int = 0
     idle_s: float = 0.0
-    """What the worker's list says about it; a test sets it."""
+    """Idle seconds that the worker's list reports. A test sets them."""
 
 
 class FakeWorker:
@@ -71,24 +71,24 @@ class FakeWorker:
         self.backend = backend
         self.sessions: dict[str, FakeSession] = {}
         self.ran: list[str] = []
-        """Tools that ran in any session, ended ones too."""
+        """Tools that ran in any session, including ended sessions."""
         self.created = 0
         self.deleted: list[str] = []
         self.gate = asyncio.Event()
-        """Lets go what waits: a create with ``on_create: gate``, a call of ``gate`` or ``quiet``."""
+        """Event that releases waiting requests: a create with ``on_create: gate``, a call of ``gate`` or ``quiet``."""
         self.waiting = 0
-        """How many wait at the gate."""
+        """Number of requests that wait at the gate."""
         self.is_awake = asyncio.Event()
-        """Cleared: it takes connections and requests, and answers none, as one whose processes are stopped."""
+        """While this event is cleared, the worker accepts requests but answers none, like stopped processes."""
         self.is_awake.set()
         self.ended_leases: set[str] = set()
-        """Of sessions that were deleted before they were created."""
+        """Leases of sessions that were deleted before they were created."""
         self.listing = asyncio.Event()
-        """Cleared: ``GET /sessions`` gets no answer."""
+        """While this event is cleared, ``GET /sessions`` gets no answer."""
         self.listing.set()
         self.lists_asked = 0
         self.counts_turns = False
-        """True: a call's answer numbers the turn, as the server of our own images does."""
+        """True if a call's response numbers the turn, as the server of the gateway's own images does."""
         self.is_running = True
         self._token = ""
         self._server = RawServer(self._serve, path=path)
@@ -99,7 +99,7 @@ class FakeWorker:
 
     @property
     def requests(self) -> list[Request]:
-        """All requests that came."""
+        """All received requests."""
         return self._server.requests
 
     async def listen(self) -> None:
@@ -110,11 +110,11 @@ class FakeWorker:
         await self._server.aclose()
 
     async def fall_silent(self) -> None:
-        """Take no connection any more, though it runs for all that the backend knows."""
+        """Accept no further connections, while the backend still regards the worker as running."""
         await self._server.aclose()
 
     async def die(self, *, announced: bool = True, reason: CloseReason = CloseReason.WORKER_LOST) -> None:
-        """End unasked, with all connections; the backend tells so, and why, unless its event is lost."""
+        """Die with all connections. The backend reports the death and its *reason* if *announced*."""
         await self.aclose()
         if announced:
             self.backend.announce(self.worker.id, reason)
@@ -248,7 +248,7 @@ class FakeWorker:
 
     async def _call(self, connection: Connection, request: Request, session: FakeSession) -> None:
         wish = json.loads(request.body)
-        # A text or an object means the tool that it names: these workers read nothing else into it.
+        # A text or an object names the tool. These workers do not parse anything else.
         tool = wish.get("name") or wish.get("text") or wish["action"]["tool"]
         if session.task.pop("slow_setup", False):
             await connection.send(STILL_STARTING)  # nothing runs
@@ -292,7 +292,7 @@ class FakeWorker:
             self.waiting -= 1
 
     async def _wait_while_there(self, connection: Connection) -> None:
-        """Wait at the gate; a client that leaves ends the request, as in the real server."""
+        """Wait at the gate. A client that leaves ends the request, as in the real server."""
         waits = [asyncio.ensure_future(self._wait_at_the_gate()), asyncio.ensure_future(connection.left())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +301,7 @@ class FakeWorker:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        # One that left in the very moment it was let go may have come back with a delete, which found nothing.
+        # A client that left just as the gate opened may have sent a delete already, which found no session.
         if not is_let_go or connection.reader.at_eof():
             raise ConnectionAbortedError
 
@@ -311,34 +311,34 @@ class FakeWorker:
 
 
 class FakeBackend:
-    """Starts and stops `FakeWorker`s."""
+    """A backend that starts and stops `FakeWorker`s."""
 
     def __init__(self, folder: Path) -> None:
-        """*folder* is where the sockets are; its path has to be short."""
+        """Make a backend whose workers' sockets are in *folder*, which must have a short path."""
         self._folder = folder
         self._followers: list[asyncio.Queue[Death]] = []
         self._errands: set[asyncio.Task[None]] = set()
         self.workers: dict[WorkerId, FakeWorker] = {}
-        """Those that were started and not stopped, dead ones too."""
+        """Workers that were started and not stopped, including dead workers."""
         self.starts: defaultdict[EnvironmentName, Start] = defaultdict(lambda: Start.READY)
         self.asked = 0
-        """How many workers were ever asked for."""
+        """Number of workers requested so far."""
         self.stopped: list[WorkerId] = []
         self.paused: set[WorkerId] = set()
         self.images: dict[EnvironmentName, str] = {}
-        """What `prepare` says that an environment's image is."""
+        """Image ids that `prepare` returns, by environment."""
         self.may_start = asyncio.Event()
-        """Cleared: what is asked for waits."""
+        """While this event is cleared, requested starts wait."""
         self.may_start.set()
         self.is_down = False
-        """The engine does not answer."""
+        """True while the engine does not answer."""
         self.unstoppable: set[WorkerId] = set()
         """Workers that the engine fails to stop."""
         self.machines = 1
         self.draining: set[WorkerId] = set()
         """Workers whose machine drains."""
 
-    # -- the seam -------------------------------------------------------------------------------------------------
+    # -- the port -------------------------------------------------------------------------------------------------
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """See ``Backend.start``."""
@@ -388,7 +388,7 @@ class FakeBackend:
         ]
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """See ``Backend.pause``; the worker is only marked."""
+        """See ``Backend.pause``. The worker is only marked."""
         self._answer()
         self.paused.add(id)
 
@@ -434,17 +434,17 @@ class FakeBackend:
 
     @property
     def only(self) -> FakeWorker:
-        """The one worker there is."""
+        """The only worker."""
         assert len(self.workers) == 1, f"{len(self.workers)} workers"
         return next(iter(self.workers.values()))
 
     def announce(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST) -> None:
-        """Tell all followers that a worker died."""
+        """Report the death of a worker to all followers."""
         for follower in self._followers:
             follower.put_nowait(Death(id, reason))
 
     def spawn(self, errand: Any) -> None:
-        """Run something that outlives its caller."""
+        """Run a coroutine that outlives its caller."""
         task = asyncio.ensure_future(errand)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
@@ -455,7 +455,7 @@ class FakeBackend:
 
 
 def _outcome(tool: str, given: object) -> dict[str, Any]:
-    """What a tool brings: the end of the episode with a reward, unless it is called otherwise."""
+    """Return a tool's result: the end of the episode with a reward, unless the tool's name selects another result."""
     reasons = {"refuse": "input_validation", "over": "episode_finished", "break": "session_failed"}
     if tool in reasons:
         return {"ok": False, "error": "that is no action", "reason": reasons[tool]}

@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests; what they break is in ``world.py``, what must hold afterwards in ``invariants.py``."""
+"""Fixtures of the fault tests. ``world.py`` has the parts that tests break, ``invariants.py`` the final checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tests.faults.world import SCALE, build_image
 MARKS = (pytest.mark.docker, pytest.mark.redis)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these tests need the real things; each makes its own, so that files may run side by side.
+    """Mark all tests of this folder: they need a real engine and Redis, and files may run in parallel.
 
-    One that breaks what others need too, the engine itself, is marked ``alone`` in its file and is not ``parallel``.
+    Each test starts its own gateway and Redis. A file that breaks a shared resource, such as the engine, sets
+    ``ALONE``. Its tests are not marked ``parallel``.
     """
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
@@ -32,13 +33,13 @@ def _image() -> None:
 
 @pytest.fixture
 def scaled() -> Callable[[int], int]:
-    """Makes a number larger in the long form (``FAULTS_SCALE``)."""
+    """Return a function that multiplies a number by ``FAULTS_SCALE``, for the long form."""
     return lambda number: max(1, round(number * SCALE))
 
 
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[[str, float, str], None]:
-    """Notes a figure, which the summary prints; none is asserted, as machines differ."""
+    """Return a function that records a figure for the summary. No figure is asserted, because machines differ."""
 
     def measured(what: str, value: float, unit: str) -> None:
         record_property("measured", f"{what}: {value:.3f} {unit}")
@@ -47,7 +48,7 @@ def measured(record_property: Callable[[str, object], None]) -> Callable[[str, f
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was measured."""
+    """Print the recorded figures."""
     for report in terminalreporter.getreports("passed"):
         for name, told in getattr(report, "user_properties", ()):
             if name == "measured" and report.when == "call":

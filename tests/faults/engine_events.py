@@ -1,4 +1,4 @@
-"""What the engine tells of an instance's containers, kept in order: what lived when, seen past the gateway."""
+"""Records the engine's events of one instance's containers in order, independently of the gateway."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tests.deadlines import scaled
 from tests.wire.stack import INSTANCE_LABEL
 
 SERVER_ROLES = ("", "server")
-"""A container of another role (a forwarder) is the second one of a worker."""
+"""Roles of a worker's first container. A container of another role (a forwarder) is the worker's second one."""
 PROBE = "probe-"
-"""What the ids of containers begin with that a gateway creates at its start and never runs."""
+"""Prefix of the ids of the containers that a gateway creates at its start and never runs."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to a container."""
+    """One event of a container."""
 
     action: str
-    """``create``, ``start``, ``oom``, ``die``, ``destroy`` …"""
+    """The engine's name of the event: ``create``, ``start``, ``oom``, ``die``, ``destroy`` …"""
     worker: str
     environment: str
     at: float
-    """Unix time in seconds, of the engine."""
+    """Unix time in seconds, by the engine's clock."""
 
 
 class EngineEvents:
-    """Follows the events of one instance, at the engine of that URL, in a thread."""
+    """Follows the events of one instance in a thread, at the engine with this URL."""
 
     def __init__(self, instance: str, engine: str) -> None:
         self._instance = instance
@@ -42,11 +42,11 @@ class EngineEvents:
 
     @property
     def all(self) -> list[Event]:
-        """What happened so far."""
+        """The events so far."""
         return list(self._events)
 
     def of(self, action: str, **where: str) -> list[Event]:
-        """The events of one action, of a ``worker`` or an ``environment`` only where it is given."""
+        """Return the events of *action*, filtered by ``worker`` or ``environment`` if the caller passes one."""
         return [
             event
             for event in self.all
@@ -54,7 +54,7 @@ class EngineEvents:
         ]
 
     def most_alive(self, environment: str) -> int:
-        """How many workers of *environment* there were at most at any moment."""
+        """Return the largest number of workers of *environment* that existed at one moment."""
         alive: set[str] = set()
         most = 0
         for event in self.all:
@@ -80,7 +80,7 @@ class EngineEvents:
         self._engine.close()
 
     def _follow(self) -> None:
-        with contextlib.suppress(Exception):  # a closed stream ends with whatever its library says
+        with contextlib.suppress(Exception):  # a closed stream may end with any error of the library
             for event in self._stream:
                 told = event["Actor"]["Attributes"]
                 worker, environment = told.get("env-gateway.worker", ""), told.get("env-gateway.environment", "")

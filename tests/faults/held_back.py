@@ -1,7 +1,7 @@
-"""A world whose first replica speaks to Redis through a socket that holds back what it says, from a word on.
+"""A world whose first replica reaches Redis through a socket that holds back its requests, from a given word on.
 
-So a test can stop a leader exactly between a decision and its write: the write is on its way, and arrives when the test
-lets it.
+A test can so stop a leader exactly between a decision and its write. The write is sent already, and reaches Redis when
+the test releases it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CHUNK = 2**16
 
 
 class HoldingSocket:
-    """Passes bytes between a Unix socket of its own and *target*, until it hears the word that it waits for."""
+    """Passes bytes between its own Unix socket and *target*, until a request contains the word that it waits for."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self.url = f"unix://{path}"
         self.is_holding = threading.Event()
         self.answer = b""
-        """What came back, after the release, on the connection on which the word was said."""
+        """Redis' answer after the release, on the connection on which the word was sent."""
         self._target = target
         self._word = b""
         self._is_free = threading.Event()
@@ -41,16 +41,16 @@ class HoldingSocket:
         _begin(self._accept)
 
     def hold_from(self, word: bytes) -> None:
-        """Hold back what has *word* in it, and from then on all that is said, on whatever connection."""
+        """Hold back the request that contains *word*, and every later request on any connection."""
         self._word = word
 
     def release(self) -> None:
-        """Pass on what was held back, and all that comes."""
+        """Pass on the requests held back, and all later ones."""
         self._word = b""
         self._is_free.set()
 
     def stop(self) -> None:
-        """Close everything."""
+        """Close the listener and all connections."""
         self.release()
         for one in (self._listener, *self._connections):
             with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def _begin(work: object, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def _ends(other: socket.socket) -> Iterator[None]:
-    """Tell the other side that this one has ended."""
+    """Shut down the sending side of *other* when this side ends."""
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def _ends(other: socket.socket) -> Iterator[None]:
 
 
 class HeldWorld(World):
-    """Two replicas; what the first one says to Redis may be held back."""
+    """Two replicas. A test may hold back the first replica's requests to Redis."""
 
     held: HoldingSocket
 
@@ -120,7 +120,7 @@ class HeldWorld(World):
         if name != "gateway-0":
             return super()._gateway(name, settings)
         self.held = HoldingSocket(self.folder / "held.sock", self.redis.socket)
-        # To gateways with one state folder these were two stores.
+        # Gateways that share a state folder would take these two URLs for two stores.
         apart = {
             "GATEWAY_STORE": self.held.url,
             "GATEWAY_STATE_DIR": str(self.folder / "held-state"),
@@ -131,6 +131,6 @@ class HeldWorld(World):
 
 @contextlib.contextmanager
 def running_held(name: str, text: str) -> Iterator[HeldWorld]:
-    """Run such a world with one environment; it is removed at the end, whatever happened."""
+    """Run such a world with one environment. It is always removed at the end."""
     with started(HeldWorld({name: text}, replicas=2, redis=Redis, settings={})) as world:
         yield world

@@ -1,7 +1,7 @@
-"""What holds of a gateway at rest, whatever was done to it: nothing leaked, nothing stuck, nothing invented.
+"""Invariants of a gateway at rest after any fault: nothing leaked, nothing is stuck, nothing is invented.
 
-A key of Redis is at home if it runs out by itself, is the only one of its kind, or names something that lives; so
-the checks need not know what kinds of keys there are.
+A Redis key is in order if it expires, if it is the only one of its kind, or if it names something that exists. The
+checks therefore need no list of all kinds of keys.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.faults.world import PREFIX, WORKER_LABEL, World
 from tests.wire.stack import INSTANCE_LABEL
 
 WITHIN_S = 30.0
-"""How long after a fault everything may take to be in order again."""
+"""Seconds after a fault within which all invariants must hold again."""
 PAUSE_S = 0.2
-"""Each look asks the engine, too, which has other things to do."""
+"""Seconds between two checks. Each check also queries the engine, which has other work."""
 BUGS = ("\nTraceback", "_broken ", "tick_failed", "audit_failed", "notes_failed", "pool_task_failed", "ping_failed")
-"""In a log: an error that is a bug. A tool that fails in a worker is none."""
+"""Words of a log line that report a bug of the gateway. A tool that fails in a worker is not a bug."""
 NOT_BUGS = ("call_broken", "engine_events_broken")
 
 
@@ -29,7 +29,7 @@ async def at_rest(world: World, *, within_s: float = WITHIN_S) -> None:
     """Return once all invariants hold.
 
     Raises:
-        AssertionError: the first that does not, after *within_s* seconds.
+        AssertionError: An invariant does not hold after *within_s* seconds. The error names the first.
     """
     deadline = time.monotonic() + scaled(within_s)
     while True:
@@ -44,7 +44,7 @@ async def at_rest(world: World, *, within_s: float = WITHIN_S) -> None:
 
 
 async def nothing_left(world: World, *, within_s: float = WITHIN_S) -> None:
-    """Return once no worker, session or key of one is left: of environments that keep no idle worker."""
+    """Return once no worker, session or key of a session is left. Its environments must keep no idle worker."""
     deadline = time.monotonic() + scaled(within_s)
     while True:
         try:
@@ -61,7 +61,7 @@ async def nothing_left(world: World, *, within_s: float = WITHIN_S) -> None:
 
 
 def no_bugs(log: str) -> None:
-    """Assert that no line tells of a fault of the gateway's own."""
+    """Assert that no log line reports a bug of the gateway."""
     bad = [
         line
         for line in log.splitlines()
@@ -130,21 +130,21 @@ def _keys_are_at_home(world: World, workers: list[dict[str, Any]], sessions: lis
 
 
 def _lasts(database: redis.Redis, key: str) -> bool:
-    """Whether it is there and would stay; -2 is one that is gone by now."""
+    """Return True if the key exists and has no expiry. Redis answers -2 for a missing key."""
     return int(database.ttl(key)) == -1
 
 
 def _is_at_home(key: str, alive: set[str], waits: set[str]) -> bool:
     kind, colon, name = key.removeprefix(PREFIX).partition(":")
     if not key.startswith(PREFIX) or kind in waits:
-        return False  # nobody waits at rest
+        return False  # no opening waits at rest
     return not colon or any(part in alive for part in name.split(":"))
 
 
 def _free_slots_add_up(database: redis.Redis, workers: list[dict[str, Any]]) -> None:
     for worker in workers:
         offered: Any = database.zrange(f"{PREFIX}free:{worker['environment']}", 0, -1, withscores=True)
-        # A member ends with the id; what stands before it is the store's own.
+        # A member ends with the id. The store chooses the text before it.
         score = next((score for member, score in offered if str(member).endswith(worker["id"])), None)
         has_room = worker["state"] == "ready" and worker["used"] < worker["slots"]
         assert score is None or has_room, f"offered although it has no room: {worker}"

@@ -1,4 +1,4 @@
-"""A Redis that is killed, loses its data or a part of them, and is stopped in mid-life."""
+"""A Redis that tests kill, strip of all or part of its data, or suspend."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOOK_EVERY_S = 0.05
 
 
 class MortalRedis(Redis):
-    """A server of its own on a Unix socket; its data lie in a folder that goes with it.
+    """A Redis server on its own Unix socket. Its data are in a folder that is removed with it.
 
     Args:
-        keeps_all: It writes everything at once, so that a kill loses nothing. Otherwise it keeps what `save` wrote.
-        variables: Of its process.
+        keeps_all: The server writes everything immediately: a kill loses no data. Otherwise it keeps what `save` wrote.
+        variables: Environment variables of the server process.
     """
 
     def __init__(self, folder: Path, *, keeps_all: bool = False, variables: Mapping[str, str] | None = None) -> None:
@@ -36,7 +36,7 @@ class MortalRedis(Redis):
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it with the data that there are, and wait until it answers."""
+        """Start the server with the data on disk, and wait until it answers."""
         command = [
             "redis-server",
             "--port",
@@ -59,22 +59,22 @@ class MortalRedis(Redis):
             self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server, as a crash would."""
         assert self._server is not None
         self._server.kill()
         self._server.wait(scaled(20))
 
     def save(self) -> None:
-        """Keep the present state: it is what comes back, however much happens until it is killed."""
+        """Save the present state. A later start restores it and nothing newer."""
         with redis.Redis(unix_socket_path=str(self.socket)) as client:
             client.save()
 
     def forget(self) -> None:
-        """Keep nothing of what `save` wrote."""
+        """Delete the data that `save` wrote."""
         (self._at / "dump.rdb").unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Let it take connections and say nothing, until `go_on`."""
+        """Suspend the server until `go_on`: it accepts connections and answers nothing."""
         assert self._server is not None
         self._server.send_signal(signal.SIGSTOP)
 
@@ -90,13 +90,13 @@ class MortalRedis(Redis):
 
 
 def mortal(world: World) -> MortalRedis:
-    """The world's Redis."""
+    """Return the world's Redis."""
     assert isinstance(world.redis, MortalRedis)
     return world.redis
 
 
 async def is_whole(world: World, rebuilt_before: int) -> None:
-    """Return when the store was rebuilt once more, and every replica knows."""
+    """Return once the store was rebuilt after *rebuilt_before* rebuilds, and every replica reports it as whole."""
     await until(lambda: world.log.count("store_rebuilt") > rebuilt_before, within_s=60)
     deadline = time.monotonic() + scaled(60)
     while await world.metric("gateway_store_whole") != len(world.gateways):

@@ -1,4 +1,4 @@
-"""Episodes of the unruly environment, many at once, spoken by hand."""
+"""Many concurrent episodes of the unruly environment, played by raw HTTP requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.wire.raw import Outcome, RawEpisode, create, new_sid, parse
 
 @dataclass(frozen=True)
 class Ended:
-    """How a step ended."""
+    """The outcome of one step."""
 
     status: int
     body: str
@@ -24,13 +24,13 @@ class Ended:
 
     @property
     def outcome(self) -> Outcome:
-        """Its stream; only of a 200."""
+        """The parsed stream. Only a response with status 200 has one."""
         assert self.status == 200, (self.status, self.body)
         return parse(self.body)
 
     @property
     def error(self) -> str:
-        """The typed error that it is: a 410, or an ``error`` event that ends the stream. No reward is in either."""
+        """The typed error: a 410, or an ``error`` event that ends the stream. Neither contains a reward."""
         assert "reward" not in self.body, self.body
         if self.status == 410:
             return self.body
@@ -40,7 +40,7 @@ class Ended:
 
 
 async def opened(http: httpx.AsyncClient, environment: str, *, start: int = 0) -> RawEpisode:
-    """Open a session whose steps are counted from *start*."""
+    """Open a session whose step counter begins at *start*."""
     episode = RawEpisode(http, new_sid(), environment)
     response = await create(http, episode.sid, env_name=environment, task_spec={"start": start})
     assert response.status_code == 200, response.text
@@ -48,14 +48,14 @@ async def opened(http: httpx.AsyncClient, environment: str, *, start: int = 0) -
 
 
 async def open_many(http: httpx.AsyncClient, environment: str, number: int) -> list[RawEpisode]:
-    """Open as many sessions at once; the n-th counts from 1000 · n, so that no two can be taken for each other."""
+    """Open *number* sessions concurrently. Session n counts from 1000 · n, so that their numbers differ."""
     return list(await asyncio.gather(*(opened(http, environment, start=1000 * n) for n in range(number))))
 
 
 async def step(
     episode: RawEpisode, tool: str, input: Mapping[str, Any] | None = None, *, key: str | None = None
 ) -> Ended:
-    """Take one step and say how it ended, whatever the answer is."""
+    """Take one step and return its outcome, whatever the response is."""
     headers = episode.headers | {"Accept": "text/event-stream"} | ({"Idempotency-Key": key} if key else {})
     body = {"name": tool, "input": dict(input or {})}
     response = await episode.http.post(f"/{episode.environment}/call", headers=headers, json=body)
@@ -63,17 +63,17 @@ async def step(
 
 
 async def counted(episode: RawEpisode) -> int:
-    """Take a step and return how many there were."""
+    """Take one step and return the session's step count."""
     return int((await step(episode, "count")).outcome.text)
 
 
 async def delete_all(episodes: Sequence[RawEpisode]) -> None:
-    """End the sessions, of which some may be gone."""
+    """Delete the sessions. Some may have ended already."""
     answers = await asyncio.gather(*(episode.delete() for episode in episodes))
     assert {answer.status_code for answer in answers} <= {200, 404, 410}, [answer.text for answer in answers]
 
 
 def workers_of(world_sessions: Sequence[Mapping[str, Any]], episodes: Sequence[RawEpisode]) -> list[str]:
-    """The worker of each episode, from the gateway's list of sessions."""
+    """Return the worker of each episode, taken from the gateway's list of sessions."""
     workers = {str(session["name"]): str(session["worker"]) for session in world_sessions}
     return [workers[episode.sid] for episode in episodes]

@@ -1,4 +1,4 @@
-"""Sessions that are stepped all the time, over each protocol: a step that is lost or run twice shows in its number."""
+"""Sessions over each protocol that step continuously. Numbered steps reveal lost or repeated ones."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.wire.openenv.frames import Socket, socket
 from tests.wire.raw import RawEpisode, create, new_sid
 
 TASKS = Path(__file__).parent / "tasks" / "unruly"
-"""What AReaL's trainers name a task of."""
+"""The folder from which AReaL trainers choose a task."""
 PAUSE_S = 0.25
-"""Between two steps of a session."""
+"""Seconds between two steps of a session."""
 GOES_ON_S = scaled(60.0)
-"""How long a step may take on a loaded machine; none is asserted to be quick."""
+"""Seconds that a step may take on a loaded machine. No test asserts that a step is quick."""
 LATE_S = 10.0
-"""A session that lasts so much longer than it may lives on."""
+"""Seconds past a session's allowed lifetime after which it counts as not expired."""
 Count = Callable[[int], Awaitable[int]]
-"""Takes a step at a replica and returns its number."""
+"""Takes a step at a replica and returns the number of the step."""
 
 
 def steady_toml(**pool: object) -> str:
-    """The environment of steady sessions; *pool* are values of its pool."""
+    """Return the environment of steady sessions. *pool* holds values of its pool."""
     return environment_toml(
         "unruly", pool=pool, tasks={"directory": str(TASKS)}, areal={"max_turns": 100_000}, timeouts={"open_s": 30}
     )
 
 
 def brief_toml(idle_s: int) -> str:
-    """An environment whose sessions end soon, and whose worker stays."""
+    """Return an environment whose sessions expire soon, and whose worker stays."""
     pool = {"slots": 4, "min_workers": 1, "max_workers": 1}
     return environment_toml("brief", pool=pool, timeouts={"idle_s": idle_s})
 
@@ -54,9 +54,9 @@ class Steady:
     replica: int
     count: Count
     can_move: bool
-    """Whether it may be spoken to at another replica."""
+    """True if another replica may serve the session."""
     sid: str = ""
-    """Its trainer's name for it; empty where it is the gateway's."""
+    """The trainer's name of the session. Empty where the gateway chooses it."""
     end: Callable[[], Awaitable[object]] | None = None
     last: int = -1
     steps: int = 0
@@ -65,7 +65,7 @@ class Steady:
     leaving: bool = False
 
     async def run(self) -> None:
-        """Step until told to leave; what is wrong is noted, and ends it."""
+        """Step until the test asks the session to leave. An error is recorded and ends the loop."""
         while not self.leaving:
             began_at = time.monotonic()
             try:
@@ -83,7 +83,7 @@ class Steady:
 
 
 class Crowd:
-    """Steady sessions, and the clients that they have at each replica."""
+    """The steady sessions, and a client of each replica for them."""
 
     def __init__(self, world: World, clients: Sequence[httpx.AsyncClient], sockets: contextlib.AsyncExitStack) -> None:
         self.world = world
@@ -94,7 +94,7 @@ class Crowd:
 
     @property
     def longest_s(self) -> float:
-        """The longest step of all."""
+        """Seconds of the longest step of all sessions."""
         return max(member.longest_s for member in self.members)
 
     def begin(self, member: Steady) -> Steady:
@@ -130,7 +130,7 @@ class Crowd:
         return self.begin(Steady(f"areal-{len(self.members)}", replica, count, can_move=True, end=end))
 
     async def openenv(self, replica: int) -> Steady:
-        """Open a socket of OpenEnv's, reset it and step it; such a session ends with its socket."""
+        """Open an OpenEnv socket, reset it and step it. Such a session ends with its socket."""
         url = f"{self.world.gateways[replica].url}/openenv/unruly"
         ws: Socket = await self._sockets.enter_async_context(
             socket(url, additional_headers={"X-API-Key": TRAINER_KEYS["alice"]}, ping_interval=None)
@@ -146,7 +146,7 @@ class Crowd:
         return self.begin(Steady(f"openenv-{len(self.members)}", replica, count, can_move=False, end=ws.inner.close))
 
     async def goes_on(self, steps: int = 3) -> None:
-        """Return when each member has made some more steps; the first that is wrong is raised."""
+        """Return once each session took *steps* more steps. Raise the first recorded error."""
         before = {member.name: member.steps for member in self.members}
 
         def on() -> bool:
@@ -163,16 +163,16 @@ class Crowd:
     def nothing_is_wrong(self) -> None:
         wrong = [text for member in self.members for text in member.wrong]
         if wrong:
-            raise RuntimeError("\n".join(wrong))  # no AssertionError: that would be waited for
+            raise RuntimeError("\n".join(wrong))  # not an AssertionError: `eventually` would wait for it
 
     def move(self) -> None:
-        """Let those that can be go on at the next replica."""
+        """Move each session that allows it to the next replica."""
         for member in self.members:
             if member.can_move:
                 member.replica = (member.replica + 1) % len(self._clients)
 
     async def leave(self, *members: Steady) -> None:
-        """Stop stepping these, or all, and end their sessions."""
+        """Stop stepping the given sessions, or all, and end them."""
         leaving = list(members or self.members)
         for member in leaving:
             member.leaving = True
@@ -184,7 +184,7 @@ class Crowd:
             self.members.remove(member)
 
     async def stand_still(self) -> None:
-        """Let nobody take a step any more, and leave their sessions as they are."""
+        """Stop stepping all sessions, and leave them open."""
         for member in self.members:
             member.leaving = True
         await asyncio.wait(self._tasks.values(), timeout=GOES_ON_S)
@@ -202,7 +202,7 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def crowd(world: World) -> AsyncIterator[Crowd]:
-    """Nobody yet; whoever is stepped still is left alone at the end."""
+    """Yield a crowd without sessions. At the end it cancels the remaining steps and leaves the sessions open."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(world.http(n)) for n in range(len(world.gateways))]
         made = Crowd(world, clients, stack)
@@ -213,7 +213,7 @@ async def crowd(world: World) -> AsyncIterator[Crowd]:
 
 
 async def of_every_protocol(crowd: Crowd) -> None:
-    """Let two sessions of each protocol begin at each replica."""
+    """Open two sessions of each protocol at each replica."""
     for n in range(2 * len(crowd.world.gateways)):
         replica = n % len(crowd.world.gateways)
         await crowd.ors(replica)
@@ -222,7 +222,7 @@ async def of_every_protocol(crowd: Crowd) -> None:
 
 
 async def their_own_lists(world: World) -> dict[str, set[str]]:
-    """What each worker itself says that it holds: the ids of its sessions."""
+    """Return the ids of the sessions that each worker reports itself."""
     secret = (world.folder / "state" / "secret").read_text().strip().encode()
     told: dict[str, set[str]] = {}
     for worker in await world.workers():
@@ -233,7 +233,7 @@ async def their_own_lists(world: World) -> dict[str, set[str]]:
         async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=scaled(30)) as http:
             try:
                 answer = await http.get("/sessions", headers={"X-Worker-Token": token})
-            except httpx.TransportError as error:  # it ended since the list was made
+            except httpx.TransportError as error:  # it ended after the list was made
                 raise AssertionError(f"{id} does not answer") from error
         assert answer.status_code == 200, answer.text
         told[id] = {str(row["sid"]) for row in answer.json()["sessions"]}
@@ -241,7 +241,7 @@ async def their_own_lists(world: World) -> dict[str, set[str]]:
 
 
 async def no_slot_is_leased_twice(world: World) -> None:
-    """Assert that each worker holds what the store says, and no more than it has slots."""
+    """Assert that each worker holds the sessions that the store lists, and no more than it has slots."""
     told = await their_own_lists(world)
     sessions, workers = await world.sessions(), await world.workers()
     known = {str(worker["id"]): set[str]() for worker in workers}
@@ -252,7 +252,7 @@ async def no_slot_is_leased_twice(world: World) -> None:
 
 
 async def gone_at(world: World, name: str) -> float:
-    """When the session was ended (``time.monotonic()``)."""
+    """Return the time at which the session ended (``time.monotonic()``)."""
     await eventually(lambda: is_gone(world, name), within_s=60)
     return time.monotonic()
 
@@ -262,7 +262,7 @@ async def is_gone(world: World, name: str) -> None:
 
 
 async def patient_create(http: httpx.AsyncClient) -> RawEpisode:
-    """Create a session, as a trainer that comes again when it is told to; told anything else, fail."""
+    """Create a session, and retry when the gateway asks for it. Fail on any other answer."""
     sid = new_sid()
     deadline = time.monotonic() + scaled(60)
     while True:

@@ -1,6 +1,6 @@
-"""What no event tells of: a container that nobody knows, a worker in the store that has none, a death nobody heard of.
+"""The audit finds what no event reports: unknown containers, stored workers without a container, missed deaths.
 
-The audit finds them, before a gateway that begins takes its first request, and while it runs.
+It runs before a starting gateway takes its first request, and while the gateway runs.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ HAUNTED = environment_toml("haunted", pool={"slots": 1, "max_workers": 1})
 
 @dataclass(frozen=True)
 class Ghosts:
-    """What one side alone knows."""
+    """Objects that only the engine or only the store knows."""
 
     stray: WorkerId
-    """A worker that is a container and a folder only."""
+    """A worker that consists of a container and a folder only."""
     other: WorkerId
-    """The same, but another gateway made it, whose instance has the same name."""
+    """The same, created by another gateway whose instance has the same name."""
     ghost: WorkerId
-    """A worker that is in the store only."""
+    """A worker that only the store knows."""
     session: str
-    """What the trainer calls the session that the store has in that worker."""
+    """The trainer's name of the session that the store has in `ghost`."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def world() -> Iterator[World]:
 
 
 @pytest.mark.parametrize("when", ["at the start", "while it runs"])
-async def test_what_one_side_alone_knows_is_found(world: World, when: str) -> None:
+async def test_a_worker_that_only_the_engine_or_only_the_store_knows_is_found(world: World, when: str) -> None:
     already_logged = len(world.log)
     async with world.http() as http:
         live = await opened(http, "unruly")
@@ -60,21 +60,21 @@ async def test_what_one_side_alone_knows_is_found(world: World, when: str) -> No
         digest = await _digest(world)
         if when == "at the start":
             world.gateway.kill()
-            lost, closed = 0.0, 0.0  # metrics begin with the process
+            lost, closed = 0.0, 0.0  # the process' metrics start at zero
             ghosts = await _haunt(world, digest)
             world.gateway.restart()
-            await _is_gone(world, ghosts.ghost)  # at once: it listens when it has looked
-            await eventually(lambda: _is_exorcised(world, ghosts), within_s=WITHIN_S)  # behind the first requests
+            await _is_gone(world, ghosts.ghost)  # immediately: the gateway listens after its first audit
+            await eventually(lambda: _is_exorcised(world, ghosts), within_s=WITHIN_S)  # during the first requests
         else:
             lost, closed = await _lost(world), await _closed(world)
             ghosts = await _haunt(world, digest)
-            # An audit that nobody waits for: it tells of the container last, after `PATIENCE_S`.
+            # No request waits for this audit. Its last report is the container, after `PATIENCE_S`.
             removed = f"worker={ghosts.stray} reason=orphan"
             await until(lambda: removed in world.log[already_logged:], within_s=EVERY_S + PATIENCE_S + WITHIN_S)
             await eventually(lambda: _is_exorcised(world, ghosts), within_s=WITHIN_S)
 
         assert await counted(live) == 2
-        fresh = await opened(http, "haunted")  # its one worker is not taken for there
+        fresh = await opened(http, "haunted")  # its one worker does not count as running
         assert await counted(fresh) == 1
         await world.counts(lost + 1, "gateway_workers_lost_total", environment="haunted")
         await world.counts(closed + 1, "gateway_sessions_closed_total", environment="haunted", reason="worker_lost")
@@ -87,7 +87,7 @@ async def test_what_one_side_alone_knows_is_found(world: World, when: str) -> No
     await at_rest(world)
 
 
-async def test_what_died_while_no_gateway_ran_is_told_at_once(world: World) -> None:
+async def test_a_worker_that_died_while_no_gateway_ran_is_reported_immediately(world: World) -> None:
     async with world.http() as http:
         lost = await opened(http, "unruly")
         (worker,) = workers_of(await world.sessions(), [lost])
@@ -115,7 +115,7 @@ async def _closed(world: World) -> float:
 
 
 async def _digest(world: World) -> str:
-    """The make of the second environment's workers, of which none is left."""
+    """Return the digest of the second environment's workers, and wait until no such worker is left."""
     async with world.http() as http:
         first = await opened(http, "haunted")
         (worker,) = workers_of(await world.sessions(), [first])
@@ -129,7 +129,7 @@ async def _digest(world: World) -> str:
 async def _haunt(world: World, digest: str) -> Ghosts:
     """Plant containers that the store does not know, and a worker with a session that the engine does not know.
 
-    The worker comes with its session in one step of the store: the gateway that looks on ends what it finds half done.
+    One operation of the store adds the worker and its session, because the running gateway ends anything half done.
     """
     ghosts = Ghosts(new_id(), new_id(), new_id(), new_sid())
     (world.sockets / ghosts.stray).mkdir()

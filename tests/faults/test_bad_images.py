@@ -1,4 +1,4 @@
-"""An environment whose workers never get ready: its breaker opens with the reason, and the others go on."""
+"""An environment whose workers never get ready: its breaker opens with the reason, and other environments go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOL = {"slots": 4, "max_workers": 2}
 START_S = 3
 MENDED = "env-gateway/faults-mended"
 MENDED_WITHIN_S = 60.0
-"""Longer than the longest pause before another try."""
+"""Seconds, more than the longest pause before another try."""
 
 BROKEN = {
     "absent": environment_toml("absent", image="env-gateway/no-such-image", pool=POOL),
@@ -34,7 +34,7 @@ SAID = {
     "silent": ("not ready within 3 s", "still downloading"),
     "port": ("not ready within 3 s", "unruly begins"),
 }
-"""What the error has to tell: the cause, and the end of the log where there is one."""
+"""Texts that the error must contain: the cause, and the end of the log where there is one."""
 OUTCOME = {"absent": "failed", "crash": "failed", "silent": "timeout", "port": "timeout"}
 
 
@@ -52,7 +52,9 @@ async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_the_reason_is_told_and_the_breaker_opens(world: World, http: httpx.AsyncClient, broken: str) -> None:
+async def test_a_worker_that_never_gets_ready_opens_the_breaker_with_the_reason(
+    world: World, http: httpx.AsyncClient, broken: str
+) -> None:
     episode = await opened(http, "healthy")
     together = [asyncio.create_task(_try(http, broken)) for _ in range(5)]
     meanwhile = await counted(episode)
@@ -68,7 +70,7 @@ async def test_the_reason_is_told_and_the_breaker_opens(world: World, http: http
         assert int(answer.headers["retry-after"]) >= 1
         assert all(words in answer.json()["detail"] for words in SAID[broken]), answer.text
         assert "reward" not in answer.text
-    # Nobody's create starts a worker while the breaker is open; the pool's own next trial may.
+    # A create starts no worker while the breaker is open. The pool's own next trial may.
     assert len(world.events.of("create", environment=broken)) <= tries + 1
     assert (meanwhile, afterwards) == (1, 2)
     assert await world.metric("gateway_worker_starts_total", environment=broken, outcome=OUTCOME[broken]) >= 1
@@ -101,7 +103,7 @@ async def test_of_two_replicas_one_counts_each_start_of_a_worker_that_never_gets
     assert lost == 0
 
 
-async def test_a_mended_image_closes_the_breaker() -> None:
+async def test_a_repaired_image_closes_the_breaker() -> None:
     name = f"{MENDED}-{new_sid()[:8]}"
     with running(environment_toml("mended", image=name, pool=POOL)) as world:
         try:
@@ -115,7 +117,7 @@ async def test_a_mended_image_closes_the_breaker() -> None:
                 count = await counted(episode)
                 await delete_all([episode])
             await at_rest(world)
-            # Everybody who asked meanwhile counts as wish for slots; the next life of the gateway knows of none.
+            # The creates of this time count as demand for slots. A restarted gateway does not know of them.
             assert world.gateway.stop() == 0
             world.gateway.restart()
             await nothing_left(world)
@@ -132,7 +134,7 @@ async def _try(http: httpx.AsyncClient, environment: str) -> httpx.Response:
 
 
 async def _breaker_is_open(world: World, http: httpx.AsyncClient, environment: str) -> None:
-    """Assert that a create is refused without a start of its own."""
+    """Assert that a create is refused without starting a worker."""
     tries = len(world.events.of("create", environment=environment))
     answer = await _try(http, environment)
     assert answer.status_code == 503
@@ -147,7 +149,7 @@ async def _is_served(http: httpx.AsyncClient, environment: str) -> None:
 
 
 def _make_crash(world: World, name: str) -> None:
-    """Make an image of that name that ends at once."""
+    """Build an image of that name whose server ends immediately."""
     made = world.engine.containers.create(IMAGE, network_disabled=True)
     try:
         made.commit(repository=name, changes=["ENV MODE=crash", 'CMD ["python3", "server.py"]'])

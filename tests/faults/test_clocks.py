@@ -1,4 +1,4 @@
-"""Wall clocks jump by an hour, Redis' and the gateway's: nobody is culled early, and nobody lives on."""
+"""The wall clock of Redis or of the gateways jumps by an hour: no session ends early, and none outlives its time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ pytestmark = pytest.mark.needs("faketime")
 
 HOUR_S = 3600
 JUMPS = (HOUR_S, 0, -HOUR_S)
-"""How far the clock is ahead, one after the other: an hour forward, and two back."""
+"""Seconds that the clock is ahead, in this order: an hour forward, and two back."""
 IDLE_S = 4
 UNRULY = steady_toml(slots=10, min_workers=1, max_workers=2, idle_worker_s=300)
 BRIEF = environment_toml("brief", pool={"slots": 500, "min_workers": 1, "max_workers": 1}, timeouts={"idle_s": IDLE_S})
 NOTICED_S = 2.0
-"""Sessions go on being opened for so long after a jump: some of them before a replica has noticed it."""
+"""Seconds after a jump during which the test opens sessions. Some are opened before a replica notices the jump."""
 FULL = environment_toml("full", pool={"slots": 1, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 120})
 
 
 @pytest.mark.parametrize("whose", ["Redis'", "the gateways'"])
-async def test_a_wall_clock_jumps(whose: str, tmp_path: Path, measured: Callable[[str, float, str], None]) -> None:
+async def test_no_session_ends_early_or_lives_on_when_a_wall_clock_jumps(
+    whose: str, tmp_path: Path, measured: Callable[[str, float, str], None]
+) -> None:
     clock = WallClock(tmp_path)
     server = partial(MortalRedis, variables=clock.variables if whose == "Redis'" else {})
     settings = clock.variables if whose != "Redis'" else {}
@@ -45,7 +47,7 @@ async def test_a_wall_clock_jumps(whose: str, tmp_path: Path, measured: Callable
                 await everybody.ors(replica)
                 await everybody.areal(replica)
                 await everybody.openenv(replica)
-            silent = await opened(http, "unruly")  # it never says a word: what is known of it is its deadline
+            silent = await opened(http, "unruly")  # it takes no step: the store knows only its deadline
             holder = await opened(http, "full")
             waiting = asyncio.create_task(opened(http, "full"))
             await eventually(lambda: _waits(world))
@@ -75,11 +77,11 @@ async def _jumps(
     ahead_s: int,
     measured: Callable[[str, float, str], None],
 ) -> None:
-    """Let the clock jump in the middle of the idle time of a session, which must last as long as ever."""
+    """Let the clock jump during the idle time of a session. The session must last as long as without a jump."""
     async with world.http(1) as http:
         idle = await opened(http, "brief")
         await everybody.goes_on()
-        # The clock jumps between the end of its step and the note of it, which says how long ago that was.
+        # The clock jumps between the end of its step and the note of it, which says how long ago the step ended.
         await counted(idle)
         idle_at = time.monotonic()
         clock.set(ahead_s)
@@ -93,7 +95,7 @@ async def _jumps(
         measured(f"clock {ahead_s:+d} s: an idle session (idle time {IDLE_S} s) ended after", lived_s, "s")
         assert lived_s >= IDLE_S
         assert "expired" in (await step(idle, "count")).error
-        # What was dated by a clock that nobody had noticed yet to be wrong lasts as long as any, too.
+        # A session dated by a wrong clock, before any replica noticed the jump, also lasts its idle time.
         await eventually(lambda: _are_gone(world, opened_after), within_s=IDLE_S + LATE_S)
         await everybody.goes_on()
         assert not any(wish.done() for wish in queued), "an opening that began to wait meanwhile was dropped"
@@ -105,12 +107,12 @@ async def _jumps(
 
 
 async def _opened_on_and_on(http: httpx.AsyncClient) -> tuple[set[str], list[asyncio.Task[RawEpisode]]]:
-    """Open sessions one after the other for a while, and as many that have to wait; the names of the former."""
+    """Open sessions one by one for a while, and equally many openings that wait. Return the names of the sessions."""
     until, names, queued = time.monotonic() + NOTICED_S, set[str](), []
     while time.monotonic() < until:
         queued.append(asyncio.create_task(opened(http, "full")))
         names.add((await opened(http, "brief")).sid)
-        await asyncio.sleep(PAUSE_S)  # a few show as much as some hundreds
+        await asyncio.sleep(PAUSE_S)  # a few sessions show as much as some hundreds
     return names, queued
 
 
@@ -126,7 +128,7 @@ def _time_of_redis(world: World) -> float:
 
 
 def _time_of_a_gateway(world: World) -> float:
-    """When it wrote its last line."""
+    """Return the time of the gateway's last log line."""
     stamps = re.findall(r"^(\d+-\d+-\d+ \d+:\d+:\d+),", world.gateways[1].log, re.MULTILINE)
     return time.mktime(time.strptime(stamps[-1], "%Y-%m-%d %H:%M:%S"))
 

@@ -1,4 +1,4 @@
-"""The engine hangs, and is killed and started again, under load; an engine of the test's own, never the machine's."""
+"""The engine hangs, and is killed and started again, under load. The test starts this engine, not the machine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ HANGS_S = min(60.0, 8.0 * SCALE)
 SLOTS = 4
 WORKERS = 2
 LAG_MAX_S = 5.0
-"""A bucket of the histogram, shorter than `HANGS_S`: the event loop must never wait for an engine that hangs. What a
-machine under load adds is less."""
+"""Seconds, a bucket of the histogram. It is below `HANGS_S`, because the event loop must never wait for a hanging
+engine. A loaded machine adds less.
+"""
 UNRULY = environment_toml(
     "unruly",
     pool={"slots": SLOTS, "min_workers": WORKERS, "max_workers": WORKERS + 1, "idle_worker_s": 300},
@@ -59,7 +60,9 @@ def world(own: OwnEngine) -> Iterator[World]:
             own.revive()
 
 
-async def test_it_hangs(world: World, own: OwnEngine, measured: Callable[[str, float, str], None]) -> None:
+async def test_while_the_engine_hangs_sessions_go_on_and_creates_end_and_afterwards_the_pool_is_full_again(
+    world: World, own: OwnEngine, measured: Callable[[str, float, str], None]
+) -> None:
     await eventually(lambda: _full(world))
     async with crowd(world) as everybody, world.http(0) as http:
         for replica in (0, 1):
@@ -74,7 +77,7 @@ async def test_it_hangs(world: World, own: OwnEngine, measured: Callable[[str, f
         own.hang()
         hangs_until = time.monotonic() + HANGS_S
         creates = [asyncio.create_task(_create(http)) for _ in range(SLOTS * (WORKERS + 1))]
-        # Killed past the engine, which can't tell of it: its own call can, and nobody learns of a reward.
+        # The test kills it directly, and the hanging engine cannot report it. The call fails, without a reward.
         broken = asyncio.create_task(step(doomed, "wait", {"gate": "never"}))
         await until(lambda: world.waiting_steps("never") == 1)
         os.kill(pid, signal.SIGKILL)
@@ -111,11 +114,11 @@ async def test_it_hangs(world: World, own: OwnEngine, measured: Callable[[str, f
 
     await _the_loop_never_stalled(world, measured)
     assert worker in died
-    assert not died & serving  # others are starts that were given up
+    assert not died & serving  # the other containers are starts that the gateway cancelled
     await at_rest(world)
 
 
-async def test_it_is_killed_and_started_again(
+async def test_after_the_engine_was_killed_and_started_again_its_sessions_are_lost_and_the_pool_is_full_again(
     world: World, own: OwnEngine, measured: Callable[[str, float, str], None]
 ) -> None:
     await eventually(lambda: _full(world))
@@ -134,7 +137,7 @@ async def test_it_is_killed_and_started_again(
 
         await asyncio.to_thread(own.kill)
         os.kill(pid, signal.SIGKILL)  # the next engine finds it dead
-        await everybody.goes_on(10)  # the others live until the next engine finds them
+        await everybody.goes_on(10)  # the other workers live until the next engine finds them
         assert await _asked(world) < 30
         await everybody.stand_still()
         in_flight = [asyncio.create_task(step(episode, "wait", {"gate": "never"})) for episode in lost]
@@ -144,13 +147,13 @@ async def test_it_is_killed_and_started_again(
         await asyncio.to_thread(own.start)
         began_at = time.monotonic()
 
-        # The new engine ends them, with a moment's notice: some have the time to say so.
+        # The new engine stops them with a short grace period: some have the time to report it.
         errors = [(await taken).error for taken in in_flight]
         assert all("worker_lost" in error or "shutting down" in error for error in errors), errors
         answered = await turn
         assert answered.status_code >= 400, answered.text
         assert "reward" not in answered.text
-        # Where the new engine has not told of a death yet, it is a 503 that says so.
+        # A 503 reports the loss where the new engine has not yet reported the death.
         afterwards = [(await step(episode, "count")).body for episode in lost]
         assert all("worker_lost" in body for body in afterwards), afterwards
         await eventually(lambda: _full(world, others_than=before), within_s=60)
@@ -159,7 +162,7 @@ async def test_it_is_killed_and_started_again(
         sid, answer = await waiting
         fresh = await eventually(lambda: _opened(http, "unruly"), within_s=60)
         assert await counted(fresh) == 1
-        # A create that was under way got a worker that died, or one that did not: told so, or served.
+        # The pending create got a worker that died, and reports it, or a worker that lives, and succeeds.
         assert answer.status_code in (200, 429, 503), answer.text
         await delete_all([fresh, RawEpisode(http, sid, "unruly")])
 
@@ -182,7 +185,7 @@ async def _opened(http: httpx.AsyncClient, environment: str) -> RawEpisode:
 
 
 async def _asked(world: World) -> float:
-    """Ask each replica how it is; how long it took, in seconds."""
+    """Query health and metrics of each replica. Return the seconds that this took."""
     began_at = time.monotonic()
     await _told(world)
     return time.monotonic() - began_at
@@ -201,7 +204,7 @@ async def _told(world: World) -> dict[str, str]:
 
 
 async def _full(world: World, *, others_than: frozenset[str] | set[str] = frozenset()) -> None:
-    """Assert that there are as many workers as wanted at least, all ready and none of *others_than*."""
+    """Assert that the wanted number of workers exists, that all are ready, and that none is in *others_than*."""
     workers = await world.workers()
     assert {worker["state"] for worker in workers} == {"ready"}, workers
     assert len([worker for worker in workers if worker["environment"] == "unruly"]) >= WORKERS
@@ -220,7 +223,7 @@ async def _the_loop_never_stalled(world: World, measured: Callable[[str, float, 
 
 
 def longest_lag_s(metrics: str) -> float:
-    """The bound of the first bucket that has all samples."""
+    """Return the bound of the first bucket that contains all samples."""
     found = re.findall(r'^gateway_event_loop_lag_seconds_bucket\{le="(.+)"\} (\S+)$', metrics, re.MULTILINE)
     buckets = [(float(bound), float(count)) for bound, count in found]
     assert buckets[-1][1] > 0, "nothing was measured"
@@ -228,5 +231,5 @@ def longest_lag_s(metrics: str) -> float:
 
 
 async def _metrics(world: World) -> list[str]:
-    """What each replica tells."""
+    """Return the metrics of each replica."""
     return [text for path, text in (await _told(world)).items() if path.endswith("/metrics")]

@@ -1,4 +1,4 @@
-"""The gateway gets SIGKILL with a hundred sessions live: the next one goes on where it was."""
+"""The gateway gets SIGKILL with a hundred sessions live. The next gateway continues them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.wire.raw import RawEpisode
 
 GATE = "gate"
 GIVEN_UP_S = scaled(100.0)
-"""A replica is given up after 5 s; what it was opening has 300 s."""
+"""Seconds until the openings of a dead replica are released. It counts as dead after 5 s, and they have 300 s."""
 
 
-async def test_sessions_go_on_and_steps_in_flight_are_told_by_their_keys(
+async def test_sessions_go_on_after_a_kill_and_keys_return_the_outcomes_of_steps_in_flight(
     scaled: Callable[[int], int], measured: Callable[[str, float, str], None]
 ) -> None:
     number = scaled(100)
@@ -42,7 +42,7 @@ async def test_sessions_go_on_and_steps_in_flight_are_told_by_their_keys(
             world.gateway.restart()
             usable_at = await _answers(at_leisure[0], began_at)
             measured("from the restart's begin to the first step", usable_at, "s")
-            # Each step is asked for again while it runs still: it must be joined, and not run a second time.
+            # The client repeats each step while it still runs: the gateway must join it, not run it twice.
             again = [
                 asyncio.create_task(step(episode, "wait", {"gate": GATE}, key="the step")) for episode in in_flight
             ]
@@ -70,9 +70,11 @@ async def test_sessions_go_on_and_steps_in_flight_are_told_by_their_keys(
         await nothing_left(world)
 
 
-async def test_what_a_killed_gateway_was_starting_is_no_orphan(measured: Callable[[str, float, str], None]) -> None:
-    # Ten starts are under way: some containers are there and unknown, some workers are known and not there. The
-    # openings that waited for them are still in the queue, and nobody waits for their answers.
+async def test_starts_that_a_killed_gateway_left_unfinished_leave_no_orphan(
+    measured: Callable[[str, float, str], None],
+) -> None:
+    # Ten starts are under way: some containers are unknown to the store, some workers have no container. Openings for
+    # them are still in the queue, and no client waits for their answers.
     pool = {"slots": 1, "max_workers": 10}
     timeouts = {"open_s": 10, "setup_s": 5, "idle_s": 5}
     with running(environment_toml("unruly", pool=pool, timeouts=timeouts)) as world:
@@ -90,7 +92,7 @@ async def test_what_a_killed_gateway_was_starting_is_no_orphan(measured: Callabl
         await nothing_left(world)
 
 
-async def test_what_a_killed_replica_was_opening_is_given_up_long_before_its_time() -> None:
+async def test_an_opening_of_a_killed_replica_is_released_long_before_its_setup_time() -> None:
     pool = {"slots": 1, "max_workers": 1, "idle_worker_s": 300}
     timeouts = {"open_s": 300, "setup_s": 300}
     with running(environment_toml("unruly", pool=pool, timeouts=timeouts), replicas=2) as world:
@@ -98,7 +100,7 @@ async def test_what_a_killed_replica_was_opening_is_given_up_long_before_its_tim
             await delete_all([await opened(http, "unruly")])
             (worker,) = await world.workers()
             container = await asyncio.to_thread(world.container, str(worker["id"]))
-            await asyncio.to_thread(container.pause)  # so that an opening stays one
+            await asyncio.to_thread(container.pause)  # so that the session stays in the state "opening"
             opening = asyncio.create_task(opened(doomed, "unruly"))
             await eventually(lambda: _is_opening(world))
             waiting = asyncio.create_task(opened(doomed, "unruly"))
@@ -125,7 +127,7 @@ async def _one_waits(world: World) -> None:
 
 
 async def _answers(episode: RawEpisode, began_at: float) -> float:
-    """Take a step as soon as the gateway takes one; how long after *began_at* it was answered."""
+    """Retry a step until the gateway serves it. Return the seconds since *began_at*."""
 
     async def answered() -> float:
         try:

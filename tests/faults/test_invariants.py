@@ -1,4 +1,4 @@
-"""The checks themselves: each thing that must not be left is found, and nothing else is complained of."""
+"""Tests of the invariants: each kind of leftover is found, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.wire.stack import INSTANCE_LABEL
 
 STRAY = "00000000000000ff"
 NEVER = 1e15
-"""A moment that does not come (ms)."""
+"""A moment in milliseconds that never comes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def _the_worker(world: World) -> str:
 
 
 def _slot(world: World) -> Callable[[], object]:
-    """A slot is held by a session that is not there."""
+    """Let a session that does not exist hold a slot."""
     held = f"{PREFIX}held:{_the_worker(world)}"
     with world.database() as database:
         database.sadd(held, STRAY)
@@ -60,7 +60,7 @@ def _slot(world: World) -> Callable[[], object]:
 
 
 def _free_slot(world: World) -> Callable[[], object]:
-    """A worker has room, and nobody would be given it."""
+    """Remove a worker's free slots from the store's list, so that no opening can get them."""
     free = f"{PREFIX}free:unruly"
     with world.database() as database:
         members = database.zrange(free, 0, -1, withscores=True)
@@ -115,7 +115,7 @@ def _lost_session(world: World) -> Callable[[], object]:
 
 
 def _worker(world: World) -> Callable[[], object]:
-    """A worker that is in the store only; the control loop would not touch it before it was idle for a while."""
+    """Add a worker that only the store knows. The control loop ignores it until it was idle for a while."""
     with world.database() as database:
         like = database.hgetall(f"{PREFIX}worker:{_the_worker(world)}")
         rank = f"{10**15:016}{STRAY}"
@@ -168,15 +168,15 @@ LEFT: dict[str, Callable[[World], Callable[[], object]]] = {
     "volumes": _volume,
     "networks": _network,
 }
-"""What is left behind, by what is said of it."""
+"""Functions that plant a leftover, by the text that the invariants report for it."""
 
 
 @pytest.mark.parametrize("said", LEFT)
-async def test_what_is_left_is_found(world: World, said: str) -> None:
+async def test_each_kind_of_leftover_is_found(world: World, said: str) -> None:
     await at_rest(world)
     remove = LEFT[said](world)
     try:
-        # Again: a worker may start just then, and it is told of whatever is found first.
+        # Retry: a worker may start just then, and the check reports only the first finding.
         await eventually(partial(_is_said, world, said))
     finally:
         remove()
@@ -202,7 +202,7 @@ async def test_a_slot_that_is_leased_and_not_used_is_found(world: World) -> None
         end()
 
 
-async def test_a_session_that_the_store_gave_away_and_its_worker_has_still_is_found(world: World) -> None:
+async def test_a_session_that_the_store_released_and_its_worker_still_holds_is_found(world: World) -> None:
     async with world.http() as http:
         episode = await opened(http, "unruly")
         (session,) = await world.sessions()

@@ -1,6 +1,7 @@
-"""The replica that leads is frozen for longer than its lead while creates wait; when it goes on it changes nothing.
+"""The leading replica is frozen for longer than its lead while creates wait. When it resumes, it changes nothing.
 
-Frozen anywhere it has mostly nothing left to say; so it is also frozen between a decision and its write.
+A leader frozen at a random moment rarely has a pending write. One test therefore freezes it between a decision and its
+write.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tests.faults.world import SCALE, World, environment_toml, running
 from tests.wire.gateways import OPERATOR_KEY
 
 FROZEN_S = min(30.0, 6.0 * SCALE)
-"""Longer than a lead."""
+"""Seconds, longer than a lead."""
 WORKERS = 6
 UNRULY = environment_toml("unruly", pool={"slots": 1, "max_workers": WORKERS, "idle_worker_s": 2})
 
 
-async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
+async def test_a_frozen_leaders_successor_serves_the_creates_and_the_old_leader_changes_nothing_when_it_resumes(
     measured: Callable[[str, float, str], None],
 ) -> None:
     with running(UNRULY, replicas=2) as world:
@@ -38,7 +39,7 @@ async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
         async with world.http(other) as http:
             held = [await opened(http, "unruly")]
             creates = [asyncio.create_task(opened(http, "unruly")) for _ in range(2 * WORKERS - 1)]
-            # It has noted some of them and begun to start their containers when it stops.
+            # At this point the leader has noted some creates and started some of their containers.
             await until(lambda: len(world.events.of("create")) >= 3)
             began_at = time.monotonic()
             os.kill(world.gateways[leader].pid, signal.SIGSTOP)
@@ -64,7 +65,7 @@ async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
             finally:
                 os.kill(world.gateways[leader].pid, signal.SIGCONT)
 
-            # It woke with starts in its hands, and with the belief that it leads: give it the time to act on both.
+            # It resumes with pending starts, and still believes that it leads. Give it the time to act on both.
             await eventually(lambda: _leads_no_more(world, leader))
             again = await asyncio.gather(*(counted(episode) for episode in held))
             assert again == [count + 1 for count in counts]
@@ -82,11 +83,11 @@ async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
         measured("workers at most", world.events.most_alive("unruly"), "")
         assert world.events.most_alive("unruly") <= WORKERS
         await nothing_left(world)
-        assert "worker_lost environment" not in world.log  # no replica takes a stop by the other for a loss
+        assert "worker_lost environment" not in world.log  # a worker stopped by the other replica is not lost
         assert await world.metric("gateway_workers_lost_total") == 0
 
 
-async def test_a_start_that_it_decided_before_is_refused_when_the_write_arrives_afterwards() -> None:
+async def test_a_start_that_a_frozen_leader_decided_is_refused_when_its_write_arrives_after_its_lead() -> None:
     pool = {"slots": 1, "max_workers": 1, "idle_worker_s": 2}
     with running_held("unruly", environment_toml("unruly", pool=pool)) as world:
         await eventually(lambda: _leads(world, 0))

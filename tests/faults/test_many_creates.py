@@ -1,4 +1,4 @@
-"""Hundreds of creates on a pool of ten: in order of arrival, a bounded queue, and never an eleventh container."""
+"""Hundreds of creates on a pool of ten: served in order of arrival, a bounded queue, never an eleventh container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKERS = 10
 CREATES = round(250 * SCALE)
 ROOM = CREATES * 4 // 5
 IN_ORDER = 30
-"""So many creates come one by one, so that their order of arrival is known."""
+"""Number of creates that arrive one by one, so that their order is known."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-async def test_they_are_served_in_order_or_told_when_to_come_again(
+async def test_creates_are_served_in_order_of_arrival_or_refused_with_a_time_to_retry(
     world: World, measured: Callable[[str, float, str], None]
 ) -> None:
     async with world.http() as http:
@@ -43,7 +43,7 @@ async def test_they_are_served_in_order_or_told_when_to_come_again(
         refused = CREATES - WORKERS - ROOM
         await eventually(lambda: _ended(crowd, refused))
 
-        # One slot at a time, and only then all: ten at once may overtake each other on their way out.
+        # One slot first, the rest at the end: ten openings that are served concurrently may overtake each other.
         await delete_all(holders[:1])
         await asyncio.gather(*queue)
         await delete_all(holders[1:])
@@ -59,7 +59,7 @@ async def test_they_are_served_in_order_or_told_when_to_come_again(
     assert world.events.most_alive("unruly") == WORKERS
     await at_rest(world)
     assert await world.metric("gateway_sessions_refused_total", environment="unruly", code="pool_exhausted") == refused
-    # After such a crowd workers are kept for the next one; the next life of the gateway expects none.
+    # The pool keeps workers after such a burst. A restarted gateway does not expect another one.
     assert world.gateway.stop() == 0
     world.gateway.restart()
     await nothing_left(world)
@@ -82,7 +82,7 @@ async def test_a_trainer_with_few_creates_is_not_behind_one_with_many(world: Wor
 
 
 async def _play(http: httpx.AsyncClient, environment: str, n: int, served: list[int]) -> httpx.Response:
-    """Create, note when it was served, take a step and leave."""
+    """Create a session, record the order of service, take a step and delete it."""
     episode = RawEpisode(http, new_sid(), environment)
     answer = await create(http, episode.sid, env_name=environment, task_spec={"start": n})
     if answer.status_code == 200:

@@ -1,7 +1,7 @@
-"""The Redis that Sentinels watch dies, and another server takes over with what it was sent.
+"""A Redis that Sentinels watch dies, and its replica takes over with the data that it received.
 
-Two replicas serve sessions of each protocol, which are stepped all the time. No step fails or runs twice, no session is
-lost, no slot is leased twice, and sessions are opened again once the store is whole.
+Two replicas of the gateway serve sessions of each protocol, which step continuously. No step fails or runs twice, no
+session is lost, no slot is leased twice. Sessions are opened again once the store is whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNRULY = steady_toml(slots=10, min_workers=2, max_workers=2)
 
 
 class WatchedRedis(Redis):
-    """Two servers and their Sentinels, as one that a world starts and stops."""
+    """Two servers and their Sentinels, which a world starts and stops as one Redis."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -54,7 +54,9 @@ def watched(world: World) -> Failover:
 
 
 @pytest.mark.parametrize("master", ["dies", "is silent for a while"])
-async def test_another_server_takes_over(master: str, measured: Callable[[str, float, str], None]) -> None:
+async def test_sessions_go_on_when_another_redis_server_takes_over(
+    master: str, measured: Callable[[str, float, str], None]
+) -> None:
     with running(UNRULY, replicas=2, redis=WatchedRedis) as world:
         servers = watched(world)
         async with crowd(world) as everybody, world.http(1) as http:

@@ -1,7 +1,7 @@
-"""Redis is killed and comes back with its data, with older data or with none; or it says nothing for a while.
+"""Redis is killed and comes back with its data, with older data or without data. Or it does not answer for a while.
 
-Two replicas serve sessions of each protocol, which are stepped all the time. No step fails or runs twice, no session is
-lost, and no slot is leased twice.
+Two replicas serve sessions of each protocol, which step continuously. No step fails or runs twice, no session is lost,
+and no slot is leased twice.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_worke
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """One whose Redis is lost again and again, and comes back with what it saved last."""
+    """A world whose Redis is killed in each test, and comes back with its last saved data."""
     with running(UNRULY, BRIEF, TIGHT, replicas=2, redis=MortalRedis) as world:
         yield world
 
 
 @pytest.mark.parametrize("comes_back", ["with older data", "without data"])
-async def test_it_is_killed_and_has_lost_data(
+async def test_sessions_go_on_when_redis_is_killed_and_loses_data(
     world: World, comes_back: str, measured: Callable[[str, float, str], None]
 ) -> None:
     mortal(world).forget()
     await _is_killed(world, is_older=comes_back == "with older data", measured=measured)
 
 
-async def test_it_is_killed_and_has_its_data(measured: Callable[[str, float, str], None]) -> None:
+async def test_sessions_go_on_when_redis_is_killed_and_keeps_its_data(
+    measured: Callable[[str, float, str], None],
+) -> None:
     with running(UNRULY, BRIEF, replicas=2, redis=partial(MortalRedis, keeps_all=True)) as world:
         await _is_killed(world, is_older=False, measured=measured)
 
@@ -94,7 +96,7 @@ async def _is_killed(world: World, *, is_older: bool, measured: Callable[[str, f
         await everybody.goes_on()
         await everybody.leave()
 
-    # Its idle time begins anew at most, when the store is whole; what a machine under load takes comes on top.
+    # The idle time may start again when the store is whole, but not later. A loaded machine adds to that.
     assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + scaled(LATE_S)
     assert (late.status, "expired" in late.body) == (410, True)
     await _nobody_died(world)
@@ -106,8 +108,10 @@ async def _nobody_died(world: World) -> None:
     await at_rest(world)
 
 
-async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str, float, str], None]) -> None:
-    """It takes connections, as a server does whose machine hangs."""
+async def test_sessions_go_on_while_redis_does_not_answer(
+    world: World, measured: Callable[[str, float, str], None]
+) -> None:
+    """Redis accepts connections meanwhile, like a server whose machine hangs."""
     async with crowd(world) as everybody, world.http(1) as http:
         await of_every_protocol(everybody)
         idle = await opened(http, "brief")
@@ -134,7 +138,7 @@ async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str
         await delete_all([await wish])
         await everybody.leave()
 
-    # Steps go on, so no load balancer is to leave the replicas out.
+    # Steps go on, so a load balancer must keep the replicas.
     assert (silent, ready) == ([(200, "degraded")] * 2, [(200, "ok")] * 2)
     assert idle_at + IDLE_S <= expired_at <= went_on_at + IDLE_S + scaled(LATE_S)
     assert world.log.count("store_rebuilt") == rebuilt_before
@@ -149,7 +153,7 @@ async def _readiness(world: World, replica: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("worker", ["answers", "hangs meanwhile"])
-async def test_a_slot_that_older_data_call_free_is_not_leased_again(world: World, worker: str) -> None:
+async def test_a_slot_that_is_free_in_older_data_is_not_leased_again(world: World, worker: str) -> None:
     async with world.http(0) as http, world.http(1) as other:
         first = await opened(http, "tight")
         mortal(world).save()
@@ -161,7 +165,7 @@ async def test_a_slot_that_older_data_call_free_is_not_leased_again(world: World
 
         mortal(world).kill()
         if worker == "hangs meanwhile":
-            await asyncio.to_thread(container.pause)  # it can't say what it holds
+            await asyncio.to_thread(container.pause)  # it cannot report its sessions
         wishes = [asyncio.create_task(opened(client, "tight", start=2000)) for client in (http, other)]
         await asyncio.to_thread(mortal(world).start)
         await is_whole(world, rebuilt_before)
@@ -181,7 +185,7 @@ async def test_a_slot_that_older_data_call_free_is_not_leased_again(world: World
 
 
 async def _older(everybody: Crowd) -> None:
-    """Let the data that are kept know of sessions that are over, and not of those that go on in their slots."""
+    """Save data that contain sessions that end afterwards, and lack later sessions in the same slots."""
     mortal(everybody.world).save()
     await everybody.leave(*everybody.members[:4])
     await everybody.ors(0)
@@ -189,7 +193,7 @@ async def _older(everybody: Crowd) -> None:
 
 
 async def _full_and_not_fuller(world: World, everybody: Crowd) -> None:
-    """Take every slot that is free; one more create waits. They are given back."""
+    """Take every free slot, and check that one more create waits. Then release them."""
     free = SLOTS * WORKERS - len(everybody.members)
     async with world.http(0) as http:
         taken = await open_many(http, "unruly", free)

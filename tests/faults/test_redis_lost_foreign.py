@@ -1,4 +1,4 @@
-"""Redis is killed while sessions are open in a foreign server, which can't tell what it holds."""
+"""Redis is killed while a third-party server, which cannot report its sessions, holds some."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ RIDDLES = environment_toml(
 
 
 @pytest.mark.parametrize("keeps_all", [True, False], ids=["with its data", "without data"])
-async def test_its_sessions_go_on_and_it_is_replaced_if_nobody_knows_what_it_holds(keeps_all: bool) -> None:
+async def test_sessions_of_a_third_party_worker_go_on_and_it_is_replaced_if_redis_lost_its_data(
+    keeps_all: bool,
+) -> None:
     with running(RIDDLES, replicas=2, redis=partial(MortalRedis, keeps_all=keeps_all)) as world:
         async with world.http(0) as http, world.http(1) as other_http:
             old = [await _riddle(http), await _riddle(other_http)]
@@ -59,7 +61,7 @@ async def test_its_sessions_go_on_and_it_is_replaced_if_nobody_knows_what_it_hol
 
 
 def _crossed(episodes: list[RawEpisode]) -> list[tuple[RawEpisode, httpx.AsyncClient]]:
-    """Each with the other's replica."""
+    """Pair each episode with the client of the other episode's replica."""
     return [(episodes[0], episodes[1].http), (episodes[1], episodes[0].http)]
 
 
@@ -71,10 +73,10 @@ async def _riddle(http: httpx.AsyncClient) -> RawEpisode:
 
 
 async def _waited(episode: RawEpisode) -> None:
-    """Take a step that only an open session of this server has."""
+    """Take a step that this server serves in an open session only."""
     assert (await step(episode, "wait", {"seconds": 0.01})).outcome.text == "waited"
 
 
 async def _is_known(world: World, episodes: list[RawEpisode]) -> None:
-    """The store has all of them again; replicas hand them in."""
+    """Assert that the store knows all episodes again. Replicas restore them."""
     assert {episode.sid for episode in episodes} <= {session["name"] for session in await world.sessions()}

@@ -1,4 +1,4 @@
-"""The same step comes twice: it runs once, whoever asks, at whatever replica; another body is a conflict."""
+"""The same step is sent twice, to the same or another replica: it runs once. A different body is a conflict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "catalog"
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """Two replicas, shared by the tests of this file."""
+    """Two replicas that the tests of this file share."""
     unruly = environment_toml("unruly", pool={"idle_worker_s": 60})
     with running(unruly, (FOREIGN / "openenv-counter" / "environment.toml").read_text(), replicas=2) as world:
         yield world
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 async def here(world: World) -> AsyncIterator[RawEpisode]:
-    """An open session, spoken to at the first replica."""
+    """An open session, through the first replica."""
     async with world.http(0) as http:
         episode = await opened(http, "unruly")
         yield episode
@@ -39,12 +39,12 @@ async def here(world: World) -> AsyncIterator[RawEpisode]:
 
 @pytest.fixture
 async def there(world: World, here: RawEpisode) -> AsyncIterator[RawEpisode]:
-    """The same session at the second replica."""
+    """The same session, through the second replica."""
     async with world.http(1) as http:
         yield replace(here, http=http)
 
 
-async def test_one_after_the_other(here: RawEpisode, there: RawEpisode) -> None:
+async def test_a_step_repeated_after_its_end_runs_once(here: RawEpisode, there: RawEpisode) -> None:
     first = await step(here, "count", key="a")
     again = await step(here, "count", key="a")
     elsewhere = await step(there, "count", key="a")
@@ -54,7 +54,9 @@ async def test_one_after_the_other(here: RawEpisode, there: RawEpisode) -> None:
     assert following == 2
 
 
-async def test_at_once_on_two_replicas(world: World, here: RawEpisode, there: RawEpisode) -> None:
+async def test_a_step_sent_concurrently_to_two_replicas_runs_once(
+    world: World, here: RawEpisode, there: RawEpisode
+) -> None:
     gate = "at-once"
     both = [
         asyncio.create_task(step(episode, "wait", {"gate": gate}, key="b"))
@@ -71,7 +73,9 @@ async def test_at_once_on_two_replicas(world: World, here: RawEpisode, there: Ra
     assert following == 2
 
 
-async def test_with_another_body(world: World, here: RawEpisode, there: RawEpisode) -> None:
+async def test_a_step_with_a_used_key_and_another_body_is_a_conflict(
+    world: World, here: RawEpisode, there: RawEpisode
+) -> None:
     gate = "another-body"
     running_step = asyncio.create_task(step(here, "wait", {"gate": gate}, key="c"))
     await until(lambda: world.waiting_steps(gate) == 1)
@@ -88,14 +92,16 @@ async def test_with_another_body(world: World, here: RawEpisode, there: RawEpiso
     assert following == 2
 
 
-async def test_asked_again_after_its_replica_was_killed(world: World, here: RawEpisode, there: RawEpisode) -> None:
+async def test_a_step_repeated_after_its_replica_was_killed_runs_once(
+    world: World, here: RawEpisode, there: RawEpisode
+) -> None:
     gate = "killed"
     cut_off = asyncio.create_task(step(here, "wait", {"gate": gate}, key="d"))
     await until(lambda: world.waiting_steps(gate) == 1)
     world.gateways[0].kill()
     await asyncio.wait([cut_off])
     again = asyncio.create_task(step(there, "wait", {"gate": gate}, key="d"))
-    # A step without a key waits for the one that runs: the session's calls are in order.
+    # A step without a key waits for the running one: the calls of a session are in order.
     queued = asyncio.create_task(step(there, "count"))
     world.gateways[0].restart()
     world.open_gate(gate)
@@ -107,7 +113,9 @@ async def test_asked_again_after_its_replica_was_killed(world: World, here: RawE
     assert world.waiting_steps(gate) == 1
 
 
-async def test_a_hung_up_step_is_found_by_its_key(world: World, here: RawEpisode, there: RawEpisode) -> None:
+async def test_a_step_whose_client_hung_up_is_found_by_its_key(
+    world: World, here: RawEpisode, there: RawEpisode
+) -> None:
     gate = "hung-up"
     left = asyncio.create_task(step(here, "wait", {"gate": gate}, key="e"))
     await until(lambda: world.waiting_steps(gate) == 1)
@@ -122,8 +130,8 @@ async def test_a_hung_up_step_is_found_by_its_key(world: World, here: RawEpisode
 
 
 @pytest.mark.needs("third-party-images")
-async def test_in_an_image_that_knows_no_keys(world: World) -> None:
-    """Its server knows none: what its steps ended with is kept for it."""
+async def test_a_repeated_step_runs_once_in_a_third_party_image_without_keys(world: World) -> None:
+    """The gateway keeps the outcomes of the steps, because the server knows no keys."""
     environment = world.environments[1]
     async with world.http(0) as one, world.http(1) as other:
         here = RawEpisode(one, new_sid(), environment)
@@ -134,7 +142,7 @@ async def test_in_an_image_that_knows_no_keys(world: World) -> None:
         together = await asyncio.gather(*(step(each, "step", inc, key="f") for each in (here, there) for _ in range(3)))
         later = [await step(each, "step", inc, key="f") for each in (there, here)]
         conflict = await step(there, "step", {"op": "inc", "by": 8}, key="f")
-        # One replica only has heard of the first of these: what the other one knows is in the store.
+        # Only one replica has seen the first of these. The other one reads its outcome from the store.
         other_key = await step(here, "step", {"op": "inc", "by": 10}, key="g")
         conflict_elsewhere = await step(there, "step", {"op": "inc", "by": 20}, key="g")
         again_elsewhere = await step(there, "step", {"op": "inc", "by": 10}, key="g")

@@ -1,6 +1,6 @@
-"""A replica that is told to leave in the middle of steps: all it saw up to its last answer is known; it leads no more.
+"""A replica gets SIGTERM in the middle of steps: its notes up to its last answer are stored, and it releases the lead.
 
-That no step fails meanwhile is in ``tests/wire/test_rolling_restart.py``.
+``tests/wire/test_rolling_restart.py`` tests that no step fails meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SESSIONS = 4
 IDLE_S = 300
 
 
-async def test_every_step_up_to_the_last_one_counts_for_the_idle_time_and_the_lead_is_given_up() -> None:
+async def test_after_sigterm_each_answered_step_counts_for_the_idle_time_and_the_lead_is_released() -> None:
     unruly = environment_toml("unruly", timeouts={"idle_s": IDLE_S})
     with running(unruly, GATEWAY_DRAIN_NOTICE_S="0.5") as world:
         async with world.http() as http:
@@ -43,7 +43,7 @@ async def test_every_step_up_to_the_last_one_counts_for_the_idle_time_and_the_le
 
 
 async def _stepped_until_it_is_gone(world: World, episode: RawEpisode) -> float:
-    """Take steps until nobody answers; returns when the last one that was answered began, by Redis' clock (s)."""
+    """Step until the gateway does not answer. Return the start of the last answered step (Redis' clock, s)."""
     last_at = 0.0
     with world.database() as database:
         while True:

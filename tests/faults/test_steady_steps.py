@@ -1,4 +1,4 @@
-"""Steps of open sessions ask the store nothing: a replica writes what it saw of all its sessions in one go."""
+"""Steps of open sessions send nothing to the store: a replica writes its notes of all its sessions together."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.faults.world import World, environment_toml, running
 
 SESSIONS = 30
 ROUNDS = 10
-"""In each of them every session takes a step."""
+"""Number of rounds. In each round every session takes a step."""
 NOTES = 3
-"""So many times notes are written meanwhile, at the least."""
+"""Least number of writes of notes during the rounds."""
 WITHIN_ROUNDS = 2000
 MARK = "the-test-listens"
 
 
-async def test_a_step_asks_the_store_nothing_and_the_notes_of_all_sessions_go_together() -> None:
+async def test_a_step_sends_nothing_to_the_store_and_the_notes_of_all_sessions_are_written_together() -> None:
     with running(environment_toml("unruly", pool={"slots": SESSIONS, "max_workers": 1})) as world:
         async with world.http() as http:
             episodes = await open_many(http, "unruly", SESSIONS)
@@ -44,17 +44,17 @@ async def test_a_step_asks_the_store_nothing_and_the_notes_of_all_sessions_go_to
     assert {command.split()[1] for command in said} == {scripts()["touch"].sha}, said
     named = [sum(id in command for id in ids) for command in said]
     assert max(named) == SESSIONS, named
-    assert sum(named) >= 5 * len(named), named  # also on a machine that does no whole round in a second
+    assert sum(named) >= 5 * len(named), named  # also on a machine that needs more than a second for a round
 
 
 def _naming(commands: list[str], ids: set[str]) -> list[str]:
-    """Those that say anything of one of these sessions."""
+    """Return the commands that contain one of these sessions' ids."""
     return [command for command in list(commands) if any(id in command for id in ids)]
 
 
 @contextlib.contextmanager
 def overheard(world: World) -> Iterator[list[str]]:
-    """All that Redis is asked meanwhile, but for what scripts ask in there; `MARK` is the first."""
+    """Yield all commands that Redis gets, except those inside scripts. `MARK` is the first."""
     heard: list[str] = []
     with world.database() as listening, listening.monitor() as monitor:
         following = threading.Thread(target=_follow, args=(monitor, heard), daemon=True)
@@ -69,7 +69,7 @@ def overheard(world: World) -> Iterator[list[str]]:
 
 
 def _follow(monitor: redis.client.Monitor, heard: list[str]) -> None:
-    with contextlib.suppress(Exception):  # a closed connection ends with whatever its library says
+    with contextlib.suppress(Exception):  # a closed connection may end with any error of the library
         for said in monitor.listen():  # type: ignore[no-untyped-call]  # redis-py's own gap
             if said["client_type"] != "lua":
                 heard.append(said["command"])

@@ -1,4 +1,4 @@
-"""Trainers vanish: without a delete, with half-open sockets, in mid-create. What they held is given back."""
+"""Trainers vanish: without a delete, with half-open sockets, during a create. The gateway releases what they held."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TRAINER = Path(__file__).parent / "trainer.py"
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """``brief`` ends a session soon; ``patient`` has one slot, for which trainers wait."""
+    """A world where sessions of ``brief`` expire soon, and ``patient`` has one slot, for which trainers wait."""
     brief = environment_toml(
         "brief",
         timeouts={"idle_s": IDLE_S},
         pool={"slots": SLOTS, "max_workers": 1},
-        limits={"memory_mib": 512},  # of what nobody reads the worker holds several copies
+        limits={"memory_mib": 512},  # the worker holds several copies of a response that no client reads
     )
     patient = environment_toml("patient", timeouts={"idle_s": IDLE_S}, pool={"slots": 1, "max_workers": 1})
     with running(brief, patient) as world:
@@ -47,7 +47,9 @@ async def _rests(world: World) -> AsyncIterator[None]:
     await at_rest(world)
 
 
-async def test_without_a_delete(world: World, measured: Callable[[str, float, str], None]) -> None:
+async def test_a_session_whose_trainer_vanishes_without_a_delete_expires(
+    world: World, measured: Callable[[str, float, str], None]
+) -> None:
     expired = await world.metric("gateway_sessions_closed_total", environment="brief", reason="expired")
     async with world.http() as http:
         episodes = await open_many(http, "brief", SLOTS)
@@ -60,7 +62,7 @@ async def test_without_a_delete(world: World, measured: Callable[[str, float, st
         await delete_all([kept])
 
     assert (late.status_code, "expired" in late.text, "reward" in late.text) == (410, True, False)
-    assert count > 19_000  # it was kept alive all the time, and never began anew
+    assert count > 19_000  # the session was kept alive all the time, and never restarted
     closed = expired + SLOTS - 1
     await world.counts(closed, "gateway_sessions_closed_total", environment="brief", reason="expired")
 
@@ -72,8 +74,8 @@ async def _only(world: World, kept: RawEpisode) -> None:
 
 
 @pytest.mark.parametrize("does", ["idle", "reads-nothing", "socket"])
-async def test_a_trainer_that_stops(world: World, does: str) -> None:
-    """It is stopped, not ended: the kernel keeps its connections, nobody reads them, and no end of them ever comes."""
+async def test_the_sessions_of_a_suspended_trainer_expire(world: World, does: str) -> None:
+    """The trainer is suspended, not ended: the kernel keeps its connections open, and no process reads them."""
     expired = await world.metric("gateway_sessions_closed_total", environment="brief", reason="expired")
     async with trainer(world, "brief", does, number=4) as pid:
         os.kill(pid, signal.SIGSTOP)
@@ -86,7 +88,7 @@ async def test_a_trainer_that_stops(world: World, does: str) -> None:
     await world.counts(expired + 4, "gateway_sessions_closed_total", environment="brief", reason="expired")
 
 
-async def test_hang_ups_during_a_create_give_their_places_back(world: World) -> None:
+async def test_trainers_that_hang_up_during_a_create_release_their_places(world: World) -> None:
     async with world.http() as http:
         holder = await opened(http, "patient")
         waiting = [
@@ -107,7 +109,7 @@ async def test_hang_ups_during_a_create_give_their_places_back(world: World) -> 
     assert answer.json()["sid"] == session["name"]
 
 
-async def test_a_trainer_that_stops_while_it_waits_holds_its_turn_only_so_long(world: World) -> None:
+async def test_a_trainer_suspended_while_its_create_waits_keeps_its_turn_only_for_a_while(world: World) -> None:
     async with world.http() as http:
         holder = await opened(http, "patient")
         async with trainer(world, "patient", "waits", number=1) as pid:
@@ -116,14 +118,14 @@ async def test_a_trainer_that_stops_while_it_waits_holds_its_turn_only_so_long(w
             behind = asyncio.create_task(opened(http, "patient"))
             await eventually(lambda: _waiting(world, 2))
             await delete_all([holder])
-            # Its session opens, nobody reads that, and it expires like any other.
+            # The gateway opens its session. No client reads the answer, and the session expires like any other.
             after = await behind
             await delete_all([after])
 
     assert "environment=patient" in world.log
 
 
-async def test_a_hang_up_in_mid_step_ends_no_session_early(world: World) -> None:
+async def test_a_hang_up_during_a_step_ends_no_session_early(world: World) -> None:
     async with world.http() as http:
         episode = await opened(http, "brief")
         left = asyncio.create_task(episode.ask("wait", {"gate": "left"}))
@@ -131,7 +133,7 @@ async def test_a_hang_up_in_mid_step_ends_no_session_early(world: World) -> None
         left.cancel()
         await asyncio.wait([left])
         began_at = time.monotonic()
-        while time.monotonic() - began_at < IDLE_S + 2:  # longer than its idle time: the step runs on
+        while time.monotonic() - began_at < IDLE_S + 2:  # longer than its idle time: the step still runs
             assert len(await world.sessions()) == 1
             await asyncio.sleep(0.2)
         world.open_gate("left")
@@ -143,7 +145,7 @@ async def test_a_hang_up_in_mid_step_ends_no_session_early(world: World) -> None
 
 @asynccontextmanager
 async def trainer(world: World, environment: str, does: str, *, number: int) -> AsyncIterator[int]:
-    """A trainer in a process of its own, that did what it was to do; its process id. It is killed at the end."""
+    """Run a trainer in a process of its own until it did *does*. Yield its process id; it is killed at the end."""
     command = [str(TRAINER), world.gateway.url, TRAINER_KEYS["alice"], environment, does, str(number)]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A worker is killed with a hundred steps in flight: each gets a typed error, and others go on. Or it is frozen."""
+"""A worker is killed with a hundred steps in flight, or frozen: each step gets a typed error, other workers go on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-async def test_each_step_in_flight_gets_a_typed_error_and_the_other_worker_goes_on(
+async def test_each_step_in_flight_of_a_killed_worker_gets_a_typed_error_and_the_other_worker_goes_on(
     world: World, measured: Callable[[str, float, str], None]
 ) -> None:
     await eventually(lambda: ready_workers(world, 2))
@@ -49,7 +49,7 @@ async def test_each_step_in_flight_gets_a_typed_error_and_the_other_worker_goes_
         untouched = [taken.done() for taken in others]
         world.open_gate(GATE)
         counts = [int((await taken).outcome.text) for taken in others]
-        # An engine under load may tell of the death later than a call waits for its word: both are typed errors.
+        # A loaded engine may report the death after the call stopped waiting for it: both are typed errors.
         await eventually(lambda: replaced(world, doomed))
         later = await episodes[0].get("prompt")
         await eventually(lambda: ready_workers(world, 2))
@@ -84,7 +84,7 @@ async def test_new_sessions_go_elsewhere_while_a_worker_is_frozen(world: World) 
         container = world.container(frozen)
         container.pause()
         try:
-            episodes = await open_many(http, "unruly", 6)  # the frozen one is the less used one for some of them
+            episodes = await open_many(http, "unruly", 6)  # for some of them the frozen worker is the less used one
             elsewhere = workers_of(await world.sessions(), episodes)
             counts = [await counted(episode) for episode in episodes]
         finally:
@@ -111,7 +111,7 @@ async def test_new_sessions_go_elsewhere_while_a_third_party_worker_is_frozen_an
             try:
                 caught = asyncio.create_task(
                     opened(http, "riddles")
-                )  # of two that are used alike the older one is next
+                )  # of two equally used workers the older one is next
                 await until(lambda: f"worker_suspect environment=riddles worker={frozen}" in world.log)
                 episodes = [await opened(http, "riddles") for _ in range(3)]
                 elsewhere = workers_of(await world.sessions(), episodes)
@@ -128,11 +128,11 @@ async def test_new_sessions_go_elsewhere_while_a_third_party_worker_is_frozen_an
 
 
 async def ready_workers(world: World, number: int) -> None:
-    """Assert, for `eventually`, that so many workers are ready."""
+    """Assert, for `eventually`, that there are *number* workers and all are ready."""
     states = [worker["state"] for worker in await world.workers()]
     assert states == ["ready"] * number, states
 
 
 async def replaced(world: World, lost: str) -> None:
-    """Assert, for `eventually`, that *lost* is not among the workers that are known."""
+    """Assert, for `eventually`, that the gateway does not list the worker *lost*."""
     assert lost not in [worker["id"] for worker in await world.workers()]

@@ -1,5 +1,4 @@
-"""A worker eats all memory, forks without end, floods its log, fills its disk, or hangs: who shares nothing with it
-goes on, and the error names the cause."""
+"""A worker exhausts its memory, processes, log, disk or time: other workers go on, and the error names the cause."""
 
 from __future__ import annotations
 
@@ -16,29 +15,29 @@ from tests.faults.world import SCALE, World, environment_toml, running
 from tests.wire.raw import RawEpisode
 
 CALL_S = 4
-"""The longest call of the environment whose tools misbehave."""
+"""Seconds of the longest call of the environment whose tools misbehave."""
 HANGS = ["hang", *(["hang_server"] if SCALE > 1 else [])]
-"""A server that hangs as a whole is noticed by its silence, which takes 45 s: in the long form only."""
+"""Tools that hang. A server that hangs completely is detected after 45 s of silence, so the short form omits it."""
 LOG_MAX_BYTES = 16 * 2**20
-"""More than any worker's log may take."""
+"""More bytes than any worker's log may take."""
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """The environment that misbehaves, one session a worker, and a neighbour of the same image."""
+    """A world with the environment that misbehaves, one session per worker, and a neighbour of the same image."""
     limits = {"memory_mib": 96, "pids": 64, "tmp_mib": 8}
     timeouts = {"call_s": CALL_S, "close_s": 3}
-    # What one leaves behind (processes, files) is not the next one's, which would end for another cause than its own.
+    # A worker serves one session: leftovers (processes, files) of one must not be the next one's cause of death.
     pool = {"slots": 2, "max_workers": 3, "max_uses": 1}
     bad = environment_toml("bad", limits=limits, timeouts=timeouts, pool=pool)
-    # Its /tmp may take all of its memory; what is in /dev/shm, which nobody asked for, may not.
+    # /tmp may take all of its memory. /dev/shm, which no setting enlarges, may not.
     roomy = environment_toml("roomy", limits=limits | {"tmp_mib": 96}, timeouts=timeouts, pool=pool)
     with running(environment_toml("good"), bad, roomy) as world:
         yield world
 
 
 class Neighbour:
-    """Takes steps in another worker all the time, and knows that none was lost or slow beyond reason."""
+    """Steps continuously in another worker, and asserts that no step is lost or unreasonably slow."""
 
     def __init__(self, episode: RawEpisode) -> None:
         self._episode = episode
@@ -69,7 +68,7 @@ async def fault(
 ) -> tuple[Ended, httpx.Response, str]:
     """Let one session misbehave while a neighbour plays.
 
-    Returns how its step ended, what its next request was told, and its worker.
+    Returns the outcome of its step, the answer to its next request, and its worker.
     """
     async with world.http() as http:
         good, bad = await opened(http, "good"), await opened(http, environment)
@@ -92,7 +91,9 @@ async def _more(neighbour: Neighbour, than: int) -> int:
     return await eventually(more)
 
 
-async def test_memory(world: World) -> None:
+async def test_a_worker_that_exhausts_its_memory_ends_with_out_of_memory_and_its_neighbour_goes_on(
+    world: World,
+) -> None:
     ended, later, worker = await fault(world, "eat_memory")
 
     assert "out_of_memory" in ended.error
@@ -104,17 +105,17 @@ async def test_memory(world: World) -> None:
     await at_rest(world)
 
 
-async def test_forks(world: World) -> None:
+async def test_a_fork_bomb_meets_its_limit_and_its_neighbour_goes_on(world: World) -> None:
     ended, _, _ = await fault(world, "fork_bomb")
 
-    # The kernel refuses the tool another process, and that is what the agent sees.
+    # The kernel refuses the tool another process, and the agent sees this error.
     assert "temporarily unavailable" in ended.body
     assert '"finished":true' not in ended.body.replace(" ", "")
     assert '"reward":' not in ended.body.replace(" ", "") or '"reward":null' in ended.body.replace(" ", "")
     await at_rest(world)
 
 
-async def test_log(world: World) -> None:
+async def test_a_flooded_log_stays_below_its_limit(world: World) -> None:
     async with world.http() as http:
         bad = await opened(http, "bad")
         (worker,) = workers_of(await world.sessions(), [bad])
@@ -124,14 +125,16 @@ async def test_log(world: World) -> None:
         await delete_all([bad])
 
     assert kept < LOG_MAX_BYTES
-    # It took its time or was too slow for its call; either way nothing but its own session is hit.
+    # The call ended or ran into its timeout. Either way only its own session is affected.
     assert ended.outcome.text == "1" if "error" not in ended.body else "timeout" in ended.error
     assert following.status in (200, 410)
     await at_rest(world)
 
 
 @pytest.mark.parametrize(("environment", "where"), [("bad", "/tmp"), ("bad", "/dev/shm"), ("roomy", "/dev/shm")])
-async def test_disk(world: World, environment: str, where: str) -> None:
+async def test_a_full_disk_is_an_error_of_its_step_and_the_session_goes_on(
+    world: World, environment: str, where: str
+) -> None:
     ended, later, _ = await fault(world, "fill_disk", environment=environment, where=where)
 
     assert "No space left on device" in ended.body
@@ -141,12 +144,12 @@ async def test_disk(world: World, environment: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("tool", HANGS)
-async def test_hang(world: World, tool: str) -> None:
+async def test_a_tool_that_hangs_times_out_and_gives_no_reward(world: World, tool: str) -> None:
     before = await world.metric("gateway_calls_total", environment="bad", outcome="timeout")
     ended, later, _ = await fault(world, tool)
 
     assert "timeout" in ended.error
-    # What hangs stands in the way of the session's next step: that one is told the same, or that all is over.
+    # The hanging tool blocks the next step, which gets the same timeout, or a 410 because the session is over.
     assert "reward" not in later.text
     assert (later.status_code, "timeout" in later.text) in ((200, True), (410, True)), later.text
     await eventually(lambda: _timed_out(world, before))

@@ -1,8 +1,8 @@
-"""A trainer that tests stop in mid-life: opens sessions, does one thing, says so, and stays.
+"""A trainer that tests suspend or kill: it opens sessions, does one thing, reports it, and stays.
 
     trainer.py URL KEY ENVIRONMENT idle|reads-nothing|socket|waits NUMBER
 
-Plain sockets, so that what is not read stays unread.
+It uses plain sockets, so that unread data stay unread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uuid
 from urllib.parse import urlsplit
 
 BIG = 8 * 2**20
-"""More characters than the buffers of a connection hold."""
+"""Number of characters above the buffers of a connection."""
 
 
 def main() -> None:
@@ -29,9 +29,9 @@ def main() -> None:
 
 
 def _act(url: str, key: str, environment: str, does: str) -> socket.socket:
-    """Open one session and do with it what *does* says; returns its connection."""
+    """Open one session and do with it what *does* names. Return its connection."""
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel takes little in that is not read
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel then buffers little unread data
     connection.connect((urlsplit(url).hostname, urlsplit(url).port))
     if does == "socket":
         _websocket(connection, f"/k/{key}/openenv/{environment}/ws")

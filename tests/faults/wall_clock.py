@@ -1,4 +1,4 @@
-"""A wall clock that tests set, for processes that are started with it; their monotonic clock stays the machine's."""
+"""A wall clock that tests set for the processes started with it. Their monotonic clock stays the machine's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "faketime"
 PLAIN_MALLOC = "libc_malloc_debug.so.0"
-"""Part of glibc. Before it, as Redis' own malloc asks for the time at its start, when libfaketime can't tell it yet."""
+"""A part of glibc, loaded first: Redis' own malloc reads the time at its start, before libfaketime can answer."""
 
 
 class WallClock:
-    """A clock in a file of *folder*, right at first."""
+    """A clock in a file of *folder*. It begins with the right time."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "wall-clock"
@@ -23,7 +23,7 @@ class WallClock:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a process is started with that reads this clock."""
+        """Environment variables of a process that reads this clock."""
         return {
             "LD_PRELOAD": f"{PLAIN_MALLOC} {self._library}",
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -32,14 +32,14 @@ class WallClock:
         }
 
     def set(self, ahead_s: int) -> None:
-        """Let it jump: from now on it is so many seconds ahead of the machine's."""
+        """Set the clock this many seconds ahead of the machine's."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{ahead_s:+d}\n")
-        new.replace(self._file)  # at once: it is read at any time
+        new.replace(self._file)  # atomically: a process may read it at any time
 
 
 def _library() -> str:
-    """The path of libfaketime."""
+    """Return the path of libfaketime."""
     asked = subprocess.run([SCRIPT], capture_output=True, text=True, check=False)
     if asked.returncode == 0:
         return asked.stdout.strip()

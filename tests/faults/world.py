@@ -1,4 +1,4 @@
-"""The gateway as its operators run it: processes, a Redis and containers of its own, which a test may break at will."""
+"""The gateway as operators run it: its own processes, Redis and containers, which a test may break."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folde
 from tests.wire.stack import INSTANCE_LABEL, SHARED_MEMORY, Redis
 
 SCALE = float(os.environ.get("FAULTS_SCALE", "1"))
-"""How much more of everything than in the short form: sessions, steps, creates."""
+"""Factor of the long form for the numbers of sessions, steps and creates."""
 ENVIRONMENTS = Path(__file__).parent / "environments"
 IMAGE = "env-gateway/faults-unruly"
 WORKER_LABEL = "env-gateway.worker"
@@ -34,16 +34,16 @@ ROLE_LABEL = "env-gateway.role"
 PREFIX = "{gateway}:"
 POOLS = 32
 LOG_SHOWN = 20_000
-"""Characters of the gateways' logs that a test that failed shows."""
+"""Number of characters of the gateways' logs that a failed test prints."""
 ENGINE = "unix:///var/run/docker.sock"
-"""The machine's own."""
+"""The machine's own engine."""
 Table = Mapping[str, object]
 
 
 def environment_toml(name: str, *, image: str = IMAGE, **tables: Table) -> str:
-    """Write the ``environment.toml`` of an environment of the unruly image; *tables* replace single values.
+    """Return the ``environment.toml`` of an environment of the unruly image. *tables* replace single values.
 
-    By default it keeps no worker that is idle, so that a test can see that everything goes.
+    By default it keeps no idle worker, so that a test can see that all workers go.
     """
     head: dict[str, object] = {"image": image, "upstream_name": "unruly", "command": []}
     wanted: dict[str, dict[str, object]] = {
@@ -64,18 +64,18 @@ def environment_toml(name: str, *, image: str = IMAGE, **tables: Table) -> str:
 
 
 def _lines(values: Table) -> list[str]:
-    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]  # of these kinds JSON is TOML, too
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]  # such JSON is valid TOML
 
 
 class World:
-    """One instance of the gateway and all that it runs on.
+    """One instance of the gateway and everything that it runs on.
 
     Args:
         environments: The text of each ``environment.toml`` by name; the first is the default.
         replicas: Gateway processes on the one Redis.
         redis: Makes the store's server, with a folder for its files.
-        engine: The URL of the engine that workers run on.
-        settings: Further settings of all of them.
+        engine: The URL of the engine that runs the workers.
+        settings: Further settings of all replicas.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class World:
 
     @property
     def sockets(self) -> Path:
-        """Where each worker has its folder."""
+        """The folder that contains a folder of each worker."""
         return self.folder / "s"
 
     @property
     def owner(self) -> str:
-        """The identity of its gateways, which made their secret as the first of them started."""
+        """The gateways' owner identity, derived from the secret that the first one created at its start."""
         return Settings(state_dir=self.folder / "state").read_owner()
 
     @property
     def log(self) -> str:
-        """What all replicas ever logged."""
+        """The logs of all replicas since the beginning."""
         return "".join(gateway.log for gateway in self.gateways)
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class World:
             gateway.start()
 
     def close(self) -> None:
-        """End and remove everything, whatever state it is in."""
+        """End and remove everything, whatever its state."""
         for gateway in self.gateways:
             gateway.stop()
         self.redis.stop()
@@ -137,63 +137,63 @@ class World:
         self.engine.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # -- to break things, and to look past the gateway ------------------------------------------------------------
+    # -- faults, and views that bypass the gateway -------------------------------------------------------------------
 
     def containers(self) -> list[Any]:
-        """All containers of this instance, dead ones too."""
-        # Sparse: the details of a container that goes meanwhile can't be had.
+        """Return all containers of this instance, including dead ones."""
+        # Sparse: the engine cannot return details of a container that disappears meanwhile.
         return self.engine.containers.list(
             ignore_removed=True, all=True, sparse=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"}
         )
 
     def container(self, worker: str, *, role: str = "") -> Any:
-        """The container of *worker*; of one of somebody else's image that in a *role*, ``server`` or ``forwarder``."""
+        """Return the container of *worker*. A third-party worker has one per *role*: ``server`` and ``forwarder``."""
         labels = [f"{INSTANCE_LABEL}={self.instance}", f"{WORKER_LABEL}={worker}"]
         labels += [f"{ROLE_LABEL}={role}"] if role else []
         (container,) = self.engine.containers.list(all=True, ignore_removed=True, filters={"label": labels})
         return container
 
     def database(self) -> redis.Redis:
-        """A connection to the store; close it."""
+        """Return a connection to the store. The caller closes it."""
         return self.redis.database()
 
     def open_gate(self, gate: str) -> None:
-        """Let the steps go on that wait for *gate*, in every worker."""
+        """Release the steps of every worker that wait for *gate*."""
         for folder in self.sockets.iterdir():
             with contextlib.suppress(FileNotFoundError):  # its worker ended meanwhile
                 (folder / gate).touch()
 
     def waiting_steps(self, gate: str) -> int:
-        """How many steps began to wait for *gate*; each notes it once."""
+        """Return the number of steps that began to wait for *gate*. Each step records it once."""
         count = 0
         for ledger in self.sockets.glob(f"*/{gate}.ledger"):
             with contextlib.suppress(FileNotFoundError):  # its worker ended meanwhile
                 count += len(ledger.read_text().splitlines())
         return count
 
-    # -- to ask it ------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def http(self, replica: int = 0, *, owner: str = "alice") -> httpx.AsyncClient:
-        """A trainer's client of one replica, with as many connections as it likes."""
+        """Return a trainer's client of one replica, with an unlimited number of connections."""
         headers = {"X-API-Key": TRAINER_KEYS[owner]}
         return httpx.AsyncClient(
             transport=_ManyPools(), base_url=self.gateways[replica].url, headers=headers, timeout=scaled(120)
         )
 
     async def sessions(self, replica: int = 0) -> list[dict[str, Any]]:
-        """The sessions that hold a slot."""
+        """Return the sessions that hold a slot."""
         return list((await self._operators("/admin/v1/sessions", replica)).json()["sessions"])
 
     async def workers(self, replica: int = 0) -> list[dict[str, Any]]:
-        """The workers that are known."""
+        """Return the workers that the gateway knows."""
         return list((await self._operators("/admin/v1/workers", replica)).json()["workers"])
 
     async def waiting(self, environment: str) -> int:
-        """Openings that wait for a slot."""
+        """Return the number of openings that wait for a slot."""
         return int((await self._operators("/admin/v1/workers")).json()["waiting"].get(environment, 0))
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum, over replicas, of the samples of *name* that have these labels."""
+        """Return the sum over all replicas of the samples of *name* with these labels."""
         total = 0.0
         for replica in range(len(self.gateways)):
             text = (await self._operators("/metrics", replica)).text
@@ -201,7 +201,7 @@ class World:
         return total
 
     async def counts(self, number: float, name: str, **labels: str) -> None:
-        """Wait until a metric has come to *number*: what is counted may be told before."""
+        """Wait until a metric is *number*: an answer may arrive before the metric counts it."""
 
         async def check() -> None:
             found = await self.metric(name, **labels)
@@ -211,7 +211,7 @@ class World:
 
     async def _operators(self, path: str, replica: int = 0) -> httpx.Response:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
-        # Asked all the time: to read certificates, for connections that need none, takes longer than the rest.
+        # Frequent plain connections: reading certificates for each of them would take longer than the rest.
         async with httpx.AsyncClient(headers=headers, verify=False, timeout=scaled(30), trust_env=False) as http:
             response = await http.get(self.gateways[replica].url + path)
         assert response.status_code == 200, response.text
@@ -238,7 +238,7 @@ class World:
 
 
 class _ManyPools(httpx.AsyncBaseTransport):
-    """Spreads requests over pools of connections: a pool looks at each of its own for each request."""
+    """Spreads requests over several pools, because a pool scans all its connections for each request."""
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -268,7 +268,7 @@ def running(
     engine: str = ENGINE,
     **settings: str,
 ) -> Iterator[World]:
-    """Run a world with these ``environment.toml`` texts; it is removed at the end, whatever happened."""
+    """Run a world with these ``environment.toml`` texts. It is always removed at the end."""
     names = [found[1] for text in environments if (found := re.match(r'name = "(.+)"', text))]
     texts = dict(zip(names, environments, strict=True))
     with started(World(texts, replicas=replicas, redis=redis, engine=engine, settings=settings)) as world:
@@ -280,12 +280,12 @@ W = TypeVar("W", bound=World)
 
 @contextlib.contextmanager
 def started(world: W) -> Iterator[W]:
-    """Run *world*; it is removed at the end, whatever happened."""
+    """Run *world*. It is always removed at the end."""
     try:
         world.start()
         yield world
     except BaseException:
-        print(world.log[-LOG_SHOWN:])  # with the test's report; the folder goes
+        print(world.log[-LOG_SHOWN:])  # part of the test's report, because the folder is removed
         raise
     finally:
         world.close()

@@ -1,11 +1,11 @@
-"""Run the tests: prepare what they need, run them in stages, and record where the time goes.
+"""Run the tests: prepare their needs, run them in stages, and record where the time goes.
 
     python -m tests.runner [PYTEST ARGUMENT…]
 
-scripts/test calls this, with any Python of the machine: the packages are installed first, beside the preparation of
-everything else. Without arguments all tests run: first tests/unit, then everything else, and beside both the
-tests with the mark ``cluster``, one by one. With arguments, the tests that pytest chooses by them run, and only what
-these need is prepared. The records of the run are in build/tests:
+scripts/test calls this with any Python of the machine. The runner installs the packages first, while it prepares the
+other needs. Without arguments all tests run: first tests/unit, then the other tests. Tests with the mark ``cluster``
+run one by one, concurrently with both. With arguments, pytest selects the tests, and the runner prepares only their
+needs. The records of the run are in build/tests:
 
     stages.json        seconds of each stage and of each preparing script
     durations.json     seconds of each test file, in the form of tests/durations.json
@@ -38,14 +38,14 @@ RUN = PROJECT / "build" / "tests"
 PYTHON = PROJECT / ".venv" / "bin" / "python"
 IS_CI = os.environ.get("CI") == "true"
 LANE_S = 3_600.0
-"""The longest run of one pytest process; what it does after that is a hang."""
+"""Maximum seconds of one pytest process. A longer run counts as a hang."""
 PLUGINS = ("-p", "tests.runner.needs", "-p", "tests.runner.plugin")
 END_S = 60.0
-"""How long lanes may take for their fixtures' cleanup when the run is interrupted."""
+"""Seconds that lanes have for their fixtures' cleanup when the run is interrupted."""
 MOST_FAILURES = 20
 NOTHING_COLLECTED = 5
 FEW = 20
-"""So many tests are run by one process sooner than several have started."""
+"""Maximum number of tests that one process runs in less time than several processes take to start."""
 CORES = os.cpu_count() or 1
 
 
@@ -60,7 +60,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure a stage; one that runs beside others counts as long as it takes itself."""
+        """Measure a stage. The time of concurrent stages counts for each of them."""
         began = time.monotonic()
         print(f"== {name}", flush=True)
         try:
@@ -70,7 +70,7 @@ class Run:
             print(f"== {name}: {self.stages[name]:.0f} s", flush=True)
 
     def install(self, preparation: Preparation) -> bool:
-        """Wait for the packages that pytest and the tests import; return whether they are there."""
+        """Wait for the packages that pytest and the tests import. Return True if they are installed."""
         with self.stage("install"):
             is_installed = preparation.wait("packages")
         if not is_installed:
@@ -88,7 +88,7 @@ class Run:
         return process
 
     def collected(self, collecting: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-        """Wait for a collection; return the needs, lanes and number of the tests, or None where a file is wrong."""
+        """Wait for a collection. Return the needs, lanes and number of the tests, or None if a file has an error."""
         output, _ = collecting.communicate(timeout=LANE_S)
         if collecting.returncode:
             print(output.decode(), flush=True)
@@ -98,7 +98,7 @@ class Run:
         return found
 
     def end(self) -> None:
-        """End the lanes that still run, because this run was interrupted: first as Ctrl-C does, for their fixtures."""
+        """End the lanes that still run after an interrupt, at first as Ctrl-C does, so that their fixtures clean up."""
         for process in self.lanes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -109,7 +109,7 @@ class Run:
                 stacks.kill([process.pid, *stacks.descendants(process.pid)])
 
     def wait(self, lane: str, process: subprocess.Popen[bytes]) -> int:
-        """Wait for a lane; one that hangs is killed, with the stacks of all of its processes."""
+        """Wait for a lane and return its exit status. Print the stacks of a lane that hangs, and kill it."""
         try:
             status = process.wait(LANE_S)
         except subprocess.TimeoutExpired:
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)  # a shell that starts this in the background has it ignored
+    signal.signal(signal.SIGINT, _interrupt)  # a shell ignores SIGINT for a background process
     try:
         run_all(run) if not arguments else run_some(run, arguments)
     finally:
@@ -153,19 +153,19 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def run_all(run: Run) -> None:
-    """Run the checks (in CI), tests/unit, and then everything else; stop after a stage that failed."""
+    """Run the checks (in CI), tests/unit, and then the other tests. Stop after a failed stage."""
     preparation = prepare(list(STEPS))
     try:
         if not run.install(preparation):
             return
-        # Every file is imported and compiled once, before several processes need it: errors show within a minute.
+        # Import and compile every file once before several processes need it, so that errors show within a minute.
         collecting = run.start("collect", "--collect-only", stdout=subprocess.PIPE)
         if IS_CI:
             with run.stage("checks"):
                 run.statuses["checks"] = subprocess.run(["scripts/check"], cwd=PROJECT).returncode
         if run.collected(collecting) is None or run.statuses.get("checks"):
             return
-        # Machines that start, die and are noticed: this lane waits most of its time, so it begins first.
+        # This lane starts and kills machines and mostly waits for their detection, so it starts first.
         cluster = run.start("cluster", *files_with_clusters())
         began = time.monotonic()
         if run.pytest("unit", f"-n{max(1, workers() - 1)}", *BY_FILE, "tests/unit") == 0:
@@ -180,7 +180,7 @@ def run_all(run: Run) -> None:
 
 
 def run_some(run: Run, arguments: Sequence[str]) -> None:
-    """Run the tests that *arguments* choose, with only what these need."""
+    """Run the tests that *arguments* select, and prepare only their needs."""
     if not run.install(prepare(["packages"])):
         return
     found = run.collected(run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE))
@@ -193,16 +193,17 @@ def run_some(run: Run, arguments: Sequence[str]) -> None:
 
 
 BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
-"""Fixtures of a module are real servers, started once for it; the plugin decides on the order of files."""
+"""Options that give each process whole files, because a module's fixtures are real servers, started once for it.
+The plugin decides the order of files."""
 
 
 def workers() -> int:
-    """Return how many tests run at once: many of them wait."""
+    """Return the number of concurrent test processes: by default twice the cores, because many tests wait."""
     return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
 
 
 def files_with_clusters() -> list[str]:
-    """Return the files with tests of the cluster lane: to collect all others for it takes half a minute."""
+    """Return the files with tests of the cluster lane, because the collection of all files takes half a minute."""
     files = [*PROJECT.glob("tests/docker/test_*.py"), *PROJECT.glob("bench/tests/test_*.py")]
     return [str(file) for file in sorted(files) if "mark.cluster" in file.read_text()]
 

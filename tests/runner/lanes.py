@@ -1,20 +1,21 @@
-"""What the runner and its pytest processes agree on. Standard library only: the runner starts without any package."""
+"""Names that the runner and its pytest processes share. Standard library only: the runner starts without packages."""
 
 from __future__ import annotations
 
 RUN_VARIABLE = "TESTS_RUN"
-"""Names the folder of this run's records."""
+"""Environment variable with the folder of this run's records."""
 LANE_VARIABLE = "TESTS_LANE"
-"""Which of the runner's pytest processes this is: it names its records, and chooses the tests that it runs."""
+"""Environment variable with the name of a pytest process. The name selects its tests and the file of its records."""
 READY_VARIABLE = "TESTS_READY"
-"""Names the folder in which the runner notes what is ready: a file NEED, or NEED.failed with the reason."""
+"""Environment variable with the folder in which the runner notes prepared needs: a file NEED, or NEED.failed with the
+reason."""
 PLAYED = "played"
-"""The property in which a test notes how many bundled tasks it played: `environment`, `where`, and how many were `won`
-by their reference and `lost` by a wrong play. The runner prints the sums."""
+"""Property in which a test records the bundled tasks that it played: `environment`, `where`, and the numbers `won` by
+their reference and `lost` by a wrong play. The runner prints the sums."""
 
 
 def reproduce(nodeid: str) -> str:
-    """Return the command that runs a test by itself."""
+    """Return the command that runs only this test."""
     return f"make test ARGS={_quoted(nodeid)}"
 
 

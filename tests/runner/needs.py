@@ -1,8 +1,8 @@
-"""What tests need besides the project's own packages, read from their marks.
+"""The needs of tests besides the project's own packages, read from the tests' marks.
 
 ``docker`` needs an engine and the base image, ``redis`` a redis-server, ``sandbox`` bubblewrap. The mark
-``needs("image:os", "openenv-clients")`` names anything else of `NEEDS`. scripts/test prepares only what the tests that
-it runs need, while tests without needs already run; a test waits for its own.
+``needs("image:os", "openenv-clients")`` names other needs of `preparation.STEPS`. scripts/test prepares only the needs
+of the tests that it runs, while tests without needs already run. A test waits for its own needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.runner.lanes import READY_VARIABLE
 
 OF_MARKS = {"docker": ("engine", "image:base"), "redis": ("redis",), "sandbox": ("bubblewrap",)}
 READY_S = 1_200.0
-"""The longest preparation of a bare machine, several times over."""
+"""Seconds that a test waits for its needs: several times the longest preparation of a bare machine."""
 POLL_S = 0.1
 
 
@@ -30,9 +30,9 @@ def needs_of(item: pytest.Item) -> frozenset[str]:
     return frozenset([*named, *implied])
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the test's time begins
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the test's time starts
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Wait until what the test needs is ready."""
+    """Wait until the test's needs are ready."""
     missing = "".join(_reasons(item))
     item.stash[_MISSING] = missing
     return (yield)
@@ -40,7 +40,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose needs cannot be had on this machine; in CI it fails."""
+    """Skip a test whose needs this machine cannot satisfy. In CI the test fails."""
     if missing := item.stash.get(_MISSING, ""):
         if os.environ.get("CI") == "true":
             pytest.fail(missing, pytrace=False)
@@ -52,7 +52,7 @@ _MISSING = pytest.StashKey[str]()
 
 def _reasons(item: pytest.Item) -> Iterator[str]:
     folder = os.environ.get(READY_VARIABLE)
-    if folder is None:  # pytest was started without the runner, and what the test needs is there or is not
+    if folder is None:  # pytest was started without the runner, so no preparation runs
         return
     deadline = time.monotonic() + scaled(READY_S)
     for need in sorted(needs_of(item)):

@@ -1,4 +1,4 @@
-"""Pytest plugin of the runner: the order of tests, failures as they happen, hangs, and the record of every test."""
+"""Pytest plugin of the runner: the order of tests, immediate reports of failures and hangs, and test records."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from tests.runner.needs import needs_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 DURATIONS = PROJECT / "tests/durations.json"
-"""Seconds that each test file took in a measured run; the order of tests comes from it."""
+"""File with the seconds that each test file took in a measured run. It determines the order of tests."""
 QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
 PROGRESS_S = 30.0
 CLEANUP_S = 60.0
-"""A test that timed out may take this long for its fixtures' cleanup before its processes are killed."""
+"""Seconds that a timed-out test has for its fixtures' cleanup before its processes are killed."""
 SHOWN = 6_000
-"""Characters of a failure that are printed as it happens; the whole of it is in the record."""
+"""Maximum characters of a failure that are printed immediately. The record has the whole text."""
 
 
-# -- which tests run, and in which order ---------------------------------------------------------------------------
+# -- selection and order of tests ----------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this lane, quick ones first, then by the time that their file takes, longest first.
+    """Keep the tests of this lane. Quick folders come first, then the files by their recorded time, longest first.
 
-    A long file that begins last keeps one process busy and leaves the others idle. Within a file the order stays.
+    A long file that starts last keeps one process busy and leaves the other processes idle. The order within a file
+    stays.
     """
     lane = os.environ.get(LANE_VARIABLE)
     if lane in ("main", "cluster"):
@@ -63,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files, and all files with the same shared servers to one process.
+    """Give each process whole files, and give all files with the same shared servers to one process.
 
     Gateways, official servers and their workers cost each process that starts them half a minute of CPU time.
     """
@@ -87,12 +88,12 @@ def _scope(file: str) -> str:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Collect no garbage among the modules that are imported now: they stay."""
+    """Disable garbage collection while pytest imports the test modules: they stay."""
     gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep what was collected out of garbage collection; in the runner's collection, note the needs of the tests."""
+    """Exclude the collected tests from garbage collection. In the runner's collection, also write the tests' needs."""
     gc.freeze()
     gc.enable()
     if os.environ.get(LANE_VARIABLE) == "collect":
@@ -106,7 +107,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """Fail a test that exceeds its time, with the stacks of all processes, and kill those that it started and left."""
+    """Fail a test that exceeds its timeout, with the stacks of all processes. Kill the processes that it left."""
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -118,7 +119,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
         _note_hang(item.nodeid, report[0])
         signal.pthread_kill(main_thread, signal.SIGALRM)
 
-    def give_up() -> None:  # the main thread does not even run its signal handler
+    def give_up() -> None:  # the main thread does not run its signal handler
         stacks.kill(stacks.descendants(os.getpid()))
         os._exit(70)
 
@@ -145,7 +146,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
-    """Show the stacks of a test whose process had to be killed."""
+    """Show the stacks of a test whose process was killed."""
     hang = _hang_file(crashitem)
     if hang.exists():
         report.longrepr = f"{report.longrepr}\n{hang.read_text()}"
@@ -170,7 +171,7 @@ _cpu_before = 0.0
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the CPU seconds since the report before this one, those of ended child processes included."""
+    """Add the CPU seconds since the previous report, including those of ended child processes."""
     global _cpu_before
     report = yield
     times = os.times()
@@ -180,7 +181,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 class Reporter:
-    """Records every test, prints failures as they happen, and says every half minute how far the lane is."""
+    """Records every test, prints failures immediately, and prints the lane's progress every half minute."""
 
     def __init__(self, config: pytest.Config, lane: str) -> None:
         self._lane = lane
@@ -227,7 +228,7 @@ class Reporter:
             )
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
-        """No dots: thousands of them hide the lines that matter."""
+        """Print no dots: thousands of dots hide the lines that matter."""
         is_told = report.when == "call" or report.outcome != "passed"
         return (report.outcome if is_told else "", "", "")
 
@@ -242,10 +243,10 @@ class Reporter:
             self._say(f"{self._lane}: {self._ended} tests ended, {self._failed} failed, {minutes}:{seconds:02}")
 
 
-@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
+@pytest.hookimpl(trylast=True)  # after pytest has registered the terminal's reporter
 def pytest_configure(config: pytest.Config) -> None:
     lane = os.environ.get(LANE_VARIABLE)
-    if lane and lane != "collect" and not hasattr(config, "workerinput"):  # not in a process of xdist's
+    if lane and lane != "collect" and not hasattr(config, "workerinput"):  # not in a worker process of xdist
         config.pluginmanager.register(Reporter(config, lane), "runner-reporter")
 
 

@@ -1,4 +1,4 @@
-"""Brings about what tests need, with the project's scripts, beside the first tests."""
+"""Prepares the needs of tests with the project's scripts, while the first tests run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runner import stacks
 PROJECT = Path(__file__).resolve().parents[2]
 STEP_S = 1_800.0
 AT_ONCE = 2
-"""Scripts that run side by side: they compute as much as they download."""
+"""Number of concurrent scripts: the scripts compute as much as they download."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Step:
 
     command: Sequence[str]
     requires: Sequence[str] = ()
-    """Needs without which the script cannot work."""
+    """Needs that the script requires."""
     after: Sequence[str] = ()
-    """Needs that are prepared earlier where both are wanted: apt lets one process in at a time."""
+    """Needs that are prepared earlier if both are requested: apt allows one process at a time."""
 
 
 def _image(name: str, base: str) -> Step:
@@ -49,17 +49,17 @@ STEPS = {
     **{f"image:{name}": _image(name, "image:base-sandbox") for name in ("coding", "os")},
     "third-party-images": Step(["scripts/foreign-images"], requires=["base-image"]),
 }
-"""Every need that a test may name, in the order of preparation."""
+"""The steps of all needs that a test may name, in the order of preparation."""
 
 
 def with_requirements(needs: Collection[str]) -> list[str]:
-    """Return *needs* and all that they require, in the order of `STEPS`.
+    """Return *needs* and their requirements, in the order of `STEPS`.
 
     Raises:
-        KeyError: a need that `STEPS` does not have.
+        KeyError: `STEPS` does not have one of the needs.
     """
     wanted = set(needs)
-    for need in reversed(STEPS):  # a step stands after those that it requires
+    for need in reversed(STEPS):  # a step comes after its requirements
         if need in wanted:
             wanted.update(STEPS[need].requires)
     if unknown := wanted - set(STEPS):
@@ -68,12 +68,12 @@ def with_requirements(needs: Collection[str]) -> list[str]:
 
 
 class Preparation:
-    """Runs the steps of *needs*, and notes in *ready* what is there: a file NEED, or NEED.failed with the reason.
+    """Runs the steps of *needs*, and notes each result in *ready*: a file NEED, or NEED.failed with the reason.
 
     Args:
         needs: Names of `STEPS`.
-        ready: A folder that exists.
-        log: Where the scripts' output goes.
+        ready: An existing folder.
+        log: The file for the scripts' output.
     """
 
     def __init__(self, needs: Collection[str], *, ready: Path, log: Path) -> None:
@@ -85,22 +85,22 @@ class Preparation:
         self._running: list[subprocess.Popen[str]] = []
         self._stopping = threading.Event()
         self.seconds: dict[str, float] = {}
-        """How long each script took."""
+        """Seconds that each script took."""
         self.failed: dict[str, str] = {}
-        """Why a need could not be satisfied."""
+        """Reasons of failed needs, by need."""
 
     def start(self) -> None:
         for need in self._ended:
             threading.Thread(target=self._prepare, args=(need,), daemon=True).start()
 
     def wait(self, *needs: str) -> bool:
-        """Wait until the steps of *needs* have ended, by default all; return whether none failed."""
+        """Wait until the steps of *needs*, by default all, have ended. Return True if they succeeded."""
         for need in needs or self._ended:
             self._ended[need].wait()
         return not self.failed.keys() & set(needs or self._ended)
 
     def stop(self) -> None:
-        """Begin no further step, and end those that run."""
+        """Start no further step, and kill the running steps."""
         self._stopping.set()
         running = [script.pid for script in self._running]
         stacks.kill([pid for script in running for pid in (script, *stacks.descendants(script))])
@@ -122,7 +122,7 @@ class Preparation:
         self._ended[need].set()
 
     def _run(self, step: Step) -> str:
-        """Run a script; return why it failed, or nothing."""
+        """Run a script. Return the reason of its failure, or an empty string."""
         name = " ".join(step.command)
         if self._stopping.is_set():
             return f"{name} was not begun"

@@ -1,4 +1,4 @@
-"""The stacks of a process and of all processes that it started, for tests that hang."""
+"""The stacks of a process and of all its descendants, for tests that hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 PY_SPY = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "py-spy"
 DUMP_S = 20
 FRAMES = 15
-"""The innermost frames of a thread that are shown: pytest's own are above them."""
+"""Number of innermost frames that are shown of a thread. The outer frames are pytest's own."""
 MOST_CHARACTERS = 200_000
-"""Of one report: a hang with hundreds of processes must not fill the log."""
+"""Maximum length of one report: a hang with hundreds of processes must not fill the log."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -42,7 +42,7 @@ def report(pids: Iterable[int]) -> str:
 
 
 def own_threads() -> str:
-    """Return the innermost frames of this process's threads but the calling one, the main thread first."""
+    """Return the innermost frames of this process's threads except the calling thread, the main thread first."""
     frames = sys._current_frames()
     threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     return "\n".join(
@@ -53,8 +53,8 @@ def own_threads() -> str:
 
 
 def started_since(pids: Iterable[int], since_s: float) -> list[int]:
-    """Return those of *pids* that began after *since_s*, a time of ``CLOCK_BOOTTIME``, or in the same clock tick."""
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")  # the kernel tells a start in whole ticks, rounded down
+    """Return the *pids* that started after *since_s*, a time of ``CLOCK_BOOTTIME``, or in the same clock tick."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")  # the kernel reports a start in whole ticks, rounded down
     found = []
     for pid in pids:
         with suppress(OSError):  # it ended
@@ -65,7 +65,7 @@ def started_since(pids: Iterable[int], since_s: float) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """End processes without a chance to clean up."""
+    """Kill processes without a chance to clean up."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A box of this machine's own programs, made once, and a spawner per test."""
+"""A box of this machine's own programs, made once, and a spawner for each test."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=32 * MIB, cpu_s=60)
 
 
 def made_box() -> Box:
-    """Give a box of this machine's programs, kept between runs under a name that changes with its recipe."""
+    """Return a box of this machine's programs, kept between runs under a name that changes with its recipe."""
     recipe = hashlib.sha256(Path(hostbox.__file__).read_bytes()).hexdigest()[:12]
     return hostbox.box_of_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
 
@@ -28,12 +28,15 @@ def box() -> Box:
 
 @pytest.fixture
 def work() -> Iterator[Path]:
-    """Not ``tmp_path``: the spawner's root, an ordinary user outside, has to reach it."""
+    """Yield a work folder that the spawner's root can reach.
+
+    That root is an ordinary user outside, so ``tmp_path`` does not work.
+    """
     need_other_users()
     folder = Path(tempfile.mkdtemp(prefix="env-gateway-work-"))
     folder.chmod(0o755)
     yield folder
-    folder.rmdir()  # fails if a mount or a file were left
+    folder.rmdir()  # fails if a mount or a file was left
 
 
 @pytest.fixture

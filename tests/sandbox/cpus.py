@@ -1,4 +1,4 @@
-"""One CPU for the sandboxes of a test, which their programs share as those of a worker's container do."""
+"""One CPU for the sandboxes of a test, which their programs share as in a worker's container."""
 
 import fcntl
 import os
@@ -13,18 +13,18 @@ import pytest
 from tests.sandbox.outside import descendants
 
 LOOPS = "for i in $(seq 100); do (while :; do :; done) & done"
-"""For a shell. When it has ended all hundred are there."""
+"""A shell script that starts a hundred busy loops. When the script has ended, all of them run."""
 _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 _TURN = Path(tempfile.gettempdir()) / "env-gateway-cpu-group.lock"
-"""Two such groups at a time would take each other's CPU."""
+"""A lock: two such groups at the same time would compete for the CPU."""
 
 
 @contextmanager
 def cpu_group() -> Iterator[Path]:
-    """Give a control group that has eight times the weight of others; `join` puts spawners into it.
+    """Yield a control group with eight times the weight of other groups; `join` moves spawners into it.
 
-    Outside of such a group the kernel may share CPUs by sessions (``sched_autogroup_enabled``): priorities would count
-    within each, and a hundred loops of one shell no more than one.
+    Outside of such a group the kernel may share CPUs by sessions (``sched_autogroup_enabled``). Priorities would then
+    count within each session only, and a hundred loops of one shell would weigh as much as one loop.
     """
     is_first = (_V1 / "cpu.shares").exists()
     group = (_V1 if is_first else _V2) / f"env-gateway-test-{secrets.token_hex(4)}"
@@ -43,14 +43,14 @@ def cpu_group() -> Iterator[Path]:
                 (group / "cpu.weight").write_text("800")
             yield group
         finally:
-            group.rmdir()  # fails if a process were left
+            group.rmdir()  # fails if a process was left
 
 
 def join(group: Path) -> None:
-    """Put this process's spawners into *group* and on one CPU, and so all that they open from now on."""
+    """Move this process's spawners into *group* and onto one CPU, and with them all sandboxes that they open later."""
     cpu = secrets.choice(sorted(os.sched_getaffinity(0)))
     for pid in descendants():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             if Path(f"/proc/{pid}/comm").read_text() == "spawner\n":
                 (group / "cgroup.procs").write_text(str(pid))
                 os.sched_setaffinity(pid, {cpu})

@@ -1,4 +1,7 @@
-"""What the container's test runs inside the container, as an environment server would; prints one JSON object."""
+"""The program that the container's test runs in the container, as an environment server would.
+
+It prints one JSON object.
+"""
 
 import asyncio
 import json
@@ -21,7 +24,7 @@ async def ended(sandbox: Sandbox, script: str) -> str | None:
 
 
 async def judged_beside_loops(hog: Sandbox, judge: Sandbox) -> str:
-    """Run what takes a third of a second of CPU beside an agent's busy loops, on the container's one CPU."""
+    """Run a judged program of 0.3 s of CPU next to an agent's busy loops, on the container's one CPU."""
     await said(hog, "for i in $(seq 40); do (while :; do :; done) & done")
     judge.judged = Judged(1.0)
     code = "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.getpriority(os.PRIO_PROCESS, 0))"

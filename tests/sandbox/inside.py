@@ -1,4 +1,4 @@
-"""Short ways to say what runs inside a sandbox."""
+"""Shorthands for running programs inside a sandbox."""
 
 from envserver.sandbox import Completed, Sandbox
 
@@ -8,7 +8,7 @@ async def bash(sandbox: Sandbox, script: str, *, timeout_s: float = 30.0, user: 
 
 
 async def said(sandbox: Sandbox, script: str) -> str:
-    """Give the standard output of *script*, which has to succeed."""
+    """Return the standard output of *script*, which must succeed."""
     done = await bash(sandbox, script)
     assert done.status == 0, done
     return done.stdout.decode()

@@ -1,11 +1,11 @@
-"""What the machine shows of sandboxes from outside."""
+"""The view of sandboxes from outside, on the machine."""
 
 import os
 from pathlib import Path
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """List the live processes below *pid* (this one), zombies not among them."""
+    """List the live processes below *pid* (by default this process), without zombies."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -25,24 +25,24 @@ def descendants(pid: int | None = None) -> list[int]:
 
 
 def open_files() -> list[str]:
-    """Name the kinds of this process's open files."""
+    """List the kinds of this process's open files."""
     links = []
     for fd in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0])
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             continue
     return sorted(links)
 
 
 def mounts(pid: int | None = None) -> int:
-    """Count the sandboxes' mounts that *pid* (this process) sees; the machine's others come and go."""
+    """Count the sandboxes' mounts that *pid* (by default this process) sees; the machine's other mounts vary."""
     lines = Path(f"/proc/{pid or os.getpid()}/mountinfo").read_text().splitlines()
     return sum(line.partition(" - ")[2].split()[1] == "box" for line in lines)
 
 
 async def are_dead(pids: list[int]) -> bool:
-    """Whether none of *pids* lives; a claim for ``eventually``."""
+    """Return True if none of *pids* is alive; a claim for ``eventually``."""
     return not any(_is_alive(pid) for pid in pids)
 
 

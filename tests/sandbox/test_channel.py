@@ -1,4 +1,4 @@
-"""The end of a connection: why the peer is gone is known before anybody is told that it is gone."""
+"""The end of a connection: the channel delivers the reason before a request fails because of the end."""
 
 import pytest
 from envserver.sandbox import SandboxError
@@ -7,7 +7,7 @@ from envserver.sandbox.channel import Channel
 
 
 @pytest.mark.parametrize("unread", [0, 1], ids=["all was read", "a request was not read"])
-async def test_the_last_words_of_a_peer_that_is_gone_come_before_a_send_fails(unread: int) -> None:
+async def test_the_last_event_of_a_closed_peer_is_delivered_before_a_send_fails(unread: int) -> None:
     ours, theirs = wire.pair()
     events: list[dict[str, object]] = []
     ends: list[int] = []

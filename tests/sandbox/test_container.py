@@ -1,4 +1,4 @@
-"""The same in a worker's container: two capabilities, no new privileges, a seccomp profile, no network."""
+"""Sandboxes in a worker's container: two capabilities, no new privileges, a seccomp profile, no network."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.deadlines import scaled
 IMAGE = "env-gateway/base:latest"
 ENVSERVER = Path(__file__).parents[2] / "env_images" / "base"
 PROFILE = (ENVSERVER.parents[1] / "gateway" / "backends" / "docker" / "sandbox-seccomp.json").read_text()
-"""The profile that ships with the image: it allows what is needed, and refuses the rest."""
+"""The profile that ships with the image: it allows the needed system calls and refuses the others."""
 _RIGHTS = "+setuid,+setgid"
 
 
@@ -31,7 +31,7 @@ ADD box.tar /srv/box
 
 
 def build(client: docker.APIClient, box: Box, bubblewrap: str, folder: Path) -> str:
-    """Build an image with a box in it; sent to the engine, which need not see this machine's files."""
+    """Build an image with a box in it. The context is sent to the engine, which need not see this machine's files."""
     with tarfile.open(folder / "box.tar", "w") as tar:
         tar.add(box.path, arcname=".")
     (folder / "Dockerfile").write_text(DOCKERFILE)
@@ -98,7 +98,7 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     assert facts["id"] == "0\njack\nmade"
     assert "No space left" in facts["disk"]
     assert "Permission denied" in facts["core_pattern"]
-    assert "sysrq-trigger: " in facts["sysrq"]  # denied, or not there
+    assert "sysrq-trigger: " in facts["sysrq"]  # denied or missing
     assert "permission denied" in facts["mount"].lower()
     assert facts["processes"] in ("3", "4")  # its init, bash, ls and wc, one of which may have ended
     assert facts["network"] == "1"

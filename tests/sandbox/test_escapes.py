@@ -1,6 +1,6 @@
-"""What root in a sandbox tries in order to reach the server, the machine or another sandbox, and must not.
+"""Attempts of root in a sandbox to reach the server, the machine or another sandbox; all must fail.
 
-Each attempt says ``held`` when it was refused; any other answer, a crash of the attempt among them, fails the test.
+Each attempt prints ``held`` when it was refused. Any other output, also a crash of the attempt, fails the test.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ async def test_there_is_no_network(sandbox: Sandbox) -> None:
     assert done.stdout == b"held\nheld\nheld\n", done
 
 
-async def test_abstract_sockets_and_unix_sockets_of_the_machine_are_out_of_reach(sandbox: Sandbox, work: Path) -> None:
+async def test_unix_sockets_of_the_machine_are_out_of_reach(sandbox: Sandbox, work: Path) -> None:
     with socket.socket(socket.AF_UNIX) as abstract:
         name = f"env-gateway-{os.getpid()}"
         abstract.bind(f"\0{name}")
@@ -140,9 +140,9 @@ async def test_abstract_sockets_and_unix_sockets_of_the_machine_are_out_of_reach
     assert done.stdout == b"held\nheld\nheld\n", done
 
 
-async def test_only_its_own_processes_are_seen_and_signalled(sandboxes: Sandboxes) -> None:
+async def test_a_sandbox_sees_and_signals_only_its_own_processes(sandboxes: Sandboxes) -> None:
     one, other = await sandboxes.open(), await sandboxes.open()
-    await bash(other, 'sleep 300 & while [ "$(cat /proc/$!/comm)" != sleep ]; do :; done')  # it runs, not only its fork
+    await bash(other, 'sleep 300 & while [ "$(cat /proc/$!/comm)" != sleep ]; do :; done')  # not only its fork
 
     assert await said(one, "ls -d /proc/[0-9]*/ | wc -l") in ("3\n", "4\n")  # its init, bash, ls and wc
     await bash(one, f"kill -9 {os.getpid()} {os.getppid()}; kill -9 -1")
@@ -185,20 +185,20 @@ async def test_nothing_of_the_server_is_visible(sandboxes: Sandboxes, monkeypatc
         watcher = sandbox.run(["python3", "-I", "-c", _WATCH], output_bytes=4_000_000, timeout_s=60)
         running = asyncio.create_task(watcher)
         starts = 0
-        while not running.done():  # so that the watcher meets processes on their way from fork to exec
-            await sandbox.run(["true"])  # not a shell: those open sockets of their own, to ask for users
+        while not running.done():  # so that the watcher meets processes between fork and exec
+            await sandbox.run(["true"])  # not a shell, which opens its own sockets to look up users
             starts += 1
         seen = running.result().stdout.decode()
     finally:
         os.close(secret)
 
     assert starts > 10
-    assert "/usr/lib" in seen  # it did look
+    assert "/usr/lib" in seen  # the watcher did look
     for word in _SECRETS:
         assert word not in seen, [line for line in seen.splitlines() if word in line]
 
 
-async def test_mounts_tell_nothing_of_the_server(sandbox: Sandbox, work: Path) -> None:
+async def test_mounts_reveal_nothing_about_the_server(sandbox: Sandbox, work: Path) -> None:
     shown = await said(sandbox, "cat /proc/self/mountinfo /proc/mounts")
 
     for word in ("env-gateway", str(work), "/tmp/", "/srv"):
@@ -206,7 +206,7 @@ async def test_mounts_tell_nothing_of_the_server(sandbox: Sandbox, work: Path) -
     assert "lowerdir=0," in shown
 
 
-async def test_a_set_user_id_program_gives_a_user_nothing(sandbox: Sandbox) -> None:
+async def test_a_set_user_id_program_gains_a_user_nothing(sandbox: Sandbox) -> None:
     await said(sandbox, "useradd -m jack; cp /usr/bin/python3 /usr/bin/rootly; chmod 4755 /usr/bin/rootly")
 
     done = await bash(sandbox, "rootly -I -c 'import os; os.setuid(0); print(\"ESCAPED\")'", user="jack")
@@ -214,7 +214,7 @@ async def test_a_set_user_id_program_gives_a_user_nothing(sandbox: Sandbox) -> N
     assert (b"PermissionError" in done.stderr, done.stdout) == (True, b"")
 
 
-async def test_root_has_no_device_nodes_and_no_more_capabilities_than_named(sandbox: Sandbox) -> None:
+async def test_root_has_no_device_nodes_and_only_the_named_capabilities(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "mknod /root/disk b 254 0 && head -c1 /root/disk")
     assert done.status != 0
 
@@ -250,7 +250,7 @@ _BOUND = {
 
 
 @pytest.mark.parametrize("user", ["root", "jack"])
-async def test_every_program_begins_within_the_same_bounds(sandbox: Sandbox, user: str) -> None:
+async def test_every_program_starts_within_the_same_bounds(sandbox: Sandbox, user: str) -> None:
     await said(sandbox, "useradd -m jack")
 
     ran = [await bash(sandbox, _BOUNDS, user=user) for _ in range(2)]
@@ -270,7 +270,7 @@ async def test_every_program_begins_within_the_same_bounds(sandbox: Sandbox, use
         pytest.param(signal.SIGINT, id="as in the background of a script"),
     ],
 )
-async def test_a_signal_that_the_server_ignores_is_none_that_programs_ignore(
+async def test_programs_do_not_inherit_a_signal_that_the_server_ignores(
     sandboxes: Sandboxes, number: signal.Signals
 ) -> None:
     before = signal.signal(number, signal.SIG_IGN)
@@ -283,7 +283,7 @@ async def test_a_signal_that_the_server_ignores_is_none_that_programs_ignore(
 
 
 def act_on(number: int, handler: int) -> int:
-    """Set what is done on a signal, 0 the default and 1 ignoring it, past the C library; returns what it was."""
+    """Set a signal's handler past the C library, 0 for the default and 1 to ignore it; return the previous handler."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     wanted = ctypes.create_string_buffer(struct.pack("QQQQ", handler, 0, 0, 0), 32)
     was = ctypes.create_string_buffer(32)
@@ -291,8 +291,8 @@ def act_on(number: int, handler: int) -> int:
     return int.from_bytes(was.raw[:8], sys.byteorder)
 
 
-async def test_nor_one_of_the_two_that_the_c_library_keeps_for_itself(sandboxes: Sandboxes) -> None:
-    before = act_on(32, 1)  # some machines start all their processes so
+async def test_programs_do_not_inherit_an_ignored_signal_that_the_c_library_reserves(sandboxes: Sandboxes) -> None:
+    before = act_on(32, 1)  # some machines start all their processes with it ignored
     try:
         sandbox = await sandboxes.open()
     finally:
@@ -301,13 +301,13 @@ async def test_nor_one_of_the_two_that_the_c_library_keeps_for_itself(sandboxes:
     assert await said(sandbox, "grep SigIgn /proc/self/status") == f"SigIgn:\t{0:016x}\n"
 
 
-async def test_uids_beyond_its_map_do_not_exist(sandbox: Sandbox) -> None:
+async def test_uids_outside_the_map_do_not_exist(sandbox: Sandbox) -> None:
     code = _CALL + "held(libc.setresuid(60001, 60001, 60001), errno.EINVAL)"
 
     assert (await python(sandbox, code)).stdout == b"held\n"
 
 
-async def test_bubblewrap_again_opens_nothing(sandbox: Sandbox) -> None:
+async def test_bubblewrap_inside_a_sandbox_opens_nothing(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "bwrap --ro-bind / / --proc /proc --unshare-user true")
 
     assert (done.status != 0, b"No permissions" in done.stderr or b"not permitted" in done.stderr) == (True, True), done
@@ -341,7 +341,7 @@ async def test_limits_cannot_be_raised(sandbox: Sandbox) -> None:
     assert (await python(sandbox, code)).stdout == b"held\n" * 4
 
 
-async def test_the_pipes_of_its_init_end_nowhere(sandbox: Sandbox) -> None:
+async def test_the_pipes_of_the_init_have_no_reader(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "trap '' PIPE; for fd in 1 2; do echo x > /proc/1/fd/$fd; done")
 
     assert done.stderr.count(b"Broken pipe") == 2, done

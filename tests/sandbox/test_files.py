@@ -1,4 +1,4 @@
-"""write_file and read_file: done inside, so that no link leads out."""
+"""write_file and read_file work inside, so that no link leads out of the sandbox."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ from envserver.sandbox import Sandbox, SandboxError
 from tests.sandbox.inside import bash, said
 
 
-async def test_a_file_comes_back_as_it_was_written(sandbox: Sandbox) -> None:
+async def test_a_file_is_read_back_as_it_was_written(sandbox: Sandbox) -> None:
     data = os.urandom(3_000_000)
 
     await sandbox.write_file("/root/new/folder/x", data, mode=0o640)
@@ -39,13 +39,13 @@ async def test_a_link_leads_to_the_sandboxs_own_file_or_nowhere(sandbox: Sandbox
 
     with pytest.raises(SandboxError):
         await sandbox.read_file("/root/link", max_bytes=100)
-    with suppress(SandboxError):  # it may have no such folder inside
+    with suppress(SandboxError):  # there may be no such folder inside
         await sandbox.write_file("/root/link", b"agent's")
 
     assert outside.read_text() == "the server's"
 
 
-async def test_a_folder_that_is_a_link_leads_to_the_sandboxs_own(sandbox: Sandbox) -> None:
+async def test_a_folder_that_is_a_link_leads_to_the_sandboxs_own_folder(sandbox: Sandbox) -> None:
     await said(sandbox, "ln -s / /root/up; mkdir -p /root/a; ln -s ../../../../.. /root/a/top")
 
     await sandbox.write_file("/root/up/root/a/top/etc/made", b"1")
@@ -69,7 +69,7 @@ async def test_a_folder_that_is_a_link_leads_to_the_sandboxs_own(sandbox: Sandbo
         pytest.param("/none/such", id="missing"),
     ],
 )
-async def test_what_is_no_plain_file_is_refused_at_once(sandbox: Sandbox, path: str) -> None:
+async def test_a_path_that_is_not_a_plain_file_is_refused_immediately(sandbox: Sandbox, path: str) -> None:
     await said(sandbox, "mkfifo /tmp/fifo; ln -s loop /tmp/loop; ln -s /proc/1/fd/0 /tmp/magic")
     await said(sandbox, "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/tmp/socket\")'")
 

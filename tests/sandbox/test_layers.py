@@ -18,7 +18,7 @@ async def prepare(sandbox: Sandbox) -> None:
     )
 
 
-async def test_a_layer_that_was_lost_with_its_spawner_is_named_and_built_again(sandboxes: Sandboxes) -> None:
+async def test_a_layer_that_was_lost_with_its_spawner_is_named_and_can_be_built_again(sandboxes: Sandboxes) -> None:
     lost = await sandboxes.layer("key", prepare)
     sandbox = await sandboxes.open(lost)
     assert sandboxes._spawner is not None
@@ -47,7 +47,7 @@ async def test_forks_have_the_same_content_and_are_isolated_afterwards(sandboxes
     assert await said(await sandboxes.open(layer), look) == await said(second, look)
 
 
-async def test_of_many_callers_one_builds(sandboxes: Sandboxes) -> None:
+async def test_concurrent_callers_build_a_layer_once(sandboxes: Sandboxes) -> None:
     built = []
 
     async def build(sandbox: Sandbox) -> None:
@@ -61,7 +61,7 @@ async def test_of_many_callers_one_builds(sandboxes: Sandboxes) -> None:
     assert built[0].is_closed
 
 
-async def test_a_failed_build_leaves_nothing_and_is_tried_again(sandboxes: Sandboxes, work: Path) -> None:
+async def test_a_failed_build_leaves_nothing_and_can_be_tried_again(sandboxes: Sandboxes, work: Path) -> None:
     tries = []
 
     async def build(sandbox: Sandbox) -> None:
@@ -102,7 +102,7 @@ async def test_the_cache_is_bounded_and_layers_in_use_stay(box: Box, work: Path)
         oldest = await sandboxes.open(await sandboxes.layer("0", prepare))
         for key in range(1, 6):
             await sandboxes.layer(str(key), prepare)
-        await eventually(lambda: has_rooms(sandboxes, 4))  # two in the cache, the oldest and the sandbox on it
+        await eventually(lambda: has_rooms(sandboxes, 4))  # two in the cache, the oldest, and the sandbox on it
 
         assert await said(oldest, "cat /root/state; ls /srv") == "prepared\nmade\n"
         await oldest.close()
@@ -132,7 +132,7 @@ async def test_a_build_is_cancelled_with_the_last_of_its_callers(sandboxes: Sand
     assert await sandboxes.layer("key", prepare)
 
 
-async def test_a_layer_whose_keeping_failed_or_was_cancelled_is_dropped(
+async def test_a_layer_is_dropped_if_the_request_to_keep_it_fails(
     sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell = sandboxes._tell_spawner

@@ -1,4 +1,4 @@
-"""Memory, processes, disk and time: what is too much ends, and what is beside it goes on."""
+"""Memory, processes, disk and time: a program over a limit ends, and other sandboxes are unaffected."""
 
 import asyncio
 import shlex
@@ -16,7 +16,7 @@ from tests.sandbox.inside import bash, python, said
     ("usage", "looks_full", "expected"),
     [
         pytest.param(Usage(3, 100), 0, None, id="at the limit is not above it"),
-        pytest.param(Usage(3, 101), 0, "memory", id="memory at once"),
+        pytest.param(Usage(3, 101), 0, "memory", id="memory immediately"),
         pytest.param(Usage(32, 1), FULL_LOOKS, "pids", id="processes after a second at the limit"),
         pytest.param(Usage(32, 1), FULL_LOOKS - 1, None, id="processes not for a moment"),
         pytest.param(Usage(31, 1), FULL_LOOKS, "pids", id="nearly full is full"),
@@ -24,11 +24,13 @@ from tests.sandbox.inside import bash, python, said
         pytest.param(Usage(32, 101), FULL_LOOKS, "memory", id="memory is named first"),
     ],
 )
-def test_the_verdict(usage: Usage, looks_full: int, expected: str | None) -> None:
+def test_the_watchdog_ends_a_sandbox_over_its_memory_or_process_limit(
+    usage: Usage, looks_full: int, expected: str | None
+) -> None:
     assert verdict(usage, memory_bytes=100, pids=32, looks_full=looks_full) == expected
 
 
-async def test_one_process_beyond_the_limit_gets_no_memory(sandbox: Sandbox) -> None:
+async def test_a_single_process_over_the_limit_gets_no_memory(sandbox: Sandbox) -> None:
     done = await python(sandbox, "bytearray(400 << 20)")
 
     assert b"MemoryError" in done.stderr
@@ -53,7 +55,7 @@ HOGS = {
 
 
 @pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in HOGS.items()])
-async def test_a_memory_hog_ends_its_sandbox_and_no_other(sandboxes: Sandboxes, script: str) -> None:
+async def test_a_memory_hog_ends_only_its_own_sandbox(sandboxes: Sandboxes, script: str) -> None:
     hog, other = await sandboxes.open(), await sandboxes.open()
 
     with pytest.raises(SandboxError, match="more memory than its limit") as raised:
@@ -79,7 +81,7 @@ async def test_memory_that_forks_share_counts_once(sandbox: Sandbox) -> None:
     assert (done.status, sandbox.killed) == (0, None)
 
 
-async def test_a_fork_bomb_is_bounded_and_ends_its_sandbox_only(sandboxes: Sandboxes) -> None:
+async def test_a_fork_bomb_is_bounded_and_ends_only_its_own_sandbox(sandboxes: Sandboxes) -> None:
     bomb, other = await sandboxes.open(), await sandboxes.open()
 
     with pytest.raises(SandboxError, match="limit of processes"):
@@ -89,7 +91,7 @@ async def test_a_fork_bomb_is_bounded_and_ends_its_sandbox_only(sandboxes: Sandb
     assert await said(other, "for i in 1 2 3 4 5; do sleep 0.01 & done; wait; echo fine") == "fine\n"
 
 
-async def test_the_limit_of_processes_is_the_sandboxs_whatever_the_users(sandbox: Sandbox) -> None:
+async def test_the_process_limit_counts_the_sandboxs_processes_of_all_users(sandbox: Sandbox) -> None:
     code = (
         "import os, time\n"
         "made = 0\n"
@@ -110,7 +112,7 @@ async def test_the_limit_of_processes_is_the_sandboxs_whatever_the_users(sandbox
     assert 0 < int(done.stdout) < LIMITS.pids, done
 
 
-async def test_a_full_disk_says_so_inside_and_to_write_file(sandbox: Sandbox) -> None:
+async def test_a_full_disk_is_reported_inside_and_by_write_file(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "head -c 100M /dev/zero > /root/big")
 
     assert (done.status, b"No space left" in done.stderr) == (1, True)
@@ -141,11 +143,11 @@ async def test_cpu_time_is_bounded(box: Box, work: Path) -> None:
     assert (done.status in (-24, -9), done.timed_out) == (True, False)
 
 
-async def test_agents_are_the_first_that_the_kernel_takes(sandbox: Sandbox) -> None:
+async def test_the_kernel_kills_agents_programs_first_when_memory_runs_out(sandbox: Sandbox) -> None:
     assert await said(sandbox, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj") == "1000\n1000\n"
 
 
-async def test_many_floods_at_once_leave_the_loop_alive(sandboxes: Sandboxes) -> None:
+async def test_many_concurrent_floods_leave_the_loop_responsive(sandboxes: Sandboxes) -> None:
     boxes = await asyncio.gather(*(sandboxes.open() for _ in range(4)))
 
     floods = await asyncio.gather(*(box.run(["cat", "/dev/zero"], timeout_s=0.5) for box in boxes))
@@ -153,12 +155,12 @@ async def test_many_floods_at_once_leave_the_loop_alive(sandboxes: Sandboxes) ->
     assert {(done.timed_out, len(done.stdout)) for done in floods} == {(True, 65_536)}
 
 
-async def test_root_inside_can_end_its_init_and_the_reason_is_told_with_the_next_request(sandboxes: Sandboxes) -> None:
+async def test_root_inside_can_end_its_init_and_the_next_request_reports_the_reason(sandboxes: Sandboxes) -> None:
     async def bring_down(sandbox: Sandbox) -> None:
         while True:
             await bash(sandbox, "echo x > /proc/1/fd/0; sleep 60")
 
-    for _ in range(10):  # the request that follows meets a namespace that is just ending, or one that has
+    for _ in range(10):  # the next request meets a namespace that is ending or has ended
         sandbox = await sandboxes.open()
 
         with pytest.raises(SandboxError) as raised:

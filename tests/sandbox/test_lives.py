@@ -1,4 +1,4 @@
-"""Opening and closing many times, being cancelled, and dying with the worker: nothing stays."""
+"""Many openings and closings, cancellations, and the death of the worker leave nothing behind."""
 
 import asyncio
 import os
@@ -41,10 +41,10 @@ async def test_two_hundred_cycles_leave_no_process_mount_or_file(sandboxes: Sand
         await asyncio.gather(*(cycle() for _ in range(4)))
 
     assert (set(descendants()), mounts(), open_files(), spawner_state(spawner)) == before
-    assert (before[1], before[3][1:]) == (0, (1, ["0"]))  # its work folder is all that is mounted, and only there
+    assert (before[1], before[3][1:]) == (0, (1, ["0"]))  # its work folder is the only mount, and only there
 
 
-async def test_bubblewrap_is_the_one_that_path_names(box: Box, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_bubblewrap_on_the_path_is_used(box: Box, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = shutil.which("bwrap")
     assert installed is not None
     with tempfile.TemporaryDirectory(prefix="env-gateway-path-") as folder:
@@ -60,11 +60,11 @@ async def test_bubblewrap_is_the_one_that_path_names(box: Box, work: Path, monke
 
 def programs_of(pids: list[int]) -> Iterator[str]:
     for pid in pids:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             yield os.readlink(f"/proc/{pid}/exe")
 
 
-async def test_an_open_sandbox_mounts_nothing_where_the_next_one_would_copy_it(sandboxes: Sandboxes) -> None:
+async def test_an_open_sandbox_leaves_no_mount_that_the_next_sandbox_would_copy(sandboxes: Sandboxes) -> None:
     await sandboxes.check()
     assert sandboxes._spawner is not None
     spawner = sandboxes._spawner.process.pid
@@ -76,11 +76,11 @@ async def test_an_open_sandbox_mounts_nothing_where_the_next_one_would_copy_it(s
     for sandbox in opened:
         await sandbox.close()
 
-    assert held == before + 1  # the layer's
+    assert held == before + 1  # the layer's mount
 
 
 def spawner_state(pid: int) -> tuple[int, int, list[str]]:
-    """Count a spawner's open files and mounts, and name its folders."""
+    """Return the numbers of a spawner's open files and mounts, and the names of its folders."""
     process = Path(f"/proc/{pid}")
     return (
         len(os.listdir(process / "fd")),
@@ -130,7 +130,7 @@ async def test_a_run_that_is_cancelled_at_any_turn_leaves_nothing(sandbox: Sandb
     assert open_files() == before
 
 
-async def test_a_close_that_is_cancelled_goes_on(sandboxes: Sandboxes) -> None:
+async def test_a_close_that_is_cancelled_continues(sandboxes: Sandboxes) -> None:
     for turns in range(10):
         sandbox = await sandboxes.open()
         closing = asyncio.create_task(sandbox.close())
@@ -143,7 +143,7 @@ async def test_a_close_that_is_cancelled_goes_on(sandboxes: Sandboxes) -> None:
     assert repr(sandboxes) == "<Sandboxes 0 open, 0 layers>"
 
 
-async def test_the_end_of_all_ends_each(box: Box, work: Path) -> None:
+async def test_closing_the_sandboxes_closes_each_sandbox(box: Box, work: Path) -> None:
     before = (set(descendants()), open_files())
     sandboxes = Sandboxes(box, work, LIMITS)
     sandbox = await sandboxes.open()
@@ -156,7 +156,7 @@ async def test_the_end_of_all_ends_each(box: Box, work: Path) -> None:
     assert (set(descendants()), open_files()) == before
 
 
-async def test_a_killed_spawner_ends_its_sandboxes_and_the_next_open_starts_another(sandboxes: Sandboxes) -> None:
+async def test_a_killed_spawner_ends_its_sandboxes_and_the_next_open_starts_a_new_spawner(sandboxes: Sandboxes) -> None:
     sandbox = await sandboxes.open()
     assert sandboxes._spawner is not None
     below = descendants(sandboxes._spawner.process.pid)
@@ -189,8 +189,8 @@ asyncio.run(main())
 """
 
 
-async def test_everything_dies_with_a_server_that_is_killed(box: Box, work: Path) -> None:
-    server = subprocess.Popen(  # noqa: ASYNC220  # it is killed as a machine kills it, without asyncio around
+async def test_a_killed_server_takes_all_its_processes_with_it(box: Box, work: Path) -> None:
+    server = subprocess.Popen(  # noqa: ASYNC220  # killed as a machine kills it, without asyncio
         [sys.executable, "-c", _SERVER, str(box.path), str(work)],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ENVSERVER)},
@@ -207,7 +207,7 @@ async def test_everything_dies_with_a_server_that_is_killed(box: Box, work: Path
     assert os.listdir(work) == []
 
 
-async def test_a_box_or_a_work_folder_that_is_missing_is_named(box: Box, work: Path) -> None:
+async def test_the_error_for_a_missing_box_or_work_folder_names_it(box: Box, work: Path) -> None:
     for sandboxes, word in ((Sandboxes(Box("/no/box"), work), "/no/box"), (Sandboxes(box, "/no/work"), "/no/work")):
         with pytest.raises(SandboxError, match=word) as raised:
             await sandboxes.check()
@@ -218,7 +218,7 @@ async def is_as(before: tuple[set[int], list[str]]) -> bool:
     return (set(descendants()), open_files()) == before
 
 
-async def test_once_closed_no_more_are_opened_and_what_is_being_opened_fails(box: Box, work: Path) -> None:
+async def test_after_a_close_nothing_opens_and_pending_openings_fail(box: Box, work: Path) -> None:
     for turns in (0, 1, 3, 10, 30, 100):
         before = (set(descendants()), open_files())
         sandboxes = Sandboxes(box, work, LIMITS)
@@ -233,11 +233,11 @@ async def test_once_closed_no_more_are_opened_and_what_is_being_opened_fails(box
         assert isinstance(building.exception(), SandboxError)
         with pytest.raises(SandboxError, match="closed"):
             await sandboxes.open()
-        # A socket that was aborted is closed by the loop, a turn or two later.
+        # The loop closes an aborted socket a turn or two later.
         await eventually(partial(is_as, before))
 
 
-async def test_all_of_it_works_on_uvloop(box: Box, work: Path) -> None:
+async def test_sandboxes_work_on_uvloop(box: Box, work: Path) -> None:
     async def live() -> tuple[bytes, bytes, str | None]:
         async with Sandboxes(box, work, LIMITS) as sandboxes:
             layer = await sandboxes.layer("key", lambda sandbox: sandbox.write_file("/root/made", b"made\n"))
@@ -245,7 +245,7 @@ async def test_all_of_it_works_on_uvloop(box: Box, work: Path) -> None:
             done = await first.run(["cat", "-", "/root/made"], stdin=b"said\n" * 50_000, output_bytes=1 << 20)
             terminal = await second.terminal(["bash"])
             await terminal.write(b"stty -echo\n")
-            # One after the other: once a program has ended, the shell is in front, and would be what is killed.
+            # One after the other: once a program has ended, the shell is in the foreground and would be killed.
             for stop in (terminal.interrupt, terminal.kill_foreground):
                 await terminal.write(b"sleep 300\n")
                 await eventually(lambda: has_process(second, "sleep"))
@@ -255,13 +255,13 @@ async def test_all_of_it_works_on_uvloop(box: Box, work: Path) -> None:
             text = b""
             while b"alive" not in text:
                 data = await terminal.read(4096, 20.0)
-                assert data, text  # at its end a terminal has nothing more to say, at once and for ever
+                assert data, text  # a closed terminal returns empty data immediately and forever
                 text += data
             with suppress(SandboxError):
                 await first.run(["bash", "-c", "b() { b | b & }; b; sleep 60"], timeout_s=60)
             return done.stdout, text, first.killed
 
-    await asyncio.to_thread(uvloop.run, asyncio.sleep(0))  # libuv keeps a pipe of its own from the first loop on
+    await asyncio.to_thread(uvloop.run, asyncio.sleep(0))  # libuv keeps its own pipe from the first loop on
     before = (set(descendants()), open_files())
 
     out, text, killed = await asyncio.to_thread(uvloop.run, live())
@@ -276,7 +276,7 @@ async def has_process(sandbox: Sandbox, name: str) -> bool:
     return not await has_no_process(sandbox, name)
 
 
-def test_a_bare_server_imports_nothing_of_this() -> None:
+def test_a_bare_server_does_not_import_the_sandbox_library() -> None:
     code = "import sys, envserver; print([name for name in sys.modules if name.split('.')[1:2] == ['sandbox']])"
 
     shown = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where one uid is all there is: a plain user without capabilities."""
+"""Sandboxes for a plain user without capabilities, with one uid only."""
 
 import os
 import shutil
@@ -50,10 +50,10 @@ def home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_plain_user_opens_sandboxes_with_root_alone(home: Path) -> None:
+def test_a_plain_user_opens_sandboxes_in_which_only_root_exists(home: Path) -> None:
     become = ["setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups"] if os.geteuid() == 0 else []
 
-    # The machine's interpreter: the tests' own may lie in a folder of root's.
+    # The machine's interpreter: the tests' own interpreter may be in a folder of root's.
     done = subprocess.run(
         [*become, "/usr/bin/python3", "-B", "-c", _PROGRAM, str(PACKAGE), str(home)],
         capture_output=True,

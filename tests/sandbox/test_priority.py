@@ -1,4 +1,4 @@
-"""Who has the CPU: agents' programs come last, judged ones go before them, within bounds."""
+"""CPU priorities: agents' programs come last, and judged programs come before them, within bounds."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.sandbox.inside import bash, python, said
 
 @pytest.fixture
 async def crowded(box: Box, work: Path) -> AsyncIterator[Sandboxes]:
-    """Sandboxes that share one CPU."""
+    """Yield sandboxes that share one CPU."""
     with cpu_group() as group:
         async with Sandboxes(box, work, Limits()) as sandboxes:
             await sandboxes.check()
@@ -56,7 +56,7 @@ async def test_an_agents_program_comes_last_and_cannot_raise_itself(sandbox: San
     assert json.loads(done.stdout) == [AGENT_NICE, os.SCHED_OTHER], done
 
 
-async def test_what_is_judged_has_the_servers_priority_and_an_agents_program_after_it_has_not(sandbox: Sandbox) -> None:
+async def test_a_judged_program_has_the_servers_priority_and_a_later_agents_program_does_not(sandbox: Sandbox) -> None:
     niceness = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
     sandbox.judged = Judged(60.0)
     judged = await python(sandbox, niceness)
@@ -92,10 +92,10 @@ while os.getpriority(os.PRIO_PROCESS, 0) != {AGENT_NICE}:
     "code",
     [
         *(pytest.param(f"import os\n{spend}\n{IS_LOWERED}", id=name) for name, spend in SPENDERS.items()),
-        pytest.param(BY_A_CHAIN, id="by children that nobody waits for"),
+        pytest.param(BY_A_CHAIN, id="by children without a waiting parent"),
     ],
 )
-async def test_what_is_judged_comes_last_once_its_claim_is_used_up(sandbox: Sandbox, code: str) -> None:
+async def test_a_judged_program_comes_last_after_its_cpu_claim_is_used_up(sandbox: Sandbox, code: str) -> None:
     sandbox.judged = Judged(0.3)
 
     done = await python(sandbox, code)
@@ -114,9 +114,9 @@ async def test_a_hundred_busy_loops_do_not_keep_a_judged_program_from_its_cpu(cr
     assert (done.status, done.timed_out) == (0, False)
 
 
-async def test_waiting_for_others_sleeping_and_running_are_told_apart(crowded: Sandboxes) -> None:
+async def test_waiting_sleeping_and_running_are_distinguished(crowded: Sandboxes) -> None:
     hog, judge = await crowded.open(), await crowded.open()
-    hog.judged = Judged(3600.0)  # at the same priority: nothing but a hundred to one
+    hog.judged = Judged(3600.0)  # at the same priority: only a hundred against one
     judge.judged = slept = Judged(60.0)
     await bash(judge, "sleep 60", timeout_s=1.0)
     judge.judged = ran = Judged(60.0)
@@ -125,13 +125,13 @@ async def test_waiting_for_others_sleeping_and_running_are_told_apart(crowded: S
     judge.judged = waited = Judged(60.0)
     await bash(judge, "while :; do :; done", timeout_s=4.0)
 
-    # Not how long, but what most of the time was.
+    # The test compares the larger shares of time, not exact times.
     assert slept.used_s + slept.waited_s < 0.5, slept
     assert ran.used_s > ran.waited_s, ran
     assert waited.waited_s > waited.used_s, waited
 
 
-async def test_who_lowers_itself_does_not_wait(crowded: Sandboxes) -> None:
+async def test_a_program_that_lowers_its_own_priority_does_not_count_as_waiting(crowded: Sandboxes) -> None:
     judge = await crowded.open()
     judge.judged = Judged(60.0)
 
@@ -140,33 +140,38 @@ async def test_who_lowers_itself_does_not_wait(crowded: Sandboxes) -> None:
     assert judge.judged.used_s > judge.judged.waited_s, judge.judged
 
 
-# Looks begin one second apart and name threads by numbers: what all used, what each waited, who lowered itself.
+# Checks start one second apart. Each holds the CPU time of all processes, the wait of each thread, and the threads
+# with a lower priority.
 Look = tuple[float, dict[int, float]] | tuple[float, dict[int, float], list[int]]
 
 
 @pytest.mark.parametrize(
     ("looks", "used_s", "waited_s", "unseen_s"),
     [
-        pytest.param([(5, {1: 7.0}), (5, {1: 7.0})], 0, 0, 0, id="what was there before does not count"),
+        pytest.param([(5, {1: 7.0}), (5, {1: 7.0})], 0, 0, 0, id="earlier use does not count"),
         pytest.param([(5, {1: 7.0}), (6, {1: 7.0}), (6.5, {1: 7.5})], 1.5, 0.5, 0, id="running, then waiting"),
-        pytest.param([(0, {1: 0.0}), (0, {1: 0.0}), (0, {1: 2.0})], 0, 2, 0, id="a wait is told when it is over"),
-        pytest.param([(0, {1: 0.0, 2: 0.0}), (0, {1: 1.0, 2: 1.0})], 0, 1, 0, id="two that wait at once"),
+        pytest.param([(0, {1: 0.0}), (0, {1: 0.0}), (0, {1: 2.0})], 0, 2, 0, id="a wait is reported when it is over"),
+        pytest.param([(0, {1: 0.0, 2: 0.0}), (0, {1: 1.0, 2: 1.0})], 0, 1, 0, id="two that wait together"),
         pytest.param([(0, {1: 0.0, 2: 0.0}), (1, {1: 1.0, 2: 0.0}), (2, {1: 1.0, 2: 1.0})], 2, 1, 0, id="in turn"),
         pytest.param(
             [(0, {1: 0.0}), (0, {1: 0.0, 2: 1.0}), (0, {1: 0.0, 3: 1.0})], 0, 1.75, 2, id="one after the other"
         ),
-        pytest.param([(0, {1: 0.0}), (0, {1: 0.0, 2: 0.0})], 0, 0, 1, id="one that began"),
+        pytest.param([(0, {1: 0.0}), (0, {1: 0.0, 2: 0.0})], 0, 0, 1, id="a new thread"),
         pytest.param(
-            [(3, {1: 0.0, 2: 0.0}), (2.5, {1: 0.0}), (3, {1: 0.0})], 0.5, 0, 1, id="one that nobody waited for"
+            [(3, {1: 0.0, 2: 0.0}), (2.5, {1: 0.0}), (3, {1: 0.0})],
+            0.5,
+            0,
+            1,
+            id="an ended thread without a waiting parent",
         ),
-        pytest.param([(0, {1: 0.0}), (2, {1: 0.0, 2: 0.0})], 2, 0, 0, id="one that began, and all was used"),
-        pytest.param([(0, {1: 0.0}), (0, {1: 1.0}), (0, {1: 3.0}, [1])], 0, 1, 0, id="one that lowers itself"),
-        pytest.param([(0, {1: 0.0}), (0, {1: 1.0, 2: 1.0}, [2])], 0, 1, 1, id="one that began as low"),
-        pytest.param([(0, {1: 0.0}), (4, {1: 0.0}), (4, {1: 1.0}, [1])], 4, 1, 0, id="one that was lowered"),
+        pytest.param([(0, {1: 0.0}), (2, {1: 0.0, 2: 0.0})], 2, 0, 0, id="a new thread, and all CPU time was used"),
+        pytest.param([(0, {1: 0.0}), (0, {1: 1.0}), (0, {1: 3.0}, [1])], 0, 1, 0, id="a thread that lowers itself"),
+        pytest.param([(0, {1: 0.0}), (0, {1: 1.0, 2: 1.0}, [2])], 0, 1, 1, id="a thread that starts with low priority"),
+        pytest.param([(0, {1: 0.0}), (4, {1: 0.0}), (4, {1: 1.0}, [1])], 4, 1, 0, id="a thread that was lowered"),
     ],
 )
-def test_looks_are_added_up(looks: list[Look], used_s: float, waited_s: float, unseen_s: float) -> None:
-    # A look takes a quarter of a second here: by so much the first of two threads may have waited beside the second.
+def test_checks_of_cpu_times_are_added_up(looks: list[Look], used_s: float, waited_s: float, unseen_s: float) -> None:
+    # A check takes a quarter of a second here. The first of two threads may have waited that long next to the second.
     times = [CpuTimes(float(at), at + 0.25, *look) for at, look in enumerate(looks)]
     stopwatch = Stopwatch(times[0], claim_s=4.0)
     for each in times[1:]:

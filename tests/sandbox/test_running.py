@@ -1,4 +1,4 @@
-"""Commands: what they see, what comes back, and what stays."""
+"""Commands: their view of the sandbox, their results, and the processes that they leave."""
 
 import asyncio
 import os
@@ -57,7 +57,9 @@ async def test_a_signal_is_a_negative_status(sandbox: Sandbox) -> None:
         pytest.param(["/etc/passwd"], "/", "root", "Permission denied", id="not executable"),
     ],
 )
-async def test_what_is_missing_is_named(sandbox: Sandbox, argv: list[str], cwd: str, user: str, message: str) -> None:
+async def test_a_missing_program_folder_or_user_is_named(
+    sandbox: Sandbox, argv: list[str], cwd: str, user: str, message: str
+) -> None:
     with pytest.raises(SandboxError, match=message) as raised:
         await sandbox.run(argv, cwd=cwd, user=user)
 
@@ -82,7 +84,7 @@ async def test_a_long_argument_arrives(sandbox: Sandbox) -> None:
     assert done.stdout.decode() == word
 
 
-async def test_output_beyond_the_bound_is_dropped_and_said(sandbox: Sandbox) -> None:
+async def test_output_over_the_bound_is_dropped_and_reported(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "head -c 5000000 /dev/zero; echo end >&2")
 
     assert (len(done.stdout), done.stderr, done.truncated, done.status) == (65_536, b"end\n", True, 0)
@@ -94,7 +96,7 @@ async def test_endless_output_ends_at_the_deadline(sandbox: Sandbox) -> None:
     assert (done.status, done.timed_out, done.truncated, len(done.stdout)) == (-9, True, True, 65_536)
 
 
-async def test_a_command_that_ended_in_time_is_not_late_because_the_server_stood_still(sandbox: Sandbox) -> None:
+async def test_a_command_that_ended_in_time_is_not_late_if_the_server_was_blocked(sandbox: Sandbox) -> None:
     running = asyncio.ensure_future(sandbox.run(["sh", "-c", "sleep 0.7; echo ended"], timeout_s=1.0))
     asyncio.get_running_loop().call_later(0.5, time.sleep, 1.0)
 
@@ -103,13 +105,13 @@ async def test_a_command_that_ended_in_time_is_not_late_because_the_server_stood
     assert (done.status, done.stdout, done.timed_out) == (0, b"ended\n", False)
 
 
-async def test_a_command_that_reads_no_input_ends_all_the_same(sandbox: Sandbox) -> None:
+async def test_a_command_that_does_not_read_its_input_still_ends(sandbox: Sandbox) -> None:
     done = await sandbox.run(["true"], stdin=b"x" * 1_000_000)
 
     assert done.status == 0
 
 
-async def test_a_late_command_is_killed_with_all_of_its_session(sandbox: Sandbox) -> None:
+async def test_a_late_command_is_killed_with_all_processes_of_its_session(sandbox: Sandbox) -> None:
     done = await bash(sandbox, "sleep 311 & timeout 311 sleep 312 & echo begun; wait", timeout_s=0.5)
 
     assert (done.timed_out, done.stdout) == (True, b"begun\n")
@@ -122,7 +124,7 @@ async def test_a_background_job_outlives_its_command(sandbox: Sandbox) -> None:
     assert done.stdout == b"begun\n"
     assert not done.timed_out  # although the job holds the pipe
 
-    async def it_runs() -> bool:  # it is a fork of the shell until it has become the program
+    async def it_runs() -> bool:  # until the fork of the shell has become the program
         return await said(sandbox, "pgrep -c sleep || true") == "1\n"
 
     await eventually(it_runs)
@@ -142,14 +144,14 @@ async def test_orphans_leave_no_zombies(sandbox: Sandbox) -> None:
     assert await said(sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l") == "0\n"
 
 
-async def test_kill_of_everything_inside_leaves_the_sandbox_usable(sandbox: Sandbox) -> None:
+async def test_killing_everything_inside_leaves_the_sandbox_usable(sandbox: Sandbox) -> None:
     await bash(sandbox, "sleep 300 & sleep 300 & kill -9 -1; kill -9 1")
 
     assert await said(sandbox, "pgrep -c sleep || true") == "0\n"
     assert sandbox.killed is None
 
 
-async def test_users_can_be_added_and_become(sandbox: Sandbox) -> None:
+async def test_users_can_be_added_and_can_run_commands(sandbox: Sandbox) -> None:
     await said(sandbox, "useradd -m -u 1000 jack && echo mine > /root/secret && chmod 700 /root")
 
     assert await said(sandbox, "su jack -c 'id -un; id -u'") == "jack\n1000\n"
@@ -178,7 +180,7 @@ async def test_a_cancelled_command_is_killed(sandbox: Sandbox) -> None:
     await eventually(lambda: has_no_process(sandbox, "sleep"))
 
 
-def test_a_box_of_an_older_recipe_stays_and_the_new_one_is_made_beside_it(
+def test_a_box_of_an_older_recipe_stays_and_the_new_box_is_made_next_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hostbox, "PROGRAMS", "bash cat")

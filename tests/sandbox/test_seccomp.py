@@ -1,4 +1,4 @@
-"""The filter's verdicts, by running its program: also for the machine that the tests do not run on."""
+"""The verdicts of the seccomp filter, found by running its program, also for other machines than the tests' own."""
 
 import errno
 import struct
@@ -10,7 +10,7 @@ ALLOWED = "allowed"
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str:
-    """Run the program for *machine* as the kernel would; the name of the errno, or ``allowed``."""
+    """Run the program for *machine* as the kernel would; return the name of the errno, or ``allowed``."""
     arch = ARCHITECTURES[machine] if architecture is None else architecture
     data = struct.pack("IIQ6Q", number, arch, 0, *(*arguments, *[0] * (6 - len(arguments))))
     code = list(struct.iter_unpack("HBBI", program(machine)))
@@ -31,7 +31,7 @@ MACHINES = pytest.mark.parametrize("machine", list(ARCHITECTURES))
 
 
 @MACHINES
-def test_every_call_of_the_tables_has_its_errno_and_others_pass(machine: str) -> None:
+def test_every_call_of_the_tables_has_its_errno_and_all_other_calls_pass(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     refused = {row[column] for row in REFUSED.values()} - {None}
     absent = {row[column] for row in ABSENT.values()} - {None}
@@ -54,9 +54,9 @@ def test_every_call_of_the_tables_has_its_errno_and_others_pass(machine: str) ->
         pytest.param("x86_64", 41, (40,), "EAFNOSUPPORT", id="a vsock socket"),
         pytest.param("aarch64", 198, (40,), "EAFNOSUPPORT", id="a vsock socket on aarch64"),
         pytest.param("aarch64", 199, (1,), ALLOWED, id="a pair of Unix sockets"),
-        pytest.param("x86_64", 16, (0, 0x5412), "EPERM", id="words into a terminal"),
+        pytest.param("x86_64", 16, (0, 0x5412), "EPERM", id="text into a terminal"),
         pytest.param("x86_64", 16, (0, 0x5401), ALLOWED, id="a terminal's settings"),
-        pytest.param("aarch64", 29, (0, 0x5412), "EPERM", id="words into a terminal on aarch64"),
+        pytest.param("aarch64", 29, (0, 0x5412), "EPERM", id="text into a terminal on aarch64"),
         pytest.param("x86_64", 0x40000000, (), "ENOSYS", id="a call by its x32 number"),
     ],
 )

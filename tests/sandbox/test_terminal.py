@@ -34,7 +34,7 @@ async def test_a_shell_keeps_its_state(sandbox: Sandbox) -> None:
     assert await read_until(terminal, b"end\n") == b"5 /tmp\n/dev/pts/0\n24 80\ndumb\nend\n"
 
 
-async def test_reading_waits_no_longer_than_it_may(sandbox: Sandbox) -> None:
+async def test_reading_waits_at_most_its_timeout(sandbox: Sandbox) -> None:
     terminal = await shell(sandbox)
 
     with pytest.raises(TimeoutError):
@@ -48,7 +48,7 @@ async def test_interrupt_reaches_the_command_and_not_the_shell(sandbox: Sandbox)
     await terminal.write(b"stty -isig; echo be\\gun; sleep 300\n")
     await read_until(terminal, b"begun\n")
 
-    async def is_in_front() -> bool:  # before that the interrupt is the shell's, which leaves sleep behind
+    async def is_in_front() -> bool:  # earlier, the interrupt would reach the shell, which leaves sleep behind
         return terminal._foreground() != shells_own and not await has_no_process(sandbox, "sleep")
 
     await eventually(is_in_front)
@@ -84,7 +84,7 @@ async def test_a_command_of_another_user_is_interrupted_and_killed_too(sandbox: 
     await eventually(lambda: has_no_process(sandbox, "-u jack"))
 
 
-async def test_where_no_group_is_in_front_nobody_is_killed_or_interrupted(sandbox: Sandbox) -> None:
+async def test_without_a_foreground_group_no_process_is_killed_or_interrupted(sandbox: Sandbox) -> None:
     held = b"trap '' HUP INT; (echo be\\gun; exec sleep 300) & exit\n"
     terminal = await shell(sandbox)
     await terminal.write(held)
@@ -93,7 +93,7 @@ async def test_where_no_group_is_in_front_nobody_is_killed_or_interrupted(sandbo
     async def has_none() -> bool:
         return terminal._foreground() is None
 
-    await eventually(has_none)  # the shell has ended, its child holds the terminal
+    await eventually(has_none)  # the shell has ended, and its child holds the terminal
     await terminal.interrupt()
     await terminal.kill_foreground()
 
@@ -102,7 +102,7 @@ async def test_where_no_group_is_in_front_nobody_is_killed_or_interrupted(sandbo
 
 
 @pytest.mark.parametrize("group", [0, 1, -1])
-async def test_a_group_that_is_none_of_the_agents_is_not_killed(sandboxes: Sandboxes, group: int) -> None:
+async def test_a_group_that_does_not_belong_to_the_agent_is_not_killed(sandboxes: Sandboxes, group: int) -> None:
     sandbox, other = await sandboxes.open(), await sandboxes.open()
 
     await sandbox._tell({"op": "kill_group", "group": group})
@@ -111,7 +111,7 @@ async def test_a_group_that_is_none_of_the_agents_is_not_killed(sandboxes: Sandb
     assert await said(other, "echo here") == "here\n"
 
 
-async def test_the_end_of_the_shell_is_the_end_of_the_stream(sandbox: Sandbox) -> None:
+async def test_the_stream_ends_with_the_shell(sandbox: Sandbox) -> None:
     terminal = await shell(sandbox)
 
     await terminal.write(b"exit\n")
@@ -148,7 +148,7 @@ async def test_a_flood_is_read_at_the_readers_pace(sandbox: Sandbox) -> None:
     await read_until(terminal, b"after\n")
 
 
-async def test_two_terminals_do_not_hear_each_other(sandbox: Sandbox) -> None:
+async def test_two_terminals_do_not_see_each_others_output(sandbox: Sandbox) -> None:
     first, second = await shell(sandbox), await shell(sandbox)
 
     await first.write(b"echo on\\e\n")
@@ -171,7 +171,7 @@ async def test_a_terminal_ends_with_its_sandbox(sandboxes: Sandboxes) -> None:
     await terminal.close()
 
 
-async def test_a_program_that_is_missing_opens_no_terminal(sandbox: Sandbox) -> None:
+async def test_a_missing_program_opens_no_terminal(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="No such file"):
         await sandbox.terminal(["no-such-shell"])
 

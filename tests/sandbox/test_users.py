@@ -1,4 +1,4 @@
-"""Users are looked up in the sandbox's own files, as they are at that moment."""
+"""Users are looked up in the sandbox's own files, in their current state."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ async def home(sandbox: Sandbox, user: str) -> str:
     return (await bash(sandbox, 'echo "$HOME"', user=user)).stdout.decode().strip()
 
 
-async def test_a_user_that_was_just_made_changed_or_removed_is_seen_at_once(sandbox: Sandbox) -> None:
+async def test_a_user_that_was_just_added_changed_or_removed_is_seen_immediately(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="no such user"):
         await bash(sandbox, "true", user="jack")
     await said(sandbox, "useradd -m jack")
@@ -26,7 +26,7 @@ async def test_a_user_that_was_just_made_changed_or_removed_is_seen_at_once(sand
         await bash(sandbox, "true", user="jack")
 
 
-async def test_a_change_in_place_is_seen_though_size_and_mtime_are_as_before(sandbox: Sandbox) -> None:
+async def test_a_change_in_place_is_seen_even_with_unchanged_size_and_mtime(sandbox: Sandbox) -> None:
     await said(sandbox, "echo jack:x:1000:1000::/home/jack:/bin/sh >> /etc/passwd; touch -d 2020-01-01 /etc/passwd")
     assert await home(sandbox, "jack") == "/home/jack"
 
@@ -39,13 +39,13 @@ async def test_a_change_in_place_is_seen_though_size_and_mtime_are_as_before(san
     assert await home(sandbox, "jack") == "/home/josh"
 
 
-async def test_groups_of_a_user_are_its_own(sandbox: Sandbox) -> None:
+async def test_a_users_command_has_the_users_groups(sandbox: Sandbox) -> None:
     await said(sandbox, "useradd -m jack; groupadd -g 1234 crew; usermod -a -G crew jack")
 
     assert (await bash(sandbox, "id -G", user="jack")).stdout.split()[-1] == b"1234"
 
 
-async def test_a_box_of_the_host_has_users_groups_and_folders_of_a_debian(sandbox: Sandbox) -> None:
+async def test_a_box_of_the_host_has_the_users_groups_and_folders_of_debian(sandbox: Sandbox) -> None:
     await said(sandbox, "getent passwd bin sys www-data nobody && getent group sudo bin sys && chown bin:sudo /tmp")
 
     assert await said(sandbox, "cat /var/log/*.log | head -1 | wc -l; ls -d /usr/local/bin") == "1\n/usr/local/bin\n"

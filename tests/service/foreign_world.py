@@ -1,4 +1,4 @@
-"""A gateway before foreign images that are played in memory, with every front on one address."""
+"""A gateway in front of a third-party image that a fake plays in memory, with every frontend on one address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEST = [{"n": 3, "target": 2, "rate_limit": "whatever the image means by it"}]
 
 
 def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Environment:
-    """A foreign environment; *policy* as `environment` takes it, or a field of `Environment`."""
+    """Return a third-party environment. *policy* holds keywords of `environment` and fields of `Environment`."""
     own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
     return replace(ours, protocol=protocol, tasks=None, **{"server": Server(port=8000), **own})
@@ -28,7 +28,7 @@ def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Envir
 
 @dataclass(slots=True)
 class Foreign:
-    """One gateway with one foreign image."""
+    """One gateway with one third-party image."""
 
     stack: Stack
     gateway: Replica
@@ -37,7 +37,7 @@ class Foreign:
 
     @contextlib.asynccontextmanager
     async def client(self, path: str = "ws", *, name: str = "image") -> AsyncIterator[Client]:
-        """An OpenEnv client's socket."""
+        """Open an OpenEnv client's socket."""
         url = str(self.http.base_url).replace("http", "ws").rstrip("/")
         async with connect(f"{url}/openenv/{name}/{path}", proxy=None) as connection:
             yield Client(connection)
@@ -48,13 +48,13 @@ class Foreign:
         await self.gateway.runtime_tasks.register(checked)
 
     async def ors(self, operation: str, **body: Any) -> httpx.Response:
-        """Ask ORS' front about tasks."""
+        """Query the tasks at the ORS frontend."""
         if operation == "splits":
             return await self.http.get("/image/splits")
         return await self.http.post(f"/image/{operation}", json=body)
 
     async def start(self, sample: str | int, **config: Any) -> httpx.Response:
-        """Begin an episode over AReaL's front."""
+        """Start an episode at the AReaL frontend."""
         return await self.http.post("/areal/image/api/episode/start", json={"sample_id": sample, "config": config})
 
 
@@ -62,7 +62,7 @@ class Foreign:
 async def foreign(
     environment: Environment, image: CounterImage | None = None, *others: Environment
 ) -> AsyncIterator[Foreign]:
-    """Serve *environment* from *image*, beside *others* of our own."""
+    """Serve *environment* from *image*, next to the gateway's own environments *others*."""
     image = image or CounterImage({"train": TRAIN, "test": TEST})
     upstreams = {UpstreamKind(environment.protocol.value): image}
     async with running(environment, *others, tasks_image={}, upstreams=upstreams) as (stack, gateway, http):

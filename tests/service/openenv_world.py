@@ -1,4 +1,4 @@
-"""OpenEnv's front before a whole gateway in this process: a real server, and a client that says raw frames."""
+"""The OpenEnv frontend of a whole gateway in this process: a real server, and a client that sends raw frames."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Json = dict[str, Any]
 
 
 class Client:
-    """A client's socket: frames in, frames out."""
+    """A client's socket that sends and receives frames."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
 
     async def ask(self, kind: str, data: Any = None, **more: Any) -> Json:
-        """Send a request and read its one reply; *data* of None is left out."""
+        """Send a request and read its only reply. The frame has no ``data`` if *data* is None."""
         frame = {"type": kind, **({} if data is None else {"data": data}), **more}
         return await self.say(json.dumps(frame))
 
     async def say(self, frame: str | bytes) -> Json:
-        """Send a raw frame and read its one reply."""
+        """Send a raw frame and read its only reply."""
         await self.connection.send(frame)
         return await self.hear()
 
@@ -44,31 +44,31 @@ class Client:
         return reply
 
     async def reset(self, **data: Any) -> Json:
-        """Reset; returns what stands in ``data`` of the reply, which has to be an observation."""
+        """Reset the episode and return ``data`` of the reply, which must be an observation."""
         reply = await self.ask("reset", data)
         assert reply["type"] == "observation", reply
         observed: Json = reply["data"]
         return observed
 
     async def step(self, tool: str = "go_on", **fields: Any) -> Json:
-        """Step with a plain action, which the workers here read as the tool that it names."""
+        """Step with a plain action. The fake workers run the tool that the action names."""
         return await self.ask("step", {"tool": tool, **fields})
 
     async def closed(self) -> int:
-        """Wait until the other side has closed; returns the code."""
+        """Wait until the server closes the socket, and return the close code."""
         async with asyncio.timeout(scaled(20)):
             await self.connection.wait_closed()
         assert self.connection.close_code is not None
         return self.connection.close_code
 
     def vanish(self) -> None:
-        """Go without a word."""
+        """Abort the connection without a close frame."""
         self.connection.transport.abort()
 
 
 @dataclass(slots=True)
 class World:
-    """One gateway, and what tests need of it."""
+    """One gateway, and the client, address and server through which tests use it."""
 
     stack: Stack
     gateway: Replica
@@ -80,13 +80,13 @@ class World:
     async def client(
         self, name: str = "math", path: str = "ws", *, under: str = "", **options: Any
     ) -> AsyncIterator[Client]:
-        """Connect to an environment; closes at the end, unless that has happened."""
+        """Connect to an environment, and close the socket at the end if it is still open."""
         url = f"{self.base.replace('http', 'ws')}{under}/openenv/{name}/{path}"
         async with connect(url, proxy=None, max_size=None, **options) as connection:
             yield Client(connection)
 
     def stop(self) -> None:
-        """Stop the server, as SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.server.should_exit = True
 
     async def rpc(self, method: str, name: str = "math", /, **params: Any) -> Json:
@@ -100,7 +100,7 @@ class World:
 
 @contextlib.contextmanager
 def impatience(world: World, **deadlines: Any) -> Iterator[None]:
-    """Give the default environment short *deadlines* (fields of `OpenEnv`) for as long as the block lasts."""
+    """Give the default environment short *deadlines* (fields of `OpenEnv`) while the block runs."""
     catalog = world.gateway.catalog
     patient = catalog.default
     catalog.replace(replace(patient, openenv=replace(patient.openenv, **deadlines)))
@@ -111,14 +111,14 @@ def impatience(world: World, **deadlines: Any) -> Iterator[None]:
 
 
 def code(reply: Json) -> str:
-    """The code of an error frame."""
+    """Return the code of an error frame."""
     assert reply["type"] == "error", reply
     found: str = reply["data"]["code"]
     return found
 
 
 def message(reply: Json) -> str:
-    """The sentence of an error frame."""
+    """Return the message of an error frame."""
     assert reply["type"] == "error", reply
     found: str = reply["data"]["message"]
     return found
@@ -126,7 +126,7 @@ def message(reply: Json) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, str, HttpServer]]:
-    """Serve *replica* over loopback; yields a client, the address and the server."""
+    """Serve *replica* over loopback, and yield a client, the address and the server."""
     config = configured(replica.app, end_s=2)
     server = HttpServer(config)
     with socket.socket() as listener:
@@ -146,7 +146,7 @@ async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, st
 async def world(
     *environments: Environment, tasks: Json | None = None, clock: Callable[[], float] | None = None, **front: Any
 ) -> AsyncIterator[World]:
-    """A gateway whose loops run and which serves; *tasks* are the splits of every environment."""
+    """Run a gateway that serves and runs its loops. *tasks* are the splits of every environment."""
     some = environments or (environment(),)
     timed = {"clock": clock} if clock is not None else {}
     own: dict[str, Any] = {f"tasks_{one.name}": tasks for one in some if tasks is not None}

@@ -1,4 +1,4 @@
-"""Requests that begin an episode, each with the calls to the store and the workers that it makes."""
+"""Requests that start an episode, each with the calls that it makes to the store and the workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.fakes.eventually import WITHIN_S
 from tests.service.openings_world import SOLO, SUMS, Calls, World
 
 CALLS_MAX: Final = 40
-"""No request makes so many."""
+"""Number of calls that no request reaches."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, what there is before it, and the calls that it makes at least."""
+    """A request, its preparation, and the calls that it makes at least."""
 
     name: str
     request: Callable[[World], Awaitable[Session]]
@@ -29,7 +29,7 @@ class Case:
     before: Callable[[World], Awaitable[Any]] | None = None
     failures: tuple[GatewayError, ...] = ()
     fails: bool = False
-    """With an error of ours, also where nobody hangs up."""
+    """True if the request fails with a gateway error even if its client does not hang up."""
 
 
 async def _ended_meanwhile(world: World) -> None:
@@ -106,7 +106,7 @@ CASES: Final = [
 
 
 async def begun(case: Case, calls: Calls) -> tuple[World, asyncio.Task[Session]]:
-    """A world in which *case*'s request has begun; *calls* count from there."""
+    """Start *case*'s request in a new world. *calls* count from the start of the request."""
     world = World(calls)
     await world.start()
     stop_at, lose_at, calls.stop_at, calls.lose_at = calls.stop_at, calls.lose_at, 0, 0
@@ -119,7 +119,7 @@ async def begun(case: Case, calls: Calls) -> tuple[World, asyncio.Task[Session]]
 
 
 async def as_ever(case: Case, world: World, request: asyncio.Task[Session]) -> None:
-    """Check what comes of a request that nobody hung up on."""
+    """Check the outcome of a request whose client does not hang up."""
     await asyncio.wait({request}, timeout=scaled(WITHIN_S))
     assert request.done()
     if case.fails:

@@ -1,6 +1,6 @@
-"""The request path between a store and workers that can be stopped at any call, for tests of who hangs up there.
+"""The request path, which a test can stop at any call to the store or a worker in order to hang up there.
 
-Nobody else acts here: there is no control loop, so what is left behind stays.
+There is no control loop, so no other actor removes a slot or session that the request leaves behind.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ STORE_CALLS: Final = frozenset(
     ("claim", "opened", "find", "begin_close", "release", "hand_over", "limit_worker", "drain_worker", "worker", "load")
 )
 LONG_S: Final = 600.0
-"""No deadline of a session comes while a test runs."""
+"""Seconds of each session deadline: none passes while a test runs."""
 
 
 class Way(Enum):
-    """What became of a call whose caller was cancelled."""
+    """The fate of a call whose caller was cancelled."""
 
     NEVER = "it did not come to run"
     DONE = "it had run, and its answer was on its way"
@@ -52,14 +52,14 @@ class Way(Enum):
 
 
 class Rooms:
-    """The workers: which sessions each has, and how the next openings fail."""
+    """The workers: the sessions in each, and the failures of the next openings."""
 
     def __init__(self) -> None:
         self.held: defaultdict[WorkerId, set[SessionId]] = defaultdict(set)
         self.failures: list[GatewayError] = []
-        """One for each of the openings to come."""
+        """One failure for each of the next openings."""
         self.before_open: Callable[[Session], Any] | None = None
-        """What happens while the next session is opened."""
+        """Hook that runs while a worker opens the next session."""
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """See ``Upstream.open``."""
@@ -82,12 +82,12 @@ class Rooms:
         return b"[]"
 
     def all(self) -> list[SessionId]:
-        """Sessions that any worker has."""
+        """Return the sessions of all workers."""
         return [id for ids in self.held.values() for id in ids]
 
 
 class _NoTickets:
-    """There are no curricula."""
+    """Tickets of a gateway without curricula."""
 
     def unused(self, ticket: GroupMembership | None) -> None:
         """See ``DrawnTickets.unused``."""
@@ -95,7 +95,7 @@ class _NoTickets:
 
 @dataclass
 class Calls:
-    """All calls to the store and the workers, in their order; the one of number `stop_at` is stopped."""
+    """All calls to the store and the workers, in order. The call with number `stop_at` is stopped."""
 
     stop_at: int = 0
     way: Way = Way.NEVER
@@ -104,17 +104,17 @@ class Calls:
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     late: list[asyncio.Task[Any]] = field(default_factory=list)
     lose_at: int = 0
-    """The call of this number is not stopped, but fails as the store does that does not answer; *way* as above."""
+    """Number of the call that fails as if the store did not answer. It runs first if `way` is `Way.DONE`."""
     stop_on: str = ""
     lose_on: str = ""
-    """As `stop_at` and `lose_at`: the next call of this name."""
+    """`stop_on` and `lose_on` select the next call of a name, as `stop_at` and `lose_at` select a number."""
     is_away: bool = False
-    """No call to the store is answered, nor done."""
+    """True while the store neither runs nor answers a call."""
     before: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
-    """What happens before the next call of a name."""
+    """Hooks by name of a call. Each runs once, before the next call of its name."""
 
     async def made(self, name: str, inner: Callable[[], Any], undo: Callable[[Any], Any] | None) -> Any:
-        """Make a call; *undo* is what the seam says of a cancelled one."""
+        """Make a call. *undo* reverts the call if its caller is cancelled, where the port's contract requires this."""
         self.names.append(name)
         number = len(self.names)
         if (hook := self.before.pop(name, None)) is not None:
@@ -153,11 +153,11 @@ class Calls:
         try:
             await inner()
         except GatewayError:
-            return  # nobody hears it
+            return  # the caller is gone
 
 
 class _Watched:
-    """Passes calls on to *inner*, through *calls*."""
+    """Passes calls to *inner* through *calls*."""
 
     def __init__(self, inner: Any, calls: Calls, undo: Callable[[str], Callable[[Any], Any] | None]) -> None:
         self._inner = inner
@@ -176,7 +176,7 @@ class _Watched:
 
 
 class World:
-    """One replica's request path, and what it speaks to."""
+    """One replica's request path, with its store and its workers."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class World:
             environment(SOLO, slots=1, max_uses=1, **times),
         ]
         watched = cast(Store, _Watched(self.store, calls, lambda name: self._undone if name == "claim" else None))
-        # A worker drops a request whose connection is gone: none is done later.
+        # A worker drops a request whose connection is gone, so no call to a worker runs later.
         upstream = cast(Upstream, _Watched(self.rooms, calls, lambda _: _nothing))
         upstreams = {UpstreamKind.OWN: upstream}
         metrics = Metrics()
@@ -229,7 +229,7 @@ class World:
         )
 
     async def start(self, *, idle: bool = True) -> None:
-        """Have three workers of each environment; with *idle* False only once a slot is wanted."""
+        """Add three workers of each environment. With *idle* False, add them at the first claim of a slot."""
         if not idle:
             self.calls.before["claim"] = self.start
             return
@@ -262,20 +262,20 @@ class World:
         }
 
     async def _undone(self, claimed: Session) -> None:
-        """What ``Store.claim`` says of itself: it gives back what was granted to a caller that was cancelled."""
+        """Release the slot that a cancelled caller was granted, as the contract of ``Store.claim`` requires."""
         await self.store.begin_close(claimed.id, CloseReason.OPEN_FAILED, lease=claimed.lease)
         await self.store.release(claimed.id, claimed.lease)
 
     async def waiting(self) -> int:
-        """Openings that wait."""
+        """Return the number of openings that wait."""
         return sum(load.waiting for load in (await self.store.load()).values())
 
     async def used(self) -> int:
-        """Slots that are held."""
+        """Return the number of slots that sessions hold."""
         return sum(one.used for load in (await self.store.load()).values() for one in load.workers)
 
     async def holds_nothing(self) -> None:
-        """Return once no slot, ticket or session is left, here or in a worker."""
+        """Wait until no slot, ticket or session is left in the replica, the store or a worker."""
 
         async def check() -> None:
             assert await self.store.sessions() == []
@@ -287,7 +287,7 @@ class World:
         await self._at_rest()
 
     async def holds_one(self) -> None:
-        """Return once there is one session, open, and in one worker: the one that the store says."""
+        """Wait until there is exactly one session, open, and only in the worker that the store records."""
 
         async def check() -> None:
             (session,) = await self.store.sessions()
@@ -304,4 +304,4 @@ class World:
 
 
 async def _nothing(_: Any) -> None:
-    """A worker's call needs no undoing by the seam."""
+    """Do nothing: a worker's call needs no undo."""

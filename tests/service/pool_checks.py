@@ -1,4 +1,4 @@
-"""What must hold of a gateway, whatever was broken: the store, the workers and the trainers say the same."""
+"""Invariants of a gateway under any failure: the store, the workers and the trainers agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.service.pool_parts import SETTLED_S, Engine, Episode, Process
 
 
 class Checked:
-    """What a `PoolWorld` compares after each step."""
+    """The comparisons that a `PoolWorld` makes after each step."""
 
     engine: Engine
     processes: list[Process]
@@ -26,24 +26,24 @@ class Checked:
     silent: set[WorkerId]
 
     def alive(self) -> list[Process]:
-        """The processes that do something."""
+        """Return the processes that are not frozen."""
         return [process for process in self.processes if not process.passage.is_frozen]
 
     def running(self) -> list[FakeWorker]:
-        """The workers that live, oldest first."""
+        """Return the running workers, oldest first."""
         return [worker for worker in self.engine.ever.values() if worker.is_running]
 
     async def sessions(self) -> list[Session]:
-        """All that the store has."""
+        """Return all sessions of the store."""
         return await self.processes[0].store.sessions() if self.processes else []
 
     async def loads(self) -> list[WorkerLoad]:
-        """All workers of the store."""
+        """Return all workers of the store."""
         loads = await self.processes[0].store.load()
         return [entry for load in loads.values() for entry in load.workers]
 
     async def check_always(self) -> None:
-        """What holds at any moment, whatever is broken."""
+        """Check the invariants that hold at any moment, under any failure."""
         makes: Counter[tuple[EnvironmentName, str]] = Counter()
         for entry in await self.loads():
             assert entry.used <= entry.worker.slots, f"{entry.used} sessions in {entry.worker}"
@@ -59,10 +59,10 @@ class Checked:
         self._look()
 
     async def settle(self) -> None:
-        """Wait until all is as it should be, at most `SETTLED_S`.
+        """Wait at most `SETTLED_S` until the parts agree.
 
         Raises:
-            AssertionError: it is not.
+            AssertionError: The parts do not agree in time.
         """
 
         async def check() -> None:
@@ -104,7 +104,7 @@ class Checked:
             state = entry.worker.state
             assert state is not WorkerState.STARTING, f"{entry} still starts"
             assert state is not WorkerState.DRAINING or entry.used, f"{entry} is still there"
-            # One that is paused to the store may run, as the engine was away when it was to be paused; it is woken too.
+            # A worker that the store has as paused may run: the engine was away at its pause. The loop resumes it, too.
 
     def _check_sessions(self, sessions: dict[SessionId, Session], loads: dict[WorkerId, WorkerLoad]) -> None:
         pending = {episode.id for episode in self._episodes() if not episode.creating.done()}
@@ -135,7 +135,7 @@ class Checked:
             assert all(one.used for one in current), f"{count} wait for {name}, and one of {current} is idle"
 
     def _check_nothing_lingers(self, waiting: dict[EnvironmentName, int], sessions: dict[SessionId, Session]) -> None:
-        """A create that is not answered waits for a slot, or at the gate of its worker; or its process is frozen."""
+        """Check that each unanswered create waits for a slot, waits at its worker's gate, or is in a frozen process."""
         queued: Counter[EnvironmentName] = Counter()
         for episode in self.episodes.values():
             if episode.creating.done() or episode.process.passage.is_frozen:
@@ -146,7 +146,7 @@ class Checked:
             elif session.state is SessionState.OPENING and session.id not in self.cut:
                 assert self.engine.ever[session.worker].waiting, f"nobody opens {session}"
         for name, count in queued.items():
-            # Where time passed meanwhile the store has given it up, and it is at its gate still.
+            # If time passed meanwhile, the store has dropped the opening while it still waits at its gate.
             at_gates = sum(one.waiting for one in self.running() if one.worker.environment == name)
             assert count <= waiting.get(name, 0) + at_gates, f"{count} creates of {name} linger"
 

@@ -1,7 +1,7 @@
-"""The parts of a gateway that a random walk can break: processes, their way to the outside, an engine, episodes.
+"""The parts of a gateway that a random walk can break: processes, their outgoing calls, an engine, episodes.
 
-All that a replica says to its store and its engine goes through a `Passage`, which is shut while the process is frozen,
-and fails all once it is dead.
+All calls of a replica to its store and its engine go through a `Passage`. It is shut while the process is frozen.
+Once the process is dead, every call fails.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from tests.fakes.workers import FakeBackend, FakeWorker
 from tests.service.stack import Replica, environment
 
 IDLE_S: Final = 290.0
-"""Never a sum of the times that pass here: the milliseconds that Redis' clock goes on by itself decide nothing."""
+"""Seconds until an idle session expires. No sum of the test's time steps equals it, so the milliseconds that
+Redis' clock adds never decide an expiry."""
 SETTLED_S: Final = 20.0
-"""What must come to rest does so in some hundredths of a second; this is for a loaded machine."""
+"""Seconds within which the gateway settles. It takes some hundredths of a second; a loaded machine takes longer."""
 STEP_S: Final = 10.0
 PAUSING_S: Final = 0.01
-"""How long the engine takes to pause a worker: long enough for somebody to want it meanwhile."""
+"""Seconds that the engine takes to pause a worker: long enough for a trainer to need the worker meanwhile."""
 MATH, BIG, SOLO = EnvironmentName("math"), EnvironmentName("math.big"), EnvironmentName("solo")
 
 
 def environments() -> list[Environment]:
-    """Shared workers that are paused when idle, a split with its own, and exclusive ones of which one is prepared."""
+    """Return an environment with shared workers that pause when idle, with a split that has its own workers, and an
+    environment with exclusive workers, one of which is kept ready."""
     short: dict[str, Any] = {"idle_s": IDLE_S, "open_s": 15.0, "setup_s": 10.0, "close_s": 5.0}
     math = environment("math", slots=2, max_workers=2, pause_idle_s=30.0, idle_worker_s=150.0, **short)
     big = environment("big", slots=1, max_workers=1, idle_worker_s=90.0, **short)
@@ -46,39 +48,39 @@ def environments() -> list[Environment]:
 
 
 class Passage:
-    """What one process says to the outside goes through here."""
+    """The gate through which all outgoing calls of one process pass."""
 
     def __init__(self) -> None:
         self._is_open = asyncio.Event()
         self._is_open.set()
         self.is_dead = False
         self.under_way = 0
-        """Calls that were let out and are not answered, without openings that wait."""
+        """Number of calls that passed and have no answer yet, without openings that wait."""
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is shut."""
+        """True while the passage is shut."""
         return not self._is_open.is_set()
 
     def shut(self) -> None:
-        """Hold whatever comes from here on, answers too: the process is frozen."""
+        """Hold all further calls and answers: the process is frozen."""
         self._is_open.clear()
 
     def open(self) -> None:
-        """Let all of it go on."""
+        """Let all held calls and answers pass."""
         self._is_open.set()
 
     def die(self) -> None:
-        """Fail all from here on: the process is gone, and its clean-up does nothing any more."""
+        """Fail all further calls: the process is gone, and its clean-up has no effect."""
         self.is_dead = True
         self._is_open.set()
 
     def of(self, inner: object, error: type[GatewayError]) -> Any:
-        """*inner*, as the process sees it."""
+        """Return *inner* as the process sees it, through this passage."""
         return _Beyond(inner, self, error)
 
     async def passed(self, error: type[GatewayError]) -> None:
-        """Return when it is open; raises *error* once the process is dead."""
+        """Wait until the passage is open. Raise *error* once the process is dead."""
         await self._is_open.wait()
         if self.is_dead:
             raise error("this process is dead")
@@ -110,7 +112,7 @@ class _Beyond:
 
 
 class Engine(FakeBackend):
-    """A backend that remembers all workers there ever were, and takes its time to pause one."""
+    """A backend that remembers every worker it started, and takes `PAUSING_S` to pause a worker."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -131,7 +133,7 @@ class Engine(FakeBackend):
             self.paused.add(id)
 
     def calls(self) -> Counter[str]:
-        """How often each step came to any worker, by its key."""
+        """Return how often each step reached any worker, by its key."""
         return Counter(
             request.headers.get("idempotency-key", "")
             for worker in self.ever.values()
@@ -147,14 +149,14 @@ class Process:
     name: str
     passage: Passage
     store: Store
-    """As it really is: not through the passage."""
+    """The store itself, which bypasses the passage."""
     gateway: Replica
     loops: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Episode:
-    """A session as its trainer knows it."""
+    """A session from its trainer's point of view."""
 
     owner: Owner
     name: str
@@ -162,13 +164,13 @@ class Episode:
     process: Process
     creating: asyncio.Task[ActiveSession]
     active_at: float
-    """When something was done in it last, by the store's clock."""
+    """Time of the last activity, in seconds of the store's clock."""
     session: Session | None = None
     stepping: asyncio.Task[StepResult] | None = None
     by: Process | None = None
-    """The process that the step goes by."""
+    """The process that serves the step."""
     doom: str = ""
-    """Why it may be gone, or must be."""
+    """The reason why the session may be gone, or must be gone. Empty while it must exist."""
 
     @property
     def id(self) -> SessionId:
@@ -176,12 +178,12 @@ class Episode:
 
     @property
     def is_open(self) -> bool:
-        """Whether its trainer may count on it."""
+        """True if the trainer may rely on the session."""
         return self.session is not None and not self.doom
 
 
 def error_of(task: asyncio.Task[Any]) -> GatewayError | None:
-    """What a task of a trainer's failed with; an error that is none of ours is a failure of the test."""
+    """Return the gateway error of a trainer's task, or None. Any other error is raised, and fails the test."""
     if task.cancelled():
         return StoreUnavailable("it was cancelled")
     error = task.exception()

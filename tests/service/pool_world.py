@@ -1,7 +1,7 @@
-"""A whole gateway of one or two replicas in this process, every part of which a random walk can break.
+"""A whole gateway of one or two replicas in this process. A random walk can break every part of it.
 
-Real are the sessions, pools, audits and stores; played are the workers (`tests.fakes.workers`, real HTTP) and the end
-of a process (`pool_parts`). Time is the store's: it stands still until it is told to pass.
+The sessions, pools, audits and stores are real. Fakes play the workers (`tests.fakes.workers`, with real HTTP) and the
+end of a process (`pool_parts`). The store's clock stands still until a test moves it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.service.pool_parts import (
 from tests.service.stack import Replica
 
 UNDOING_S = 0.05
-"""How long an audit lets go what goes by itself: the engine here takes no time to stop a worker."""
+"""Seconds that an audit waits for workers that already stop. This engine takes no time to stop a worker."""
 
 
 class PoolWorld(Checked):
@@ -58,11 +58,11 @@ class PoolWorld(Checked):
         self.dead: list[Process] = []
         self.episodes: dict[tuple[Owner, str], Episode] = {}
         self.past: list[Episode] = []
-        """Whose trainers have nothing to do with them any more, or were told an error."""
+        """Episodes that their trainers have left, or whose create returned an error."""
         self.cut: set[SessionId] = set()
-        """Sessions that a process was opening or closing when it died: they go at their deadline."""
+        """Sessions that a process was opening or closing when it died. They end at their deadline."""
         self.silent: set[WorkerId] = set()
-        """Workers that died and nobody was told: an audit finds them."""
+        """Workers whose death the engine did not report. An audit finds them."""
         self.has_lost_data = False
         self._memory: Store | None = None
         self._numbers = 0
@@ -70,12 +70,12 @@ class PoolWorld(Checked):
     # -- processes ------------------------------------------------------------------------------------------------
 
     async def begin(self, replicas: int) -> None:
-        """Start so many processes."""
+        """Start as many processes as *replicas* says."""
         for _ in range(replicas):
             await self.start()
 
     async def start(self) -> Process:
-        """Start a process as the composition root does: the store is made whole, an audit, then the loops."""
+        """Start a process as the composition root does: complete the store, audit, then run the loops."""
         self._numbers += 1
         name = f"replica-{self._numbers}"
         passage = Passage()
@@ -88,7 +88,7 @@ class PoolWorld(Checked):
             store_patience_s=5.0 if isinstance(self.stores, RedisWorld) else 0.0,
         )
         process = Process(name, passage, store, gateway)
-        if not self.engine.is_down:  # else it would not start; it does so once the engine is back
+        if not self.engine.is_down:  # a real process would not start until the engine is back
             await gateway.leadership.until_complete()
             await gateway.audit.begin()
             await gateway.audit.once(undoing_s=UNDOING_S)
@@ -105,7 +105,7 @@ class PoolWorld(Checked):
         return self._memory
 
     async def kill(self, process: Process) -> None:
-        """End a process as SIGKILL does: it gives nothing back, and its trainers lose their connections."""
+        """End a process as SIGKILL does: it releases nothing, and its trainers lose their connections."""
         self.processes.remove(process)
         self.dead.append(process)
         process.passage.die()
@@ -129,21 +129,21 @@ class PoolWorld(Checked):
             self.cut |= {session.id for session in found if session.state is not SessionState.OPEN}
 
     def freeze(self, process: Process) -> None:
-        """Let a process hang; what it sees and says meanwhile comes later."""
+        """Freeze a process: its calls and their answers are delayed until it thaws."""
         process.passage.shut()
 
     def thaw(self) -> None:
-        """Let all go on."""
+        """Resume all processes."""
         for process in self.processes:
             process.passage.open()
 
     async def audit(self, process: Process) -> None:
-        """Compare and mend, as the leader does now and then."""
+        """Run the audit that the leader runs periodically."""
         await process.gateway.audit.once(undoing_s=UNDOING_S)
         self.silent.clear()
 
     def change(self, name: EnvironmentName) -> None:
-        """Offer another make of an environment, at all replicas."""
+        """Offer another revision of an environment at all replicas."""
         self._numbers += 1
         made = replace(self.environments[name], image=f"image-{self._numbers}")
         self.environments[name] = made
@@ -151,13 +151,13 @@ class PoolWorld(Checked):
             process.gateway.catalog.replace(made)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let the store's time go on, and the workers'; replicas that live have told before what they saw."""
+        """Advance the clocks of the store and the workers, after replicas that live have written their notes."""
         self._look()
         for process in self.alive():
             with contextlib.suppress(GatewayError):
                 await process.gateway.session_cache.write_notes()
         frozen = [process for process in self.processes if process.passage.is_frozen]
-        for process in self.processes:  # nothing is under way while Redis' past is moved
+        for process in self.processes:  # no call may run while the times in Redis are moved
             process.passage.shut()
         await self._until(lambda: not any(process.passage.under_way for process in self.processes), "calls end")
         self.stores.pass_time(seconds)
@@ -170,16 +170,16 @@ class PoolWorld(Checked):
         now = self.now
         busy = {sid for worker in self.running() for sid, one in worker.sessions.items() if one.busy}
         for episode in self._episodes():
-            if episode.id in busy:  # also where its trainer is gone, or its replica
+            if episode.id in busy:  # even if its trainer or its replica is gone
                 episode.active_at = now
             elif episode.is_open and now - episode.active_at > IDLE_S:
                 episode.doom = "expired"
-        if seconds > 60:  # the longest that a session stays in opening or closing with nobody at it
+        if seconds > 60:  # the longest time that an abandoned session stays opening or closing
             self.cut.clear()
 
     @property
     def now(self) -> float:
-        """The store's time."""
+        """The store's time in seconds."""
         return self.stores.clock()
 
     def lose_data(self) -> None:
@@ -193,7 +193,7 @@ class PoolWorld(Checked):
     # -- workers --------------------------------------------------------------------------------------------------
 
     async def kill_worker(self, worker: FakeWorker, *, announced: bool, reason: CloseReason) -> None:
-        """Let a worker die."""
+        """Let a worker die. The engine reports the death if *announced*."""
         id = worker.worker.id
         if not announced:
             self.silent.add(id)
@@ -203,7 +203,7 @@ class PoolWorld(Checked):
         await worker.die(announced=announced, reason=reason)
 
     def open_gates(self) -> None:
-        """Let go what waits in workers."""
+        """Release all calls that wait at the gates of workers."""
         for worker in self.engine.ever.values():
             worker.gate.set()
             worker.gate = asyncio.Event()
@@ -211,7 +211,7 @@ class PoolWorld(Checked):
     # -- trainers -------------------------------------------------------------------------------------------------
 
     def create(self, owner: Owner, name: str, kind: EnvironmentName, process: Process, **spec: Any) -> Episode:
-        """Ask for a session; the task goes on behind."""
+        """Request a session in a task that continues in the background."""
         asked = process.gateway.catalog.named("math" if kind == BIG else kind)
         request = EpisodeRequest(
             owner=owner,
@@ -229,17 +229,17 @@ class PoolWorld(Checked):
         if before is None:
             self.episodes[owner, name] = episode
         else:
-            self.past.append(episode)  # one more request for what is there, or was: it must be answered, too
+            self.past.append(episode)  # a repeated create must be answered, too
         return episode
 
     async def hang_up(self, episode: Episode) -> None:
-        """Leave while the create is under way; what it held is given back before this returns."""
+        """Hang up during the create, and return once the create has released everything that it held."""
         episode.creating.cancel()
         await self.over(episode.creating)
         self._leave(episode, "its trainer hung up")
 
     def step(self, episode: Episode, process: Process, *, tool: str = "go_on") -> asyncio.Task[StepResult]:
-        """Act in a session by way of *process*; the task goes on behind."""
+        """Act in a session through *process*, in a task that continues in the background."""
         self._numbers += 1
         episode.by = process
         acting = process.gateway.act(
@@ -260,7 +260,7 @@ class PoolWorld(Checked):
         return result
 
     async def delete(self, episode: Episode, process: Process) -> None:
-        """End a session as its trainer does, by way of *process*."""
+        """End a session through *process*, as its trainer does."""
         self._leave(episode, "deleted")
         await process.gateway.sessions.close(episode.owner, episode.name)
 
@@ -274,7 +274,7 @@ class PoolWorld(Checked):
         return [*self.episodes.values(), *self.past]
 
     def _look(self) -> None:
-        """See which requests were answered, and how."""
+        """Record which requests were answered, and with what result."""
         for episode in list(self.episodes.values()):
             if episode.session is not None or not episode.creating.done():
                 continue
@@ -282,11 +282,11 @@ class PoolWorld(Checked):
                 self._leave(episode, f"not created: {error!r}")
             else:
                 episode.session = episode.creating.result().session
-                # Whatever died while it was created, it may be in another worker.
+                # If a worker died during the create, the session may be open in another worker.
                 is_alive = self.engine.ever[episode.session.worker].is_running
                 episode.doom = "" if is_alive else "its worker died"
                 if self.now > episode.active_at + LEASE_S + 1:
-                    episode.doom = "time passed while it was created"  # before or after it was open: who knows
+                    episode.doom = "time passed while it was created"  # before or after it opened: both are possible
                 episode.active_at = self.now
         for episode in self._episodes():
             for task in (episode.creating, episode.stepping):
@@ -299,10 +299,10 @@ class PoolWorld(Checked):
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def end(self) -> None:
-        """End everything that trainers hold, and see that nothing is left.
+        """End everything that trainers hold, and check that nothing is left.
 
         Raises:
-            AssertionError: something is.
+            AssertionError: A session, a worker, a waiting opening or a key is left.
         """
         self.thaw()
         self.engine.is_down = False
@@ -310,7 +310,7 @@ class PoolWorld(Checked):
         if not self.processes:
             await self.start()
         process = self.processes[0]
-        await eventually(self._check_none_opens, within_s=SETTLED_S)  # a hang-up at that moment is another matter
+        await eventually(self._check_none_opens, within_s=SETTLED_S)  # other moves test a hang-up during an opening
         await self.pass_time(2 * LEASE_S)
         for episode in self._episodes():
             for task in (episode.creating, episode.stepping):
@@ -324,7 +324,7 @@ class PoolWorld(Checked):
         await self.audit(process)
         await self.settle()
         await self.pass_time(400.0)
-        # What nobody deletes expires, and only from then on its worker is idle.
+        # A session that no trainer deletes expires, and only then is its worker idle.
         await eventually(self._check_no_session_is_left, within_s=SETTLED_S)
         for _ in range(3):
             await self.settle()
@@ -332,7 +332,7 @@ class PoolWorld(Checked):
         await eventually(self._check_nothing_is_left, within_s=SETTLED_S)
 
     async def _let_go(self, task: asyncio.Task[Any]) -> None:
-        """Wait for the end of a task that may come to a gate still."""
+        """Wait for the end of a task that may still reach a gate."""
 
         def is_over() -> bool:
             self.open_gates()
@@ -377,7 +377,7 @@ class PoolWorld(Checked):
             assert kinds <= kept, f"{kinds - kept} are left in Redis"
 
     async def aclose(self) -> None:
-        """Let go of everything, however the walk ended."""
+        """Release everything after any outcome of the walk."""
         requests = [task for one in self._episodes() for task in (one.creating, one.stepping) if task is not None]
         for task in requests:
             task.cancel()
@@ -393,7 +393,7 @@ class PoolWorld(Checked):
 
     @staticmethod
     async def over(task: asyncio.Task[Any]) -> None:
-        """Wait for the end of a task that nothing holds up."""
+        """Wait for the end of a task that does not wait at a gate."""
         await asyncio.wait({task}, timeout=scaled(SETTLED_S))
         assert task.done(), f"{task} does not end"
         error_of(task)
@@ -407,6 +407,6 @@ class PoolWorld(Checked):
 
 
 def picked(pick: int, some: list[Any]) -> Iterator[Any]:
-    """One of *some*, or none where there is none: for a rule that does nothing then."""
+    """Yield one of *some*, or nothing if *some* is empty, so that a rule then does nothing."""
     if some:
         yield some[pick % len(some)]

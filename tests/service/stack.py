@@ -1,4 +1,4 @@
-"""A whole gateway in this process: the real objects on the memory store, fake workers behind, real HTTP in front."""
+"""A whole gateway in this process: the real objects on the memory store, fake workers, and real HTTP."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ OWNER = Owner("")
 
 
 def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_S, **policy: Any) -> Environment:
-    """An environment with short patience; *policy* goes to `PoolPolicy` and `Timeouts`, by field name, or is
-    ``areal``. Its tasks are the registry's."""
+    """Return an environment with short timeouts, whose tasks are in the registry. *policy* holds fields of
+    `PoolPolicy` and `Timeouts`, and ``areal``."""
     areal = policy.pop("areal", Areal())
     timeouts = {key: policy.pop(key) for key in list(policy) if key in Timeouts.__dataclass_fields__}
     return Environment(
@@ -71,7 +71,7 @@ def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_
 
 
 def tasks(**splits: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[bytes]]:
-    """Splits as the registry keeps them."""
+    """Return splits as the registry keeps them."""
     return {name: [json.dumps(task).encode() for task in some] for name, some in splits.items()}
 
 
@@ -79,13 +79,13 @@ TASKS = tasks(train=[{"question": "1+1"}, {"question": "2+2"}], test=[{"question
 
 
 def run_time(registry: TaskRegistry, *environments: Environment) -> RuntimeTasks:
-    """The tasks of *registry*, and a store to which more can come at run time."""
+    """Return the tasks of *registry*, with a store for tasks that are added at run time."""
     catalog = Catalog(environments or [environment()])
     return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
 def lookup_of(registry: TaskRegistry, queries: TaskQueries) -> TaskLookup:
-    """The tasks of *registry* and of workers, to be found; there are no curricula."""
+    """Return a lookup of the tasks of *registry* and of workers, without curricula."""
     store, catalog = MemoryCurriculumStore(), Catalog([environment()])
     curricula = Curricula(
         store=store,
@@ -98,7 +98,7 @@ def lookup_of(registry: TaskRegistry, queries: TaskQueries) -> TaskLookup:
 
 
 class Replica(Gateway):
-    """One gateway process, made by the composition root on a store and a backend of the test's."""
+    """One gateway process that the composition root builds on the test's store and backend."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Replica(Gateway):
     ) -> None:
         """
         Args:
-            trainers: Their keys, by name.
-            operators: Likewise.
+            trainers: Trainer keys by name.
+            operators: Operator keys by name.
             more: Settings, and the tasks of an environment as ``tasks_<name>``.
         """
         registry = TaskRegistry({one.name: more.pop(f"tasks_{one.name}", TASKS) for one in environments})
@@ -150,7 +150,7 @@ class Replica(Gateway):
 
     @contextlib.asynccontextmanager
     async def looping(self) -> AsyncIterator[None]:
-        """As there, in a task of its own: pytest leaves a fixture in another task than it entered it."""
+        """Run the loops in a separate task: pytest exits a fixture in another task than it entered it."""
         begun, over = asyncio.Event(), asyncio.Event()
 
         async def loop() -> None:
@@ -168,7 +168,7 @@ class Replica(Gateway):
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Serve over loopback; yields a client whose every request has a session id, ``one`` unless it says more."""
+        """Serve over loopback, and yield a client whose requests have the session id ``one`` by default."""
         config = uvicorn.Config(
             self.app, http="httptools", ws=BoundedSocket, lifespan="off", access_log=False, log_config=None
         )
@@ -185,7 +185,7 @@ class Replica(Gateway):
                 headers={"X-Session-ID": "one"},
                 timeout=scaled(30),
                 trust_env=False,
-                verify=False,  # to read the CAs' certificates takes longer than most tests
+                verify=False,  # reading the CA certificates takes longer than most tests
                 limits=limits,
             ) as client:
                 try:
@@ -195,7 +195,7 @@ class Replica(Gateway):
                     await serving
 
     async def found(self, name: str = "one", owner: Owner = OWNER) -> Session:
-        """What this replica knows of a session."""
+        """Return the session as this replica knows it."""
         return (await self.sessions.find(owner, name)).session
 
     async def act(
@@ -205,20 +205,20 @@ class Replica(Gateway):
         return await (await self.sessions.find(owner, name)).act(action, within_s=within_s, key=key)
 
     async def steps(self, name: str) -> int:
-        """How many steps of a session its worker has seen."""
+        """Return the number of steps of a session that its worker has counted."""
         return await (await self.sessions.find(OWNER, name)).steps(within_s=5)
 
     async def workers(self, name: str = "math", state: WorkerState | None = None) -> list[WorkerLoad]:
-        """An environment's workers, as the store knows them."""
+        """Return an environment's workers as the store knows them, filtered by *state* if it is given."""
         load = (await self.store.load()).get(EnvironmentName(name))
         return [entry for entry in (load.workers if load else ()) if state in (None, entry.worker.state)]
 
     async def used(self, name: str = "math") -> int:
-        """Slots of an environment that are held."""
+        """Return the number of slots of an environment that sessions hold."""
         return sum(entry.used for entry in await self.workers(name))
 
     async def eventually_used(self, slots: int, name: str = "math") -> None:
-        """Return when *slots* slots of an environment are held."""
+        """Wait until sessions hold *slots* slots of an environment."""
 
         async def check() -> None:
             assert await self.used(name) == slots
@@ -226,7 +226,7 @@ class Replica(Gateway):
         await eventually(check)
 
     async def eventually_waiting(self, openings: int, name: str = "math") -> None:
-        """Return when *openings* openings wait for a slot of an environment."""
+        """Wait until *openings* openings wait for a slot of an environment."""
 
         async def check() -> None:
             assert await self.waiting(name) == openings
@@ -234,7 +234,7 @@ class Replica(Gateway):
         await eventually(check)
 
     async def eventually_workers(self, count: int, name: str = "math", state: WorkerState | None = None) -> None:
-        """Return when an environment has *count* workers (in *state*)."""
+        """Wait until an environment has *count* workers, in *state* if it is given."""
 
         async def check() -> None:
             assert len(await self.workers(name, state)) == count
@@ -242,12 +242,12 @@ class Replica(Gateway):
         await eventually(check)
 
     async def waiting(self, name: str = "math") -> int:
-        """Openings that wait for a slot of an environment."""
+        """Return the number of openings that wait for a slot of an environment."""
         load = (await self.store.load()).get(EnvironmentName(name))
         return load.waiting if load else 0
 
     async def open_sessions(self) -> int:
-        """Sessions that the store has as open."""
+        """Return the number of sessions that the store has as open."""
         return sum(session.state is SessionState.OPEN for session in await self.store.sessions())
 
 
@@ -263,7 +263,7 @@ class _Server(uvicorn.Server):
 
 
 class Stack:
-    """A replica on a store and a backend of its own; `another` adds one on the same."""
+    """A replica with its own store and backend. `another` adds a replica on the same store and backend."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class Stack:
         self.first = self.another()
 
     def another(self, *, environments: Sequence[Environment] | None = None) -> Replica:
-        """A further gateway process, or the same one after a restart."""
+        """Return a further gateway process, or the same process after a restart."""
         replica = Replica(
             store=self.store,
             backend=self.backend,
@@ -304,7 +304,7 @@ class Stack:
 async def stack(
     *environments: Environment, clock: Callable[[], float] = time.monotonic, **front: Any
 ) -> AsyncIterator[Stack]:
-    """A store, a backend and one replica; nothing runs yet."""
+    """Build a store, a backend and one replica. No loop runs yet."""
     folder = Path(tempfile.mkdtemp(prefix="gw-"))  # short, as the path of a Unix socket holds 107 bytes
     built = Stack(folder, clock=clock, environments=environments or (environment(),), **front)
     try:
@@ -318,7 +318,7 @@ async def stack(
 async def running(
     *environments: Environment, clock: Callable[[], float] = time.monotonic, **front: Any
 ) -> AsyncIterator[tuple[Stack, Replica, httpx.AsyncClient]]:
-    """A stack whose one replica runs its loops and serves."""
+    """Run a stack whose only replica runs its loops and serves."""
     async with (
         stack(*environments, clock=clock, **front) as built,
         built.first.looping(),

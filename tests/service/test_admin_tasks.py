@@ -1,4 +1,4 @@
-"""Operators' routes for tasks at run time, over HTTP: a gateway's sessions behind, on the memory store."""
+"""The operators' HTTP routes for tasks at run time, on a gateway with real sessions and the memory store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_BODY_BYTES = 4 * 2**20
 
 
 class World:
-    """A replica whose operators' routes are served."""
+    """A replica that serves the operators' routes."""
 
     def __init__(self, built: Stack, replica: Replica, client: httpx.AsyncClient, run_time: RuntimeTasks) -> None:
         self.built = built
@@ -111,7 +111,7 @@ async def test_a_task_that_is_added_can_be_looked_at_and_removed(here: World) ->
     assert (await here.client.delete(f"{ROUTE}/math/custom/login-test")).status_code == 404
 
 
-async def test_several_are_added_all_or_none(here: World) -> None:
+async def test_several_tasks_are_added_all_or_none(here: World) -> None:
     assert (await here.post({"tasks": [task("a"), task("b", "coding")]})).status_code == 201
 
     refused = await here.post({"tasks": [task("c"), task("a")]})
@@ -120,7 +120,7 @@ async def test_several_are_added_all_or_none(here: World) -> None:
     assert await here.listed() == ["b", "t0", "t1", "a"]
 
 
-async def test_one_that_is_there_is_replaced_only_when_told_to(here: World) -> None:
+async def test_an_existing_task_is_replaced_only_on_request(here: World) -> None:
     await here.post(task("a"))
 
     assert (await here.post(task("a", tags=["new"]))).status_code == 409
@@ -132,7 +132,7 @@ async def test_one_that_is_there_is_replaced_only_when_told_to(here: World) -> N
     assert (await here.post(task("t0"), replace="true")).status_code == 409, "it stands in a file"
 
 
-async def test_split_and_environment_may_be_said_in_the_query(here: World) -> None:
+async def test_the_query_may_name_split_and_environment(here: World) -> None:
     added = await here.post({"id": "a"}, split="train", environment="math")
 
     assert added.json()["tasks"][0] | {"replaced": None} == {
@@ -152,7 +152,9 @@ async def test_an_environment_s_other_name_leads_to_its_tasks(here: World) -> No
     assert (await here.client.delete(f"{ROUTE}/sums/a")).status_code == 204
 
 
-async def test_who_added_and_removed_what_is_logged(here: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_added_and_removed_tasks_are_logged_with_the_operator(
+    here: World, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "gateway.frontends.admin.tasks")
 
     await here.post({"tasks": [task(f"t-{number}") for number in range(12)]})
@@ -183,7 +185,7 @@ async def test_tasks_may_come_as_yaml_json_lines_or_json(here: World, kind: str,
     assert await here.listed(split="custom") == ["a", "b"]
 
 
-async def test_every_problem_is_told_with_its_path_and_nothing_is_kept(here: World) -> None:
+async def test_every_problem_is_reported_with_its_path_and_no_task_is_kept(here: World) -> None:
     wrong = [task("a"), task("b", "nosuch"), {"instruction": 3}, task("d", evaluation={"script": "x", "module": "y"})]
 
     answer = await here.post({"tasks": wrong})
@@ -214,14 +216,14 @@ async def test_every_problem_is_told_with_its_path_and_nothing_is_kept(here: Wor
         (json.dumps([task(f"t{n}") for n in range(2001)]).encode(), "application/json", "2001 tasks at once"),
     ],
 )
-async def test_a_body_that_is_none_is_told(here: World, body: bytes, kind: str, said: str) -> None:
+async def test_a_malformed_body_is_refused_with_the_reason(here: World, body: bytes, kind: str, said: str) -> None:
     answer = await here.client.post(ROUTE, content=body, headers={"content-type": kind})
 
     assert answer.status_code == 400
     assert said in answer.json()["detail"]
 
 
-async def test_what_is_too_large_is_refused(here: World) -> None:
+async def test_tasks_that_are_too_large_are_refused(here: World) -> None:
     large = task("a", config={"x": "x" * MAX_TASK_BYTES})
     many = {"tasks": [task(str(n), config={"x": "x" * (MAX_TASK_BYTES // 2)}) for n in range(10)]}
 
@@ -234,7 +236,7 @@ async def test_what_is_too_large_is_refused(here: World) -> None:
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "x"}, {"limit": "1001"}, {"after": "x"}, {"tags": "x"}, {"replace": "true"}]
 )
-async def test_a_query_that_is_none_is_told(here: World, query: dict[str, str]) -> None:
+async def test_an_invalid_query_is_refused_with_the_name_of_the_parameter(here: World, query: dict[str, str]) -> None:
     answer = await here.client.get(ROUTE, params=query)
 
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
@@ -260,7 +262,7 @@ async def test_a_listing_comes_in_pages_and_can_be_narrowed_down(here: World) ->
 # -- trying -------------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_are_tried_each_by_an_episode_of_which_nothing_is_left(here: World) -> None:
+async def test_each_task_is_tried_in_an_episode_that_leaves_nothing_behind(here: World) -> None:
     document = {"tasks": [task("good"), task("bad", on_create="refuse"), task("other", "coding")]}
 
     answer = await here.post(document, f"{ROUTE}/validate")
@@ -278,7 +280,7 @@ async def test_tasks_are_tried_each_by_an_episode_of_which_nothing_is_left(here:
     assert await here.replica.store.sessions() == []
 
 
-async def test_tasks_that_cannot_be_played_are_not_added_when_they_are_to_be_tried(here: World) -> None:
+async def test_tasks_that_fail_the_requested_trial_are_not_added(here: World) -> None:
     refused = await here.post({"tasks": [task("good"), task("bad", on_create="refuse")]}, validate="true")
 
     assert (refused.status_code, refused.json()["code"]) == (400, "task_refused")
@@ -288,7 +290,7 @@ async def test_tasks_that_cannot_be_played_are_not_added_when_they_are_to_be_tri
     assert await here.listed(split="custom") == ["good"]
 
 
-async def test_an_operator_who_hangs_up_ends_the_trial(here: World) -> None:
+async def test_an_operator_that_hangs_up_ends_the_trial(here: World) -> None:
     document = {"tasks": [task(f"t{n}", on_create="gate") for n in range(3)]}
 
     async with under_way(here.post(document, f"{ROUTE}/validate")) as (request,):
@@ -313,7 +315,7 @@ async def test_trials_are_bounded(here: World) -> None:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A folder with the trusted key ``lab``, and beside it a key ``other``."""
+    """Make a folder with the trusted key ``lab``, and next to it a key ``other``."""
     (tmp_path / "trusted").mkdir()
     make_keys(tmp_path / "trusted" / "lab")
     make_keys(tmp_path / "other")
@@ -321,7 +323,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("signatures", ["optional", "required"])
-async def test_a_bundle_of_a_trusted_key_is_taken_and_shown_as_signed(keys: Path, signatures: str) -> None:
+async def test_a_bundle_signed_with_a_trusted_key_is_accepted_and_shown_as_signed(keys: Path, signatures: str) -> None:
     bundle = sign([task("a")], read_private(keys / "lab"))
     async with world(trusted=read_trusted(keys), signatures=signatures) as here:
         answer = await here.post(bundle)
@@ -341,7 +343,7 @@ async def test_a_bundle_that_was_changed_is_always_refused(keys: Path, signature
         assert await here.listed(split="custom") == []
 
 
-async def test_where_signatures_are_required_nothing_else_is_taken(keys: Path) -> None:
+async def test_if_signatures_are_required_unsigned_and_untrusted_tasks_are_refused(keys: Path) -> None:
     foreign = sign([task("a")], read_private(keys.parent / "other"))
     async with world(trusted=read_trusted(keys), signatures="required") as here:
         for document in (task("a"), {"tasks": [task("a")]}, foreign):
@@ -352,7 +354,7 @@ async def test_where_signatures_are_required_nothing_else_is_taken(keys: Path) -
         assert await here.listed(split="custom") == []
 
 
-async def test_where_signatures_are_optional_an_unknown_key_vouches_for_nothing(keys: Path) -> None:
+async def test_if_signatures_are_optional_a_bundle_of_an_unknown_key_counts_as_unsigned(keys: Path) -> None:
     foreign = sign([task("a")], read_private(keys.parent / "other"))
     async with world(trusted=read_trusted(keys)) as here:
         answer = await here.post(foreign)
@@ -364,7 +366,7 @@ async def test_where_signatures_are_optional_an_unknown_key_vouches_for_nothing(
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-async def test_the_commands_drive_a_gateway_from_one_end_to_the_other(here: World, tmp_path: Path) -> None:
+async def test_the_commands_validate_add_replace_list_and_remove_tasks(here: World, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("- {id: custom/a, env_type: math, tags: [x]}\n- {id: custom/b, env_type: coding}\n")
     bad = tmp_path / "bad.json"

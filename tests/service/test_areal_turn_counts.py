@@ -1,4 +1,5 @@
-"""Turns of AReaL's episodes in our own workers, which count them: one count, whoever serves, and no store asked.
+"""Turn counts of AReaL episodes in the gateway's own workers. The worker counts, so all gateways share one count and
+a step needs no call to the store.
 
 The workers are real environment servers in this process.
 """
@@ -45,11 +46,11 @@ _names = itertools.count(1)
 
 
 class Walk(Played):
-    """Takes texts: ``go_WORD``, ``wait_WORD``, ``fail_WORD``; whatever else is no action."""
+    """An environment whose actions are the texts ``go_WORD``, ``wait_WORD`` and ``fail_WORD``."""
 
     name = "math"
     ran: list[str]
-    """Words of tools that ran in any session, in their order."""
+    """Words of the tools that ran in any session, in order."""
     doors: dict[str, asyncio.Event]
 
     def reset(self, task: Task, *, seed: int) -> str:
@@ -113,12 +114,12 @@ class OwnWorkers(FakeBackend):
             await self.stop(id)
 
     def unheard(self, episode: str) -> int:
-        """Steps of an episode that began and that nobody waits for."""
+        """Return the number of an episode's started steps whose caller has hung up."""
         [(server, _)] = self._servers.values()
         return len(server.sessions.get(session_id(OWNER, episode)).cut)
 
     def running(self, episode: str) -> int:
-        """Steps of an episode that have not ended."""
+        """Return the number of an episode's steps that have not ended."""
         [(server, _)] = self._servers.values()
         return len(server.sessions.get(session_id(OWNER, episode)).calls)
 
@@ -137,7 +138,7 @@ class Gateways:
 
     @contextlib.asynccontextmanager
     async def one(self, *, is_looping: bool = True) -> AsyncIterator[tuple[Replica, httpx.AsyncClient]]:
-        """A gateway that serves; without its loops nothing but requests asks the store."""
+        """Run a gateway that serves. Without its loops only requests call the store."""
         name = f"gateway-{next(_names)}"
         gateway = Replica(
             store=self.store(name),
@@ -194,7 +195,7 @@ async def turn(client: httpx.AsyncClient, episode: str, text: str, *, key: str =
 
 
 async def waited(client: httpx.AsyncClient, episode: str, word: str) -> int:
-    """The turn of an action that its worker runs beside others."""
+    """Return the turn of an action that its worker runs concurrently with other actions."""
     action = {"type": "structured", "content": {"name": "wait", "arguments": {"word": word}}}
     body = {"episode_id": episode, "action": action}
     answer = await client.post("/areal/math/api/episode/step", json=body)
@@ -202,7 +203,7 @@ async def waited(client: httpx.AsyncClient, episode: str, word: str) -> int:
     return number
 
 
-async def test_turns_are_one_count_at_all_gateways_and_after_a_restart(gateways: Gateways, own: OwnWorkers) -> None:
+async def test_all_gateways_share_one_turn_count_also_after_a_restart(gateways: Gateways, own: OwnWorkers) -> None:
     async with gateways.one() as (_, one):
         async with gateways.one() as (_, other):
             episode = await started(one)
@@ -214,7 +215,7 @@ async def test_turns_are_one_count_at_all_gateways_and_after_a_restart(gateways:
     assert own.walk.ran == ["a", "b", "c", "d"]
 
 
-async def test_what_is_refused_or_fails_is_a_turn_and_a_bad_request_is_none(
+async def test_refused_and_failed_actions_are_turns_and_bad_requests_are_not(
     gateways: Gateways, own: OwnWorkers
 ) -> None:
     async with gateways.one() as (_, one), gateways.one() as (_, other):
@@ -253,9 +254,7 @@ async def test_the_limit_holds_over_all_gateways(gateways: Gateways, own: OwnWor
     assert own.walk.ran == ["a", "b"]
 
 
-async def test_steps_beside_each_other_at_two_gateways_have_turns_of_their_own(
-    gateways: Gateways, own: OwnWorkers
-) -> None:
+async def test_concurrent_steps_at_two_gateways_have_different_turns(gateways: Gateways, own: OwnWorkers) -> None:
     async with gateways.one() as (_, one), gateways.one() as (_, other):
         episode = await started(one)
         both = [asyncio.ensure_future(waited(client, episode, word)) for client, word in ((one, "a"), (other, "b"))]
@@ -269,7 +268,9 @@ async def test_steps_beside_each_other_at_two_gateways_have_turns_of_their_own(
     assert (sorted(turns), following) == ([1, 2], 3)
 
 
-async def test_a_key_is_one_turn_at_all_gateways_whatever_came_between(gateways: Gateways, own: OwnWorkers) -> None:
+async def test_a_key_is_one_turn_at_all_gateways_even_with_other_steps_in_between(
+    gateways: Gateways, own: OwnWorkers
+) -> None:
     async with gateways.one() as (_, one), gateways.one() as (_, other):
         episode = await started(one)
         both = [asyncio.ensure_future(turn(client, episode, "wait_a", key="first")) for client in (one, other)]
@@ -283,7 +284,7 @@ async def test_a_key_is_one_turn_at_all_gateways_whatever_came_between(gateways:
     assert own.walk.ran == ["a", "b"]
 
 
-async def test_a_step_that_its_trainer_hung_up_on_is_a_turn(gateways: Gateways, own: OwnWorkers) -> None:
+async def test_a_step_whose_trainer_hung_up_is_a_turn(gateways: Gateways, own: OwnWorkers) -> None:
     async with gateways.one() as (_, one), gateways.one() as (_, other):
         episode = await started(one)
         async with under_way(step(one, episode, "wait_a", key="k")) as [running]:
@@ -349,7 +350,7 @@ async def _is_whole(gateway: Replica) -> None:
 
 
 class Readings(Clock):
-    """The store's clock: every operation reads it."""
+    """The store's clock. It counts its readings, because every store operation reads it."""
 
     readings = 0
 
@@ -359,7 +360,7 @@ class Readings(Clock):
 
 
 @pytest.mark.parametrize(("is_counting", "least", "most"), [(True, 0, 0), (False, 10, 1000)])
-async def test_a_step_asks_no_store_where_the_worker_counts(
+async def test_a_step_makes_no_store_call_if_the_worker_counts_turns(
     folder: Path, is_counting: bool, least: int, most: int
 ) -> None:
     backend = OwnWorkers(folder) if is_counting else FakeBackend(folder)
@@ -370,7 +371,7 @@ async def test_a_step_asks_no_store_where_the_worker_counts(
         async with gateways.one() as (_, client):
             episode = await started(client)
         async with gateways.one(is_looping=False) as (_, client):
-            await turn(client, episode, "go_on")  # a replica looks up once which session that is
+            await turn(client, episode, "go_on")  # a replica looks a session up once
             clock.readings = 0
             turns = [await turn(client, episode, "go_on") for _ in range(10)]
             readings = clock.readings

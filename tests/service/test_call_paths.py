@@ -1,8 +1,8 @@
-"""How many of the gateway's modules a request passes through: a ratchet. The numbers may only go down.
+"""The number of gateway modules that a request passes through. The limits are a ratchet: they may only go down.
 
-A reader who follows a request has to open each of these modules. The transport to trainer and worker is left out: it is
-the same for all, and nobody has to read it to follow a request. A module counts if one of its functions is entered. One
-that waits since before the request, as those do that serve an open socket, is not entered by it.
+A reader that follows a request has to open each of these modules. The transport to trainer and worker is left out: it
+is the same for all requests, and a reader can follow a request without it. A module counts if the request enters one
+of its functions. A function that waits since before the request, such as the loop of an open socket, does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRANSPORT = frozenset(("server.py", "upstreams/transport.py", "upstreams/http1.p
 
 @contextlib.contextmanager
 def entered() -> Iterator[set[str]]:
-    """Collect the modules of the gateway in which a function begins."""
+    """Collect the modules of the gateway in which a function starts."""
     found: set[str] = set()
     waiting = set(_waiting())
 
@@ -51,7 +51,7 @@ def entered() -> Iterator[set[str]]:
 
 
 def _waiting() -> Iterator[FrameType]:
-    """Yield the frames of all coroutines that wait: a profiler sees a call whenever one of them goes on."""
+    """Yield the frames of all waiting coroutines. A profiler sees a call whenever such a coroutine resumes."""
     for task in asyncio.all_tasks():
         coroutine: Any = task.get_coro()
         while isinstance(coroutine, CoroutineType) and coroutine.cr_frame is not None:
@@ -71,7 +71,7 @@ class Warm:
 
 @contextlib.asynccontextmanager
 async def warm() -> AsyncIterator[Warm]:
-    """A gateway with a ready worker, whose loops do not run: what is entered is the request's.
+    """Run a gateway with a ready worker, but without its loops, so that only the request enters modules.
 
     Its time limits are long: on a busy machine a short one would add the modules of a failure.
     """

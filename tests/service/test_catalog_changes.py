@@ -1,4 +1,4 @@
-"""A catalog folder as its author sees it: the README's first environment, and what is changed while it is served."""
+"""A catalog folder from its author's view: the README's first environment, and changes while a gateway serves it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ directory = "env_images/reversestring/tasks"
 folder = "mine"
 module = "custom_tasks.one,custom_tasks.two,custom_tasks.broken"
 """
-"""Several modules, in a folder that is not named like the environment."""
+"""An environment file with several modules, in a folder that is not named like the environment."""
 REGISTERS = """
 from openenv.core.tasks import registry
 from . import others
@@ -109,7 +109,7 @@ def example(language: str) -> str:
 
 @dataclass
 class World:
-    """A gateway that runs in this process, with local processes for workers, and a trainer."""
+    """A gateway in this process, with local processes as workers, and a trainer."""
 
     root: Path
     gateway: Gateway
@@ -133,25 +133,25 @@ class World:
         await self.post("/create", {"env_name": "reversestring", **task}, sid=sid)
 
     async def submitted(self, sid: str, answer: str) -> Any:
-        """The worker's word, and the reward."""
+        """Submit *answer*, and return the worker's text and the reward."""
         call = {"name": "submit", "input": {"answer": answer}}
         output = (await self.post("/reversestring/call", call, sid=sid))["output"]
         return output["blocks"][0]["text"], output["reward"]
 
     async def looked_at_files(self) -> None:
-        for _ in range(2):  # a file that is still written to is left alone
+        for _ in range(2):  # the first scan skips a file that may still be written
             await self.gateway.task_files.look()
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder with a short name: the path of a Unix socket in it has to fit into 107 bytes."""
+    """Make a folder with a short name: the path of a Unix socket in it must fit into 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="gw-") as name:
         yield Path(name)
 
 
 def put(root: Path, *, server: str = "", file: str = "") -> None:
-    """Make the folder as the README shows it, or with another *server* or *file*."""
+    """Make the environment's folder as the README shows it, or with another *server* or *file*."""
     folder = root / "env_images" / "reversestring"
     (folder / "tasks").mkdir(parents=True)
     (folder / "tasks" / "train.jsonl").write_text(example("json"))
@@ -246,7 +246,7 @@ async def test_a_class_with_tasks_of_its_own_offers_them_in_every_protocol(root:
     assert [list(option["properties"]) for option in schema["anyOf"] if "title" not in option] == [["answer"]]
 
 
-async def test_tasks_are_added_to_an_environment_that_came_while_the_gateway_ran(root: Path) -> None:
+async def test_tasks_are_added_to_an_environment_that_appeared_while_the_gateway_ran(root: Path) -> None:
     put(root)
     async with world(root) as here:
         new = here.folder.with_name("later")
@@ -260,7 +260,7 @@ async def test_tasks_are_added_to_an_environment_that_came_while_the_gateway_ran
     assert [(one["environment"], one["index"]) for one in added["tasks"]] == [("later", 0)]
 
 
-async def test_edited_code_is_told_of_once_and_a_restart_lets_open_sessions_end_in_the_old(
+async def test_edited_code_is_logged_once_and_a_restart_lets_open_sessions_end_on_the_old_code(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "EDITS_S", 0.02)
@@ -288,7 +288,7 @@ async def test_edited_code_is_told_of_once_and_a_restart_lets_open_sessions_end_
         assert unknown.status_code == 404
 
 
-async def test_a_restart_replaces_a_worker_that_starts_with_code_of_before_an_edit(
+async def test_a_restart_replaces_a_worker_that_is_starting_with_code_from_before_an_edit(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = root / "begun"
@@ -307,7 +307,7 @@ async def test_a_restart_replaces_a_worker_that_starts_with_code_of_before_an_ed
 
 
 async def test_modules_of_a_folder_are_imported_by_workers_and_never_by_the_gateway(root: Path) -> None:
-    """Those that the environment's file names, and what these import from their folder: an edit of it counts, too."""
+    """Workers import the modules that the environment's file names. An edit of a module that these import counts."""
     put(root, server=SHOWS_A_WORD, file=OF_MODULES)
     folder, traces = root / "custom_tasks" / "mine", root / "traces"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The command `gateway`, as an operator runs it: what is wrong is one line and exit status 2, never a trace."""
+"""The command `gateway`, as an operator runs it. An error is one line and exit status 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ directory = "tasks/quiz"
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Path:
-    """A catalog of one environment with one task; returns the folder above it."""
+    """Make a catalog of one environment with one task, and return the folder above it."""
     (tmp_path / "env_images" / "quiz").mkdir(parents=True)
     (tmp_path / "env_images" / "quiz" / "environment.toml").write_text(GOOD)
     (tmp_path / "tasks" / "quiz").mkdir(parents=True)
@@ -43,7 +43,7 @@ def catalog(tmp_path: Path) -> Path:
 
 
 def places(catalog: Path) -> dict[str, str]:
-    """The variables of a command on *catalog*."""
+    """Return the environment variables of a command on *catalog*."""
     folders = {"GATEWAY_CATALOG_DIR": catalog / "env_images", "GATEWAY_STATE_DIR": catalog}
     variables = {name: str(path) for name, path in folders.items()}
     return variables | {"GATEWAY_SOCKET_DIR": str(catalog / "s"), "GATEWAY_PORT": "0", "COLUMNS": "160"}
@@ -51,13 +51,13 @@ def places(catalog: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(catalog: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
-    """Runs the command on *catalog* in the tests' process."""
+    """Return a function that runs the command on *catalog* in the test process."""
     with in_process(monkeypatch, capfd) as command:
         yield lambda *arguments, **settings: command(*arguments, **(places(catalog) | settings))
 
 
 def served(catalog: Path, **settings: str) -> Done:
-    """Run ``gateway serve`` as a process: at its end it leaves open what it listened on."""
+    """Run ``gateway serve`` as a separate process, because it leaves its listening sockets open at its end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     variables = inherited | places(catalog) | settings
     done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=scaled(60))
@@ -65,13 +65,13 @@ def served(catalog: Path, **settings: str) -> Done:
 
 
 def refusal(done: Done) -> str:
-    """The one line of an error."""
+    """Return the only line of an error."""
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stderr.strip()
 
 
-def test_check_says_what_the_configuration_means(run: Command) -> None:
+def test_check_prints_the_effective_configuration(run: Command) -> None:
     done = run("check")
 
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: st
     assert f"{path}:2: a task is a JSON object, not list" in refusal(run(command))
 
 
-def test_check_names_what_is_not_on_offer_and_why(catalog: Path, run: Command) -> None:
+def test_check_names_environments_that_are_not_on_offer_and_the_reason(catalog: Path, run: Command) -> None:
     (catalog / "env_images" / "pages").mkdir()
     (catalog / "env_images" / "pages" / "environment.toml").write_text('name = "pages"\nimage = "p"\ncommand = []\n')
 
@@ -107,7 +107,7 @@ def test_check_names_what_is_not_on_offer_and_why(catalog: Path, run: Command) -
     assert "pages: not on offer: it runs in its image only: use GATEWAY_BACKEND=docker" in done.stdout
 
 
-def test_check_names_what_needs_bubblewrap_where_there_is_none(catalog: Path, run: Command) -> None:
+def test_check_names_environments_that_need_bubblewrap_if_it_is_missing(catalog: Path, run: Command) -> None:
     folder = catalog / "env_images" / "shell"
     folder.mkdir()
     (folder / "environment.toml").write_text('name = "shell"\nimage = "s"\nisolation = "sandbox"\n')
@@ -121,20 +121,20 @@ def test_check_names_what_needs_bubblewrap_where_there_is_none(catalog: Path, ru
     assert "not on offer" not in run("check", PATH=str(catalog)).stdout
 
 
-def test_without_a_catalog_one_line_says_what_to_do(tmp_path: Path, run: Command) -> None:
+def test_a_missing_catalog_is_reported_in_one_line_with_the_remedy(tmp_path: Path, run: Command) -> None:
     said = refusal(run("check", GATEWAY_CATALOG_DIR=str(tmp_path / "nothing")))
 
     assert len(said.splitlines()) == 1
     assert "set GATEWAY_CATALOG_DIR to a folder of environments" in said
 
 
-def test_several_static_servers_may_stand_in_one_option(run: Command) -> None:
+def test_one_option_may_hold_several_static_servers(run: Command) -> None:
     said = refusal(run("serve", "--static", "a=http://127.0.0.1:1,b=nowhere"))
 
     assert "'b=nowhere' is not of the form NAME=URL" in said
 
 
-def test_check_and_serve_refuse_wrong_curricula_alike_and_tell_all_that_is_wrong(catalog: Path, run: Command) -> None:
+def test_check_and_serve_refuse_wrong_curricula_and_report_the_same_problems(catalog: Path, run: Command) -> None:
     folder = catalog / "curricula"
     folder.mkdir()
     (folder / "a.toml").write_text('seed = -1\nenvironment = "nowhere"\n')
@@ -147,7 +147,7 @@ def test_check_and_serve_refuse_wrong_curricula_alike_and_tell_all_that_is_wrong
 
     assert refusal(served(catalog, **settings)) == told
     assert told.splitlines() == [
-        f"gateway: {folder}/a.toml:1: seed: Input should be greater than or equal to 0",
+        f"gateway: {folder}/a.toml:1: seed: it must be at least 0, not -1",
         f"{folder}/a.toml:2: environment: no environment 'nowhere' is on offer",
         f"{folder}/b.toml:3: sampler.stages: none of the component's tasks is in any stage",
         f"{folder}/b.toml:3: sampler.stages[0]: no task is in the stage 'x'",
@@ -179,7 +179,7 @@ def test_a_store_of_another_kind_is_refused(catalog: Path) -> None:
     assert "GATEWAY_STORE" in refusal(served(catalog, GATEWAY_STORE="postgres://h"))
 
 
-def test_an_engine_that_does_not_answer_is_told_at_the_start(catalog: Path) -> None:
+def test_an_engine_that_does_not_answer_is_reported_at_the_start(catalog: Path) -> None:
     settings = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": f"unix://{catalog}/no.sock"}
 
     assert "engine" in refusal(served(catalog, **settings))
@@ -187,7 +187,7 @@ def test_an_engine_that_does_not_answer_is_told_at_the_start(catalog: Path) -> N
 
 @pytest.fixture
 def gateway() -> Iterator[str]:
-    """The address of a gateway with an operator's key, of which only the answers to commands are there."""
+    """Serve the responses of a gateway with an operator key to the commands, and yield the address."""
     name = "a-session-whose-name-is-longer-than-any-terminal-is-wide-" * 3
     session = {
         "id": "s",
@@ -224,7 +224,7 @@ def gateway() -> Iterator[str]:
         server.shutdown()
 
 
-def test_ps_cuts_nothing_where_there_is_no_terminal_and_gives_json(gateway: str, run: Command) -> None:
+def test_ps_cuts_no_line_without_a_terminal_and_prints_json(gateway: str, run: Command) -> None:
     reached = ("ps", "--url", gateway, "--key", "an operator's")
 
     table, whole = run(*reached, COLUMNS="80"), run(*reached, "--json")
@@ -236,7 +236,7 @@ def test_ps_cuts_nothing_where_there_is_no_terminal_and_gives_json(gateway: str,
     assert [line.strip() for line in table.stdout.splitlines() if line.strip().startswith("1 ")] == ["1 session"]
 
 
-def test_a_command_without_a_key_is_told_to_give_one(gateway: str, run: Command) -> None:
+def test_a_command_without_a_key_asks_for_an_operator_key(gateway: str, run: Command) -> None:
     for command in (("ps",), ("tasks", "list"), ("restart", "math")):
         done = run(*command, "--url", gateway)
 
@@ -245,13 +245,13 @@ def test_a_command_without_a_key_is_told_to_give_one(gateway: str, run: Command)
         assert done.stderr == told
 
 
-def test_restart_says_how_many_workers_are_replaced(gateway: str, run: Command) -> None:
+def test_restart_prints_the_number_of_replaced_workers(gateway: str, run: Command) -> None:
     done = run("restart", "math", "--url", gateway, "--key", "an operator's")
 
     assert done.stdout == "1 worker of math will be replaced\n"
 
 
-def test_ps_without_a_gateway_says_so(run: Command) -> None:
+def test_ps_reports_that_no_gateway_answers(run: Command) -> None:
     done = run("ps", "--url", "http://127.0.0.1:1")
 
     assert done.returncode == 1

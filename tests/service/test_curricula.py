@@ -36,7 +36,7 @@ def curriculum(kind: SamplerKind = SamplerKind.UNIFORM, **more: Any) -> dict[str
 
 
 async def open_one(client: httpx.AsyncClient, index: int, **headers: str) -> str:
-    """Open a session by a handle; returns its id."""
+    """Open a session by a handle, and return the session's id."""
     sid = uuid.uuid4().hex
     body = {"env_name": "math", "split": SPLIT, "index": index}
     answer = await client.post("/create", json=body, headers={"X-Session-ID": sid, **headers})
@@ -45,7 +45,7 @@ async def open_one(client: httpx.AsyncClient, index: int, **headers: str) -> str
 
 
 def played(stack: Stack) -> list[str]:
-    """The tasks that workers were told to set up, in turn."""
+    """Return the tasks that workers were asked to set up, worker by worker, in order."""
     return [
         json.loads(request.body)["task_spec"]["id"]
         for worker in stack.backend.workers.values()
@@ -69,7 +69,7 @@ async def test_a_curriculum_is_one_more_split_whose_tasks_are_handles() -> None:
         assert beyond.status_code == 400
 
 
-async def test_as_many_handles_as_tasks_where_the_curriculum_says_no_number() -> None:
+async def test_a_curriculum_without_a_number_of_handles_has_as_many_handles_as_tasks() -> None:
     async with running(tasks_math=TASKS, curricula=curriculum()) as (_, _, client):
         count = (await client.post("/math/num_tasks", json={"split": SPLIT})).json()
 
@@ -90,7 +90,7 @@ async def test_a_group_plays_one_task_and_then_the_handle_stands_for_the_next_dr
         assert len({group[0] for group in groups}) > 1
 
 
-async def test_a_group_that_opens_at_once_at_two_replicas_plays_one_task() -> None:
+async def test_a_group_that_opens_concurrently_at_two_replicas_plays_one_task() -> None:
     shared = MemoryCurriculumStore()
     front: dict[str, Any] = {"tasks_math": TASKS, "curricula": curriculum(group_size=8), "curriculum_store": shared}
     async with stack(environment(slots=32), **front) as built:
@@ -106,7 +106,7 @@ async def test_a_group_that_opens_at_once_at_two_replicas_plays_one_task() -> No
             assert sorted(Counter(played(built)).values()) in ([8, 8], [16])
 
 
-async def test_draws_do_not_depend_on_who_makes_them() -> None:
+async def test_draws_do_not_depend_on_the_gateway_that_makes_them() -> None:
     async def drawn() -> list[str]:
         async with running(environment(slots=32), tasks_math=TASKS, curricula=curriculum(seed=3)) as (stack, _, client):
             for handle in range(20):
@@ -119,7 +119,7 @@ async def test_draws_do_not_depend_on_who_makes_them() -> None:
     assert len(set(first)) > 10
 
 
-async def test_a_handle_is_understood_as_a_task_too() -> None:
+async def test_a_create_may_name_a_handle_as_its_task() -> None:
     async with running(tasks_math=TASKS, curricula=curriculum(group_size=2)) as (stack, gateway, client):
         body = {"env_name": "math", "task_spec": {"id": f"{SPLIT}/3"}}
         answer = await client.post("/create", json=body, headers={"X-Session-ID": "by-spec"})
@@ -131,7 +131,7 @@ async def test_a_handle_is_understood_as_a_task_too() -> None:
         assert (await gateway.found("by-spec")).task == f"train/{first[1:]}"
 
 
-async def test_an_opening_that_finds_no_slot_leaves_its_place_in_the_group() -> None:
+async def test_an_opening_that_finds_no_slot_releases_its_place_in_the_group() -> None:
     tight = environment(slots=1, max_workers=1, open_s=0.2)
     async with running(tight, tasks_math=TASKS, curricula=curriculum(group_size=2, seed=5)) as (stack, _, client):
         held = await open_one(client, 0)
@@ -167,7 +167,7 @@ async def test_an_identical_retry_takes_one_place() -> None:
         assert first == second == third != fourth
 
 
-async def test_what_came_of_a_session_is_in_its_task_s_record() -> None:
+async def test_the_outcome_of_a_session_is_in_its_tasks_record() -> None:
     async with running(tasks_math=TASKS) as (_, gateway, client):
         for sid, wish in (("a", {"split": "train", "index": 4}), ("b", {"task_spec": {"id": "t4"}})):
             headers = {"X-Session-ID": sid, "X-Policy-Tag": f"step-{sid}"}
@@ -225,7 +225,7 @@ async def test_inline_tasks_without_an_id_have_records_of_their_own() -> None:
 
 
 async def test_draws_follow_the_records() -> None:
-    """The fake worker's rewards are all 1: a difficulty that was played is solved, and not near the target any more."""
+    """All rewards of the fake worker are 1, so a played difficulty is solved and no longer near the target."""
     target = Sampler(kind=SamplerKind.TARGET_SUCCESS, explore=0.0, width=0.05, prior=1.0)
     async with running(environment(slots=64), tasks_math=TASKS, curricula=curriculum(sampler=target)) as (
         stack,
@@ -248,7 +248,7 @@ async def test_draws_follow_the_records() -> None:
         assert {int(task[1:]) // 10 for task in played(stack)[before:]} == {3}
 
 
-async def test_stages_move_on_and_the_state_says_so() -> None:
+async def test_stages_advance_and_the_state_shows_the_stage() -> None:
     stages = tuple(Stage(name=f"level-{n}", min_difficulty=n, max_difficulty=n) for n in range(4))
     staged = Sampler(kind=SamplerKind.STAGED, stages=stages, min_attempts=4, window=4, review=0.0)
     async with running(environment(slots=64), tasks_math=TASKS, curricula=curriculum(sampler=staged)) as (
@@ -290,7 +290,7 @@ async def test_areal_plays_a_curriculum_by_numbers() -> None:
         assert (first, third) == (second, fourth)
 
 
-async def test_openenv_plays_a_curriculum_by_index_by_seed_and_by_no_word() -> None:
+async def test_openenv_plays_a_curriculum_by_index_by_seed_by_task_and_by_split_alone() -> None:
     async with world(tasks=TASKS, curricula=curriculum(group_size=2)) as gw, gw.client() as client:
         told = [
             (await client.reset(**wish))["metadata"]["task_id"]
@@ -308,8 +308,8 @@ async def test_openenv_plays_a_curriculum_by_index_by_seed_and_by_no_word() -> N
         assert all(task.startswith("t") for task in told)
 
 
-async def test_capacity_goes_where_tasks_are_drawn_before_anybody_opens_them() -> None:
-    """A curriculum over two environments is sampled: workers of both get ready though nobody asked for one."""
+async def test_workers_start_where_tasks_are_drawn_before_a_trainer_opens_them() -> None:
+    """A sample of a curriculum over two environments starts workers of both, without a create."""
     both = (Component(environment=MATH, weight=3.0), Component(environment=GAME))
     environments = (environment(slots=4, max_workers=4), environment("game", slots=4, max_workers=4))
     async with running(
@@ -324,7 +324,7 @@ async def test_capacity_goes_where_tasks_are_drawn_before_anybody_opens_them() -
         assert drawn == {"math": 90, "game": 30}
 
 
-async def test_idle_workers_make_room_for_those_of_another_environment() -> None:
+async def test_idle_workers_make_room_for_workers_of_another_environment() -> None:
     environments = (
         environment(slots=1, max_workers=3, warm=2, idle_worker_s=3600.0),
         environment("game", slots=1, max_workers=3, idle_worker_s=3600.0),

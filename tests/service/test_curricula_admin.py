@@ -1,4 +1,4 @@
-"""Operators' routes for curricula and records, and the command line over them."""
+"""The operators' routes for curricula and records, and the commands that use these routes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def curriculum(**more: Any) -> dict[str, Curriculum]:
     return {"mine": Curriculum(**{"name": "mine", "components": (Component(environment=MATH),), **more})}
 
 
-async def test_the_api_defines_samples_takes_feedback_and_forgets() -> None:
+async def test_the_api_defines_samples_takes_feedback_and_deletes_a_curriculum() -> None:
     async with running(tasks_math=TASKS) as (_, gateway, client):
         document = {"environment": "math", "seed": 9, "group_size": 4, "sampler": {"kind": "target_success"}}
         url = "/admin/v1/curriculum/later"
@@ -56,7 +56,7 @@ async def test_the_api_defines_samples_takes_feedback_and_forgets() -> None:
         assert (removed.status_code, gone.status_code) == (204, 404)
 
 
-async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
+async def test_wrong_requests_are_refused_with_the_reason_and_store_nothing() -> None:
     async with running(tasks_math=TASKS, curricula=curriculum()) as (_, _, client):
         url = "/admin/v1/curriculum/later"
         answers = {
@@ -89,7 +89,7 @@ async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
         assert [one["name"] for one in (await client.get("/admin/v1/curriculum")).json()["curricula"]] == ["mine"]
 
 
-async def test_feedback_on_a_task_that_there_is_not_is_refused_and_nothing_is_noted() -> None:
+async def test_feedback_on_an_unknown_task_is_refused_and_nothing_is_recorded() -> None:
     async with running(tasks_math=TASKS, curricula=curriculum()) as (_, gateway, client):
         sid = "inline"
         given = {"env_name": "math", "task_spec": {"id": "given-whole", "question": "?"}}
@@ -125,12 +125,13 @@ async def test_feedback_on_a_task_that_there_is_not_is_refused_and_nothing_is_no
         assert sorted(await gateway.records.of(MATH)) == ["given-whole", "t1", "t2", "test/0"]
 
 
-async def test_records_are_cleared_by_environment_and_by_task_and_those_of_no_environment_are_not_found() -> None:
+async def test_records_are_cleared_by_environment_and_by_task_and_an_unknown_environment_is_not_found() -> None:
     async with running(tasks_math=TASKS, curricula=curriculum()) as (_, gateway, client):
         outcomes = [{"environment": "math", "task": f"t{number}", "reward": 1.0} for number in range(3)]
         await client.post("/admin/v1/curriculum/mine/feedback", json={"outcomes": outcomes})
         url = "/admin/v1/records"
 
+        no_index = await client.delete(url, params={"environment": "math", "task": f"train/{'9' * 5000}"})
         one = await client.delete(url, params={"environment": "math", "task": "train/1"})
         left = (await client.get(url, params={"environment": "math"})).text.splitlines()
         all_of_them = await client.delete(url, params={"environment": "math"})
@@ -141,10 +142,11 @@ async def test_records_are_cleared_by_environment_and_by_task_and_those_of_no_en
         assert [json.loads(line)["task"] for line in left] == ["t0", "t2"]
         assert dict(await gateway.records.of(MATH)) == {}
         assert [answer.status_code for answer in (*unknown, unnamed)] == [404, 404, 400]
+        assert (no_index.status_code, no_index.json()) == (200, {"removed": 0})
         assert "'chess'" in detail(unknown[0])
 
 
-async def test_components_that_move_by_themselves_are_told_one_by_one() -> None:
+async def test_the_state_lists_each_component_that_advances_on_its_own() -> None:
     stages = tuple(Stage(name=f"level-{n}", min_difficulty=n, max_difficulty=n) for n in range(4))
     sampler = Sampler(kind=SamplerKind.STAGED, stages=stages, min_attempts=2, per_component=True)
     halves = (Component(environment=MATH, tags=("all",)), Component(environment=MATH, tags=("odd",), weight=2.0))
@@ -165,7 +167,7 @@ async def test_the_command_line_lists_shows_resets_and_clears() -> None:
     staged = Sampler(kind=SamplerKind.STAGED, stages=(Stage(name="first"),))
     async with running(tasks_math=TASKS, curricula=curriculum(sampler=staged)) as (_, gateway, client):
         outcome = {"environment": "math", "task": "t3", "reward": 0.25}
-        await client.get("/admin/v1/curriculum/mine")  # its first stage is entered
+        await client.get("/admin/v1/curriculum/mine")  # the curriculum enters its first stage
         await client.post("/admin/v1/curriculum/mine/feedback", json={"policy": "p", "outcomes": [outcome]})
 
         async def ran(*arguments: str) -> Result:

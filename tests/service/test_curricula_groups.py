@@ -1,4 +1,4 @@
-"""Groups that a curriculum draws for: their openings begin together, or wait together."""
+"""Groups of a curriculum's draws: the openings of a group start together, or wait together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASKS = tasks(train=[{"id": f"t{n}", "question": f"question {n}"} for n in range
 
 
 def offered(group_size: int, **more: Any) -> dict[str, Any]:
-    """A curriculum whose handles are for groups of that size."""
+    """Return settings with a curriculum whose handles are for groups of *group_size*."""
     mine = Curriculum(
         name="mine",
         components=(Component(environment=MATH),),
@@ -56,7 +56,7 @@ async def begun(client: httpx.AsyncClient, sid: str, handle: int) -> asyncio.Tas
 
 @contextlib.asynccontextmanager
 async def waits(replica: Replica, count: int) -> AsyncIterator[None]:
-    """Until *count* openings wait."""
+    """At the end of the block, wait until *count* openings wait."""
 
     async def check() -> None:
         assert (await load_of(replica)).waiting == count
@@ -65,7 +65,7 @@ async def waits(replica: Replica, count: int) -> AsyncIterator[None]:
     await eventually(check)
 
 
-async def test_a_group_that_has_begun_is_completed_before_another_one_begins() -> None:
+async def test_a_group_that_has_started_is_completed_before_another_group_starts() -> None:
     async with running(environment(slots=4, max_workers=1), **offered(3)) as (_, replica, client):
         await create(client, "a0", 0)
         async with waits(replica, 3):
@@ -78,7 +78,7 @@ async def test_a_group_that_has_begun_is_completed_before_another_one_begins() -
         await asyncio.gather(*then)
 
 
-async def test_workers_for_a_whole_group_are_started_when_the_first_of_it_comes() -> None:
+async def test_workers_for_a_whole_group_start_when_its_first_member_opens() -> None:
     async with running(environment(slots=1, max_workers=8), **offered(4)) as (built, replica, client):
         first = await begun(client, "a0", 0)
         await first
@@ -88,7 +88,7 @@ async def test_workers_for_a_whole_group_are_started_when_the_first_of_it_comes(
         assert len(built.backend.workers) == 4
 
 
-async def test_a_group_that_is_larger_than_its_environment_takes_what_that_has() -> None:
+async def test_a_group_larger_than_its_environment_takes_all_slots_of_the_environment() -> None:
     async with running(environment(slots=2, max_workers=1), **offered(8)) as (_, replica, client):
         await create(client, "a0", 0)
         await create(client, "a1", 0)
@@ -98,21 +98,21 @@ async def test_a_group_that_is_larger_than_its_environment_takes_what_that_has()
         await last
 
 
-async def test_who_does_not_come_keeps_slots_for_a_time_only() -> None:
+async def test_slots_for_absent_group_members_are_reserved_for_a_limited_time() -> None:
     async with running(environment(slots=3, max_workers=1, together_s=0.2), **offered(3)) as (_, replica, client):
         await create(client, "a0", 0)
         await asyncio.gather(*(create(client, f"b{n}", 1) for n in range(2)))
         assert (await load_of(replica)).workers[0].used == 3
 
 
-async def test_each_of_a_group_begins_by_itself_where_the_environment_says_so() -> None:
+async def test_group_members_start_separately_if_together_s_is_0() -> None:
     async with running(environment(slots=2, max_workers=2, together_s=0), **offered(4)) as (built, replica, client):
         await create(client, "a0", 0)
         assert len(built.backend.workers) == 1
         assert (await load_of(replica)).to_come == 0
 
 
-async def test_a_group_is_one_over_all_replicas() -> None:
+async def test_a_group_spans_all_replicas() -> None:
     shared = {"curriculum_store": MemoryCurriculumStore()}
     async with stack(environment(slots=4, max_workers=1), **offered(4, **shared)) as built:
         other = built.another()
@@ -148,7 +148,7 @@ async def test_a_trainer_that_hangs_up_does_not_keep_its_group_waiting() -> None
         await asyncio.gather(create(client, "b1", 1), create(client, "b2", 1))
 
 
-async def test_those_of_a_group_whose_worker_died_begin_in_another_one() -> None:
+async def test_group_members_whose_worker_died_start_in_another_worker() -> None:
     async with running(environment(slots=4, max_workers=2), **offered(4)) as (built, replica, client):
         await create(client, "a0", 0)
         (worker,) = built.backend.workers
@@ -159,14 +159,14 @@ async def test_those_of_a_group_whose_worker_died_begin_in_another_one() -> None
         assert load.to_come == 0
 
 
-# -- groups that the trainer tells ------------------------------------------------------------------------------------
+# -- groups that the trainer names ------------------------------------------------------------------------------------
 
 
 def grouped(name: str, size: int | str) -> dict[str, str]:
     return {"X-Group-ID": name, "X-Group-Size": str(size)}
 
 
-async def test_a_group_that_an_ors_trainer_tells_begins_together() -> None:
+async def test_a_group_that_an_ors_trainer_names_starts_together() -> None:
     async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
 
         async def opened(sid: str) -> None:
@@ -181,14 +181,14 @@ async def test_a_group_that_an_ors_trainer_tells_begins_together() -> None:
         assert (await load_of(replica)).to_come == 0
 
 
-async def test_a_group_that_an_areal_trainer_tells_begins_together() -> None:
+async def test_a_group_that_an_areal_trainer_names_starts_together() -> None:
     async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
         answer = await client.post("/areal/math/api/episode/start", json={"sample_id": "t3"}, headers=grouped("g", 4))
         assert answer.status_code == 200, answer.text
         assert (len(built.backend.workers), (await load_of(replica)).to_come) == (4, 3)
 
 
-async def test_draws_of_a_sample_name_the_group_that_is_opened_of_each() -> None:
+async def test_each_draw_of_a_sample_names_the_group_that_its_sessions_form() -> None:
     async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
         wish = {"count": 2, "group_size": 3}
         drawn = (await client.post("/admin/v1/curriculum/mine/sample", json=wish)).json()
@@ -212,12 +212,12 @@ async def test_draws_of_a_sample_name_the_group_that_is_opened_of_each() -> None
 
 
 def seeds(built: Stack) -> list[int | None]:
-    """The seeds that workers were told, in the order of the openings."""
+    """Return the seeds that workers received, in the order of the openings."""
     requests = [one for worker in built.backend.workers.values() for one in worker.requests]
     return [json.loads(one.body).get("seed") for one in requests if one.target == "/create"]
 
 
-async def test_members_of_a_group_that_a_trainer_tells_have_one_seed_and_another_group_another() -> None:
+async def test_members_of_a_group_that_a_trainer_names_share_a_seed_and_groups_have_different_seeds() -> None:
     async with running(environment(slots=8, max_workers=1), **offered(1)) as (built, _, client):
 
         async def opened(sid: str, group: Mapping[str, str], **more: Any) -> None:
@@ -239,7 +239,7 @@ async def test_members_of_a_group_that_a_trainer_tells_have_one_seed_and_another
     assert alone is None
 
 
-async def test_those_that_open_one_handle_have_one_seed_over_ors_and_openenv() -> None:
+async def test_sessions_of_one_handle_share_a_seed_over_ors_and_openenv() -> None:
     async with running(environment(slots=8, max_workers=1), **offered(3)) as (built, _, client):
         await create(client, "a0", 0)
         await create(client, "a1", 0)
@@ -271,7 +271,7 @@ async def test_those_that_open_one_handle_have_one_seed_over_ors_and_openenv() -
         (image(ServerProtocol.AREAL), {"config": "no object"}, {"other": 1}, True),
     ],
 )
-def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_configuration(
+def test_a_groups_seed_replaces_no_seed_that_a_third_party_server_reads_from_task_or_configuration(
     kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, is_seeded: bool
 ) -> None:
     setup = session_setup(kind, TaskRef(spec=spec), config=config, group=Group("g", 4))
@@ -280,6 +280,17 @@ def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_conf
 
 
 # -- headers that are wrong -------------------------------------------------------------------------------------------
+
+
+async def test_a_start_with_wrong_headers_takes_no_place_in_the_group_of_its_handle() -> None:
+    start = {"sample_id": "train:mine/0"}
+    async with running(environment(), **offered(2)) as (_, replica, client):
+        refused = await client.post("/areal/math/api/episode/start", json=start, headers={"X-Group-ID": "g"})
+        answers = [await client.post("/areal/math/api/episode/start", json=start) for _ in range(2)]
+        played = {session.task for session in await replica.store.sessions()}
+
+    assert [answer.status_code for answer in (refused, *answers)] == [400, 200, 200]
+    assert len(played) == 1, "both are members of one group"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +306,7 @@ def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_conf
         (grouped("g", "3.0"), "X-Group-Size"),
     ],
 )
-async def test_a_group_that_is_none_is_refused_and_leaves_nothing(headers: dict[str, str], named: str) -> None:
+async def test_an_invalid_group_is_refused_and_leaves_no_session(headers: dict[str, str], named: str) -> None:
     async with running(environment(), **offered(1)) as (_, replica, client):
         body = {"env_name": "math", "split": "train", "index": 7}
         answer = await client.post("/create", json=body, headers={"X-Session-ID": "s", **headers})

@@ -86,7 +86,7 @@ async def test_an_environment_that_asks_for_it_gets_the_platform_s_own_key() -> 
         assert sent == {"api_key": {"value": "k"}}
 
 
-async def test_a_session_id_is_offered_as_json_to_those_who_want_no_stream() -> None:
+async def test_a_session_id_is_returned_as_json_to_a_client_that_accepts_no_stream() -> None:
     async with running() as (_, _, client):
         offered = await client.post("/create_session", headers={"Accept": "application/json"})
 
@@ -146,7 +146,7 @@ async def test_a_task_that_the_worker_refuses_is_the_trainer_s_mistake_and_holds
 
 
 @pytest.mark.parametrize("how", ["fail", "garbage"])
-async def test_a_worker_that_fails_to_open_a_session_gives_its_slot_back(how: str) -> None:
+async def test_a_worker_that_fails_to_open_a_session_releases_its_slot(how: str) -> None:
     async with running(environment(slots=1, max_workers=1)) as (_, gateway, client):
         failed = await create(client, on_create=how)
         await gateway.eventually_used(0)
@@ -156,7 +156,7 @@ async def test_a_worker_that_fails_to_open_a_session_gives_its_slot_back(how: st
         assert next_one.status_code == 200
 
 
-async def test_a_task_that_kills_its_worker_is_tried_in_one_more_and_told() -> None:
+async def test_a_task_that_kills_its_worker_is_tried_in_a_second_worker_and_then_fails() -> None:
     async with running(environment(slots=1, max_workers=1)) as (stack, gateway, client):
         died = await create(client, on_create="die")
         next_one = await create(client, sid="two")
@@ -167,7 +167,7 @@ async def test_a_task_that_kills_its_worker_is_tried_in_one_more_and_told() -> N
         assert await gateway.used() == 1
 
 
-async def test_a_tool_list_is_asked_of_a_worker_once_and_holds_no_slot_afterwards() -> None:
+async def test_a_tool_list_is_queried_from_a_worker_once_and_holds_no_slot_afterwards() -> None:
     async with running() as (stack, gateway, client):
         first = await client.get("/math/tools")
         again = await client.get("/tools")
@@ -178,7 +178,7 @@ async def test_a_tool_list_is_asked_of_a_worker_once_and_holds_no_slot_afterward
         assert await gateway.used() == 0
 
 
-async def test_a_ping_is_answered_while_the_session_lives_only() -> None:
+async def test_a_ping_is_answered_only_while_the_session_lives() -> None:
     async with running() as (_, _gateway, client):
         before = await client.post("/ping")
         await create(client)
@@ -189,7 +189,7 @@ async def test_a_ping_is_answered_while_the_session_lives_only() -> None:
         assert [one.status_code for one in (before, while_open, after)] == [404, 200, 404]
 
 
-async def test_a_call_waits_too_as_nothing_ran() -> None:
+async def test_a_call_waits_while_the_worker_says_that_the_setup_runs() -> None:
     async with running() as (stack, _, client):
         await create(client, slow_setup=True)
 

@@ -1,4 +1,4 @@
-"""Sessions that nobody ends: the control loop does, but not while their worker works for them."""
+"""Expiry: the control loop ends idle sessions, but no session for which its worker still works."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_an_expired_session_is_a_404_to_a_ping_as_the_sdks_expect() -> Non
         assert (answer.status_code, detail(answer)) == (404, "Active environment not found")
 
 
-async def test_why_a_session_was_ended_is_forgotten_after_a_while() -> None:
+async def test_the_reason_of_a_sessions_end_is_forgotten_after_a_while() -> None:
     clock = Clock()
     async with running(clock=clock) as (stack, gateway, client):
         await create(client)
@@ -68,14 +68,14 @@ async def test_a_session_is_not_expired_before_its_time() -> None:
         assert await built.first.open_sessions() == 1
 
 
-async def test_the_worker_is_asked_first_and_a_busy_session_is_renewed() -> None:
+async def test_the_worker_is_queried_first_and_a_busy_session_is_renewed() -> None:
     clock = Clock()
     async with running(clock=clock) as (stack, gateway, client):
         await create(client)
         worker = stack.backend.only
         async with client.stream("POST", "/math/call", json={"name": "gate", "input": {}}):
             await until(lambda: worker.waiting == 1)
-        await gateway.session_cache.write_notes()  # the trainer is gone, and the worker goes on
+        await gateway.session_cache.write_notes()  # the trainer is gone, and the worker still runs the call
 
         clock.advance(IDLE_S + 1)
         await until(lambda: worker.lists_asked >= 1)
@@ -87,7 +87,7 @@ async def test_the_worker_is_asked_first_and_a_busy_session_is_renewed() -> None
         assert (await call(client)).status_code == 200
 
 
-async def test_a_session_whose_call_ended_a_short_while_ago_keeps_its_idle_time_from_then_on() -> None:
+async def test_the_idle_time_of_a_session_counts_from_the_end_of_its_last_call() -> None:
     clock = Clock()
     async with running(clock=clock) as (stack, gateway, client):
         await create(client)
@@ -109,7 +109,7 @@ async def test_a_session_whose_call_ended_a_short_while_ago_keeps_its_idle_time_
         assert still_open == 1
 
 
-async def test_a_call_under_way_here_keeps_its_session() -> None:
+async def test_a_running_call_at_this_replica_keeps_its_session_open() -> None:
     clock = Clock()
     async with running(clock=clock) as (stack, gateway, client):
         await create(client)
@@ -140,7 +140,7 @@ async def test_a_ping_restarts_the_idle_time() -> None:
         assert await gateway.open_sessions() == 1
 
 
-async def test_a_session_whose_worker_does_not_say_is_ended_and_the_worker_drained() -> None:
+async def test_a_session_whose_worker_does_not_answer_is_ended_and_the_worker_drained() -> None:
     clock = Clock()
     async with running(environment(close_s=0.2), clock=clock) as (stack, gateway, client):
         await create(client, on_delete="hang")
@@ -153,7 +153,7 @@ async def test_a_session_whose_worker_does_not_say_is_ended_and_the_worker_drain
         await gateway.eventually_used(0)
 
 
-async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
+async def test_a_worker_that_does_not_answer_does_not_delay_other_sessions() -> None:
     clock = Clock()
     async with running(environment(close_s=300.0), environment("coding"), clock=clock) as (stack, _, client):
         await create(client)
@@ -163,7 +163,7 @@ async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
             clock.advance(IDLE_S + 1)
             await until(lambda: worker.lists_asked == 1)
 
-            async with asyncio.timeout(scaled(5)):  # far below the time that the silent worker is given
+            async with asyncio.timeout(scaled(5)):  # far below the timeout of the silent worker
                 served = await create(client, sid="two", env_name="coding")
         finally:
             worker.listing.set()
@@ -171,13 +171,13 @@ async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
         assert served.status_code == 200
 
 
-async def test_a_create_that_nobody_finishes_gives_its_slot_back() -> None:
+async def test_a_create_that_no_replica_finishes_releases_its_slot() -> None:
     clock = Clock()
     async with running(environment(slots=1, max_workers=1), clock=clock) as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")):
             await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
 
-            clock.advance(60)  # beyond setup and close time: the replica that opens it counts as dead
+            clock.advance(60)  # beyond setup and close time: the opening replica counts as dead
             await gateway.eventually_used(0)
 
         assert (await create(client, sid="two")).status_code == 200

@@ -1,4 +1,4 @@
-"""Tasks that only an image has, through each front: listed, opened, and refused in each protocol's words."""
+"""Tasks that only a third-party image has: listed, opened and refused in the terms of each protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLIT_KEYS = ResetMapping(keys=("seed", "episode_id", "split", "index"))
 
 
 def only(setups: list[SessionSetup]) -> SessionSetup:
-    """What the one episode was begun with."""
+    """Return the setup of the only episode."""
     assert len(setups) == 1, setups
     return setups[0]
 
@@ -37,7 +37,7 @@ def only(setups: list[SessionSetup]) -> SessionSetup:
 
 
 @ANY
-async def test_ors_lists_what_the_image_has(protocol: ServerProtocol) -> None:
+async def test_ors_lists_the_tasks_of_the_image(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         splits = (await world.ors("splits")).json()
         tasks = (await world.ors("tasks", split="train")).json()
@@ -53,7 +53,7 @@ async def test_ors_lists_what_the_image_has(protocol: ServerProtocol) -> None:
 
 
 @ANY
-async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(protocol: ServerProtocol) -> None:
+async def test_ors_opens_a_task_by_its_index_and_the_image_receives_the_index(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         body = {"env_name": "image", "split": "train", "index": -3}
         assert (await world.http.post("/create", json=body)).status_code == 200
@@ -86,7 +86,7 @@ async def test_an_images_own_task_may_have_a_rate_limit_of_its_own_meaning() -> 
 
 
 @ANY
-async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(protocol: ServerProtocol) -> None:
+async def test_ors_refuses_unknown_splits_and_indices_and_queries_the_image_once(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         for _ in range(3):
             split = await world.ors("num_tasks", split="nosuch")
@@ -101,7 +101,7 @@ async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(pro
     assert not world.image.setups
 
 
-async def test_a_create_that_names_no_environment_starts_no_worker_of_each() -> None:
+async def test_a_create_that_names_no_environment_does_not_start_a_worker_of_each_environment() -> None:
     async with foreign(image(ServerProtocol.ORS), None, environment("math")) as world:
         created = await world.http.post("/create", json={"split": "train", "index": 2})
         assert (created.status_code, world.stack.backend.asked) == (200, 0)
@@ -112,7 +112,7 @@ async def test_a_create_that_names_no_environment_starts_no_worker_of_each() -> 
     assert only(world.image.setups).index == 2
 
 
-async def test_tasks_registered_at_run_time_come_first_and_their_place_is_not_the_images() -> None:
+async def test_tasks_registered_at_run_time_come_first_and_the_image_does_not_receive_their_index() -> None:
     async with foreign(image(ServerProtocol.ORS)) as world:
         await world.register(id="mine", target=1)
 
@@ -124,7 +124,7 @@ async def test_tasks_registered_at_run_time_come_first_and_their_place_is_not_th
     assert (setup.spec["id"], setup.split, setup.index) == ("mine", "", None)
 
 
-async def test_an_environment_with_a_tasks_folder_asks_its_image_for_none(tmp_path: Any) -> None:
+async def test_an_environment_with_a_tasks_folder_does_not_query_its_image_for_tasks(tmp_path: Any) -> None:
     async with foreign(replace(image(ServerProtocol.ORS), tasks=tmp_path)) as world:
         assert (await world.ors("splits")).json() == []
         refused = await world.ors("num_tasks", split="train")
@@ -132,7 +132,7 @@ async def test_an_environment_with_a_tasks_folder_asks_its_image_for_none(tmp_pa
     assert (refused.status_code, world.image.asked.total()) == (400, 0)
 
 
-async def test_a_task_that_is_given_back_whole_is_known_again_by_an_openenv_image() -> None:
+async def test_an_inline_task_is_matched_to_the_index_of_the_same_task_in_an_openenv_image() -> None:
     async with foreign(image(ServerProtocol.OPENENV, resets=SPLIT_KEYS)) as world:
         for task in (TRAIN[1], {"n": 1, "target": 99}):
             await create_whole(world.http, task)
@@ -152,10 +152,10 @@ async def create_whole(http: Any, task: dict[str, Any]) -> None:
     await delete(http)
 
 
-# -- questions ------------------------------------------------------------------------------------------------------
+# -- queries --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_question_takes_no_place_from_the_episode_that_has_the_only_one() -> None:
+async def test_a_query_takes_no_slot_from_the_episode_that_holds_the_only_slot() -> None:
     async with foreign(image(ServerProtocol.ORS)) as world:
         await create_whole(world.http, {"target": 1})
         created = await create(world.http, env_name="image", target=1)
@@ -168,7 +168,7 @@ async def test_a_question_takes_no_place_from_the_episode_that_has_the_only_one(
         assert world.stack.backend.asked == 1
 
 
-async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it() -> None:
+async def test_a_worker_that_was_started_for_a_query_is_free_afterwards() -> None:
     async with foreign(image(ServerProtocol.ORS)) as world:
         await world.ors("splits")
 
@@ -176,7 +176,7 @@ async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it()
         assert (await create(world.http, env_name="image", target=1)).status_code == 200
 
 
-async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_then_serves() -> None:
+async def test_one_worker_of_a_single_use_image_answers_all_queries_and_then_serves() -> None:
     async with foreign(image(ServerProtocol.OPENENV, max_uses=1)) as world:
         await world.ors("splits")
         await asyncio.gather(
@@ -193,7 +193,7 @@ async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_th
         assert world.image.asked == {"splits": 1, "count": 2, "tasks": 2, "tools": 1, "about": 1}
 
 
-async def test_a_large_split_is_fetched_in_pages_and_each_of_them_once() -> None:
+async def test_a_large_split_is_fetched_in_pages_and_each_page_once() -> None:
     many = CounterImage({"train": [{"n": n} for n in range(1000)]})
     async with foreign(image(ServerProtocol.ORS), many) as world:
         one = (await world.ors("task", split="train", index=700)).json()["task"]
@@ -209,7 +209,7 @@ async def test_a_large_split_is_fetched_in_pages_and_each_of_them_once() -> None
 
 
 @ANY
-async def test_areal_counts_and_opens_by_number_and_by_place(protocol: ServerProtocol) -> None:
+async def test_areal_counts_tasks_and_opens_them_by_number_and_by_split_and_index(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         info = (await world.http.get("/areal/image/api/task/info")).json()
         by_number, by_place = await world.start(1), None
@@ -223,14 +223,14 @@ async def test_areal_counts_and_opens_by_number_and_by_place(protocol: ServerPro
 
 
 async def cancel(http: Any, started: Any) -> None:
-    """End an episode of AReaL's."""
+    """Cancel an AReaL episode."""
     episode = started.json()["episode_id"]
     ended = await http.post("/areal/image/api/episode/cancel", json={"episode_id": episode})
     assert ended.status_code == 200, ended.text
 
 
 @ANY
-async def test_areal_is_told_which_samples_there_are(protocol: ServerProtocol) -> None:
+async def test_areal_refuses_an_unknown_sample_and_names_the_valid_indices(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         refused = await world.start(3)
 
@@ -239,7 +239,7 @@ async def test_areal_is_told_which_samples_there_are(protocol: ServerProtocol) -
     assert not world.image.setups
 
 
-async def test_areal_takes_the_first_split_of_an_image_that_has_not_the_usual_one() -> None:
+async def test_areal_takes_the_first_split_of_an_image_without_the_usual_split() -> None:
     async with foreign(image(ServerProtocol.ORS), CounterImage({"dev": TEST})) as world:
         info = (await world.http.get("/areal/image/api/task/info")).json()
         started = await world.start(0)
@@ -247,7 +247,7 @@ async def test_areal_takes_the_first_split_of_an_image_that_has_not_the_usual_on
     assert (info["num_samples"], started.status_code) == (1, 200)
 
 
-async def test_an_areal_server_is_shown_as_it_says_and_asked_for_samples_that_only_it_knows() -> None:
+async def test_an_areal_servers_own_task_info_is_shown_and_it_opens_samples_that_only_it_knows() -> None:
     async with foreign(image(ServerProtocol.AREAL)) as world:
         world.image.told = {"name": "guess", "max_episode_length": 7, "action_type": "structured", "description": 3}
         info = (await world.http.get("/areal/image/api/task/info")).json()
@@ -261,7 +261,7 @@ async def test_an_areal_server_is_shown_as_it_says_and_asked_for_samples_that_on
     assert (refused.status_code, refused.json()["error"]) == (404, "sample not found")
 
 
-async def test_a_task_that_is_a_seed_gets_no_other_one_unless_it_is_asked_for() -> None:
+async def test_a_task_that_is_a_seed_gets_no_other_seed_unless_the_trainer_requests_it() -> None:
     seeds = CounterImage({"train": [{"seed": 0}, {"seed": 1}]})
     async with foreign(image(ServerProtocol.OPENENV), seeds) as world:
         await cancel(world.http, await world.start(1))
@@ -274,7 +274,7 @@ async def test_a_task_that_is_a_seed_gets_no_other_one_unless_it_is_asked_for() 
 
 
 @ANY
-async def test_openenvs_task_api_shows_what_the_image_has(protocol: ServerProtocol) -> None:
+async def test_openenvs_task_api_shows_the_tasks_of_the_image(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         base = "/openenv/image/image"
         splits = (await world.http.get(f"{base}/splits")).json()
@@ -299,7 +299,7 @@ async def test_an_image_without_tasks_has_no_task_api() -> None:
 
 
 @ANY
-async def test_openenv_resets_to_a_place_or_to_an_id_that_is_one(protocol: ServerProtocol) -> None:
+async def test_openenv_resets_to_a_split_and_index_or_to_an_id_that_names_them(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world, world.client() as client:
         await client.reset(split="train", index=2)
         await client.reset(task="image/train/1")
@@ -321,7 +321,7 @@ async def test_openenv_takes_any_task_of_another_protocols_image(protocol: Serve
 
 
 @pytest.mark.parametrize("protocol", [ServerProtocol.ORS, ServerProtocol.OPENENV])
-async def test_openenv_refuses_what_is_not_there_and_the_episode_goes_on(protocol: ServerProtocol) -> None:
+async def test_openenv_refuses_unknown_tasks_and_the_episode_goes_on(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world, world.client() as client:
         await client.reset(split="train", index=1)
         index = await client.ask("reset", {"split": "train", "index": 3})
@@ -337,7 +337,7 @@ async def test_openenv_refuses_what_is_not_there_and_the_episode_goes_on(protoco
     assert step["type"] == "observation", step
 
 
-async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> None:
+async def test_a_third_party_server_is_played_as_images_are() -> None:
     static = image(ServerProtocol.ORS, server=Server(url="http://127.0.0.1:9/prefix"))
     upstream = CounterImage({"train": TRAIN})
     async with running(static, tasks_image={}, upstreams={UpstreamKind.ORS: upstream}) as (_, _, http):
@@ -349,7 +349,7 @@ async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> Non
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
+async def test_a_step_whose_trainer_hung_up_is_a_turn() -> None:
     async with foreign(image(ServerProtocol.AREAL)) as world:
         started = (await world.start("train/2")).json()
 
@@ -366,7 +366,7 @@ async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
         assert (await step("inc")).json()["info"]["turn"] == 2
 
 
-async def test_an_opening_asks_a_server_that_is_away_for_a_sign_of_life_and_opens_when_it_is_back(
+async def test_an_opening_polls_an_unreachable_server_and_opens_once_it_is_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Away(CounterImage):

@@ -1,4 +1,4 @@
-"""An environment that this machine cannot run is told of as such by every protocol, with what to do."""
+"""An environment that this machine cannot run: every protocol refuses it with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ REASON = "no bwrap on PATH: install bubblewrap"
         ("POST", "/openenv/shell/reset", {}),
     ],
 )
-async def test_a_request_for_what_cannot_run_here_is_told_why(method: str, path: str, body: Any) -> None:
+async def test_a_request_for_an_environment_that_cannot_run_is_refused_with_the_reason(
+    method: str, path: str, body: Any
+) -> None:
     async with running(environment(), environment("game")) as (_, gateway, client):
         gateway.catalog.left_out["shell"] = REASON
 
@@ -37,7 +39,7 @@ async def test_a_request_for_what_cannot_run_here_is_told_why(method: str, path:
         assert not await gateway.store.sessions()
 
 
-async def test_a_socket_to_what_cannot_run_here_is_told_why() -> None:
+async def test_a_socket_to_an_environment_that_cannot_run_here_is_refused_with_the_reason() -> None:
     async with running(environment()) as (_, gateway, client):
         gateway.catalog.left_out["shell"] = REASON
         url = httpx.URL(str(client.base_url)).copy_with(scheme="ws", path="/openenv/shell/ws")

@@ -1,4 +1,4 @@
-"""The store did what it was asked, and its answer was lost: what is asked again must find what the first try did."""
+"""The store runs an operation, and its answer is lost: a retry must find the effect of the first attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.service.stack import stack
 from tests.service.wire import create, delete
 
 
-async def test_a_session_whose_end_was_begun_unheard_is_ended_all_the_same() -> None:
+async def test_a_session_ends_even_if_the_answer_to_its_first_close_is_lost() -> None:
     async with stack(store_patience_s=5.0) as built, built.first.looping(), built.first.serving() as client:
         await create(client)
         lost = lose_answers(built.store, "begin_close", number=1)
@@ -24,7 +24,7 @@ async def test_a_session_whose_end_was_begun_unheard_is_ended_all_the_same() -> 
 
 
 def lose_answers(store: MemoryStore, name: str, *, number: int) -> list[str]:
-    """Let the next *number* calls of the operation *name* be done and fail; returns the list of those that were."""
+    """Let the next *number* calls of the operation *name* run and then fail. Return the list of the failed calls."""
     lost: list[str] = []
     operation = getattr(store, name)
 

@@ -1,4 +1,4 @@
-"""What a replica knows of the sessions that it serves ends when another one ends them: it is told, and need not ask."""
+"""Notices between replicas: a replica forgets a session as soon as another replica ends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.wire import call, create, delete, under_way
 
 @pytest.fixture(autouse=True)
 def _no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes notes learns of an end by that, too: a second later."""
+    """Stop the periodic notes: a replica that writes notes also learns of an end, but a second later."""
     monkeypatch.setattr("gateway.sessions.cache.TICK_S", 3600.0)
 
 
@@ -34,7 +34,7 @@ async def two_replicas() -> AsyncIterator[tuple[Stack, httpx.AsyncClient, httpx.
             yield built, one, other
 
 
-async def test_a_session_that_one_replica_ends_is_forgotten_by_the_others() -> None:
+async def test_a_session_that_one_replica_ends_is_forgotten_by_the_other_replicas() -> None:
     async with two_replicas() as (built, one, other):
         await create(one)
         assert (await call(other)).status_code == 200
@@ -46,7 +46,7 @@ async def test_a_session_that_one_replica_ends_is_forgotten_by_the_others() -> N
         assert served == [1, 1]
 
 
-async def test_a_step_that_runs_at_one_replica_is_broken_off_when_another_one_ends_its_episode() -> None:
+async def test_a_step_that_runs_at_one_replica_is_aborted_when_another_replica_ends_its_episode() -> None:
     async with two_replicas() as (built, one, other):
         begun = await one.post("/areal/math/api/episode/start", json={"sample_id": 0, "config": {}})
         episode = begun.json()["episode_id"]
@@ -55,7 +55,7 @@ async def test_a_step_that_runs_at_one_replica_is_broken_off_when_another_one_en
             await until(lambda: built.backend.only.waiting == 1)
 
             cancelled = await one.post("/areal/math/api/episode/cancel", json={"episode_id": episode})
-            done, _ = await asyncio.wait({step}, timeout=scaled(10))  # nobody opens the gate at which it waits
+            done, _ = await asyncio.wait({step}, timeout=scaled(10))  # the gate at which the step waits stays shut
 
         assert cancelled.status_code == 200
         assert done, "the step goes on without its episode"

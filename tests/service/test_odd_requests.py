@@ -1,4 +1,4 @@
-"""Requests that no SDK sends: each is answered in the protocol's own form, and nothing is left behind."""
+"""Requests that no SDK sends: each gets a response in the protocol's own form, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_task_with_half_a_character_reaches_its_worker_as_in_the_referen
         ({"X-Session-ID": "a", "x-session-id": "a"}, 200),
     ],
 )
-async def test_a_session_id_is_any_short_text_but_blank(headers: dict[str, Any], status: int) -> None:
+async def test_a_session_id_is_any_short_text_that_is_not_empty(headers: dict[str, Any], status: int) -> None:
     async with running() as (_, _gateway, client):
         del client.headers["X-Session-ID"]
 
@@ -103,7 +103,7 @@ async def test_two_different_session_ids_are_refused() -> None:
 
 
 @pytest.mark.parametrize("path", ["/create", "/math/call", "/call"])
-async def test_what_is_wrong_is_told_in_the_protocol_s_order(path: str) -> None:
+async def test_errors_are_reported_in_the_protocol_s_order(path: str) -> None:
     async with running() as (_, _gateway, client):
         json_type = {"Content-Type": "application/json"}
         no_id = {**json_type, "X-Session-ID": ""}
@@ -146,7 +146,9 @@ async def test_a_call_with_malformed_json_to_an_unknown_session_is_422() -> None
         ("GET", "/math%2Fprompt", 404, None),
     ],
 )
-async def test_paths_and_methods_that_are_none_are_told(method: str, path: str, status: int, allow: str | None) -> None:
+async def test_unknown_paths_are_404_and_wrong_methods_are_405(
+    method: str, path: str, status: int, allow: str | None
+) -> None:
     async with running() as (_, _gateway, client):
         answer = await client.request(method, path)
 
@@ -163,7 +165,7 @@ async def test_a_trailing_slash_is_answered_with_the_path_without_it(path: str) 
         assert answer.headers["location"] == str(client.base_url).rstrip("/") + path.replace("/?", "?").rstrip("/")
 
 
-async def test_behind_a_proxy_that_path_is_relative_as_the_proxy_alone_knows_the_rest() -> None:
+async def test_behind_a_proxy_the_redirect_of_a_trailing_slash_is_relative() -> None:
     async with running() as (_, _gateway, client):
         answer = await client.post("/math/prompt/?a=b", headers={"X-Forwarded-Proto": "https"})
 
@@ -237,7 +239,7 @@ async def test_a_create_session_needs_no_state_and_answers_a_stream() -> None:
         assert stack.backend.asked == 0
 
 
-async def test_hundreds_of_odd_requests_at_once_leave_the_gateway_well() -> None:
+async def test_hundreds_of_concurrent_odd_requests_leave_the_gateway_working() -> None:
     async with running() as (_, gateway, client):
         odd = [
             client.post(path, content=body, headers={"Content-Type": "application/json", "X-Session-ID": "odd"})

@@ -1,4 +1,4 @@
-"""OpenEnv's HTTP routes: discovery, the Task API, and episodes for who can't keep a socket."""
+"""OpenEnv's HTTP routes: discovery, the Task API, and episodes for clients without a socket."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def in_session(gw: World, path: str, body: Any = None) -> Json:
 # -- the environment -------------------------------------------------------------------------------------------------
 
 
-async def test_health_needs_no_key_and_tells_nothing() -> None:
+async def test_health_needs_no_key_and_reports_only_the_status() -> None:
     async with world(trainers={"lab": "a-trainer"}) as gw:
         assert (await get(gw, "health")).json() == {"status": "healthy"}
         assert (await get(gw, "metadata")).status_code == 401
@@ -45,7 +45,7 @@ async def test_health_needs_no_key_and_tells_nothing() -> None:
         assert (await gw.http.get("/openenv/nowhere/health")).status_code == 404
 
 
-async def test_an_environment_tells_what_validators_ask_for() -> None:
+async def test_an_environment_serves_the_documents_that_validators_fetch() -> None:
     async with world(environment()) as gw:
         metadata, schema, page = [(await get(gw, path)).json() for path in ("metadata", "schema", "openapi.json")]
 
@@ -76,7 +76,7 @@ async def test_other_routes_and_methods_are_refused(method: str, path: str, stat
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_task_api_tells_names_splits_and_tasks() -> None:
+async def test_the_task_api_lists_names_splits_and_tasks() -> None:
     async with world(tasks=TASKS) as gw:
         a, b = {"id": "a", "question": "1+1"}, {"question": "2+2"}
         assert (await get(gw, "list_environments")).json() == ["math"]
@@ -103,7 +103,7 @@ async def test_the_task_api_refuses_as_stock_servers_do() -> None:
             assert (await post(gw, "math/tasks", body)).status_code == 422
 
 
-async def test_the_task_api_tells_what_is_known_while_the_store_is_away() -> None:
+async def test_the_task_api_lists_known_tasks_while_the_store_is_away() -> None:
     class Away(MemoryTaskStore):
         async def version(self) -> str:
             raise StoreUnavailable("the store does not answer")
@@ -114,7 +114,7 @@ async def test_the_task_api_tells_what_is_known_while_the_store_is_away() -> Non
         assert (unknown.status_code, unknown.json()["code"]) == (503, "SESSION_ERROR"), "nobody can tell that it is not"
 
 
-async def test_an_environment_without_tasks_says_that_it_has_none() -> None:
+async def test_an_environment_without_tasks_reports_that_it_has_no_task_api() -> None:
     async with world(tasks={}) as gw:
         none = await get(gw, "math/splits")
         assert (none.status_code, none.json()) == (501, {"detail": "list_splits is not supported for this environment"})
@@ -124,7 +124,7 @@ async def test_an_environment_without_tasks_says_that_it_has_none() -> None:
 # -- episodes --------------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_session_each_call_has_an_episode_that_is_thrown_away() -> None:
+async def test_without_a_session_each_call_has_a_temporary_episode() -> None:
     async with world(tasks=TASKS) as gw:
         reset = await post(gw, "reset", {"index": 1})
         step = await post(gw, "step", {"action": {"tool": "submit"}, "timeout_s": 15})
@@ -148,7 +148,7 @@ async def test_without_a_session_each_call_has_an_episode_that_is_thrown_away() 
         await gw.gateway.eventually_used(0)
 
 
-async def test_with_a_session_they_are_of_one_episode() -> None:
+async def test_with_a_session_all_calls_use_one_episode() -> None:
     async with world(tasks=TASKS) as gw:
         await in_session(gw, "reset", {"index": 0, "episode_id": "e1"})
         for _ in range(2):
@@ -200,7 +200,7 @@ async def test_a_wrong_body_is_422_with_each_fault_in_its_place(path: str, body:
         await gw.gateway.eventually_used(0)
 
 
-async def test_no_json_is_422_and_too_much_of_it_413() -> None:
+async def test_a_body_that_is_not_json_is_422_and_a_body_beyond_the_limit_is_413() -> None:
     async with world(max_body_bytes=1024) as gw:
         broken = await gw.http.post("/openenv/math/step", content="{", headers={"content-type": "application/json"})
         large = await post(gw, "step", {"action": {"x": "y" * 2000}})
@@ -209,7 +209,7 @@ async def test_no_json_is_422_and_too_much_of_it_413() -> None:
         assert large.status_code == 413
 
 
-async def test_an_unknown_task_is_told_and_an_id_too_long_is_refused() -> None:
+async def test_an_unknown_task_is_404_and_a_session_id_that_is_too_long_is_400() -> None:
     async with world() as gw:
         unknown = await post(gw, "reset", {"task": "nope"})
         long = await post(gw, "reset", {}, **{"X-Session-ID": "x" * 256})
@@ -218,7 +218,7 @@ async def test_an_unknown_task_is_told_and_an_id_too_long_is_refused() -> None:
         assert long.status_code == 400
 
 
-async def test_a_client_that_hangs_up_in_mid_step_leaves_no_throw_away_episode() -> None:
+async def test_a_client_that_hangs_up_in_mid_step_leaves_no_temporary_episode() -> None:
     async with world(tasks=TASKS) as gw:
         step = asyncio.ensure_future(post(gw, "step", {"action": {"tool": "quiet"}}))
         await until(lambda: gw.stack.backend.workers and gw.stack.backend.only.waiting)

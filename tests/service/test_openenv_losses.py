@@ -1,4 +1,4 @@
-"""OpenEnv's socket when what is behind it fails: one error in reply to the next request, and a reset that works."""
+"""OpenEnv's socket when its episode fails: one error in reply to the next request, and a reset that works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASKS = tasks(
 
 
 async def refused(client: Client) -> None:
-    """Check that nothing answers for an episode that is over, and that a reset begins one."""
+    """Check that steps of an ended episode fail, and that a reset starts a new episode."""
     assert code(await client.step()) == "SESSION_ERROR"
     assert code(await client.step()) == "SESSION_ERROR"
     await client.reset(index=0)
@@ -44,7 +44,7 @@ async def the_only_episode(gw: World) -> tuple[Owner, str]:
     return session.owner, session.name
 
 
-async def test_a_step_beyond_its_deadline_ends_the_episode_and_the_next_reset_works_at_once() -> None:
+async def test_a_step_beyond_its_deadline_ends_the_episode_and_the_next_reset_works_immediately() -> None:
     async with world(environment(**ONE_SLOT), tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
 
@@ -74,10 +74,10 @@ async def test_a_worker_that_dies_is_one_error_and_the_reset_has_another_worker(
         assert gw.stack.backend.only is not dead
 
 
-async def test_a_worker_that_died_unnoticed_is_no_fresh_episode() -> None:
+async def test_a_worker_that_lost_its_sessions_is_an_error_and_not_a_fresh_episode() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
-        gw.stack.backend.only.sessions.clear()  # as after a restart of the worker's own
+        gw.stack.backend.only.sessions.clear()  # as after a restart inside the worker
 
         assert code(await client.step()) == "SESSION_ERROR"
         await refused(client)
@@ -93,7 +93,7 @@ async def test_a_session_that_breaks_in_its_worker_is_an_error_and_never_a_rewar
         await refused(client)
 
 
-async def test_an_answer_that_nobody_understands_ends_the_episode() -> None:
+async def test_a_500_of_the_worker_ends_the_episode() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
 
@@ -101,7 +101,7 @@ async def test_an_answer_that_nobody_understands_ends_the_episode() -> None:
         await refused(client)
 
 
-async def test_an_idle_episode_expires_under_an_open_socket_which_hears_why() -> None:
+async def test_an_idle_episode_expires_under_an_open_socket_and_the_next_reply_gives_the_reason() -> None:
     clock = Clock()
     async with world(tasks=TASKS, clock=clock) as gw, gw.client() as client:
         await client.reset(index=0)
@@ -120,7 +120,7 @@ async def test_an_idle_episode_expires_under_an_open_socket_which_hears_why() ->
         await refused(client)
 
 
-async def test_an_episode_that_an_operator_ends_is_told_so_even_in_mid_step() -> None:
+async def test_a_step_that_runs_when_an_operator_ends_its_episode_gets_the_reason() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
         owner, name = await the_only_episode(gw)
@@ -150,7 +150,7 @@ async def test_one_more_client_than_slots_waits_and_gets_the_slot_that_becomes_f
         assert await gw.gateway.used() == 1
 
 
-async def test_who_holds_the_slot_keeps_it_over_resets_although_others_wait() -> None:
+async def test_a_client_keeps_its_slot_over_resets_although_other_clients_wait() -> None:
     async with world(environment(**ONE_SLOT)) as gw, gw.client() as holder, gw.client() as waiter:
         await holder.reset()
         await waiter.connection.send(json.dumps({"type": "reset"}))
@@ -190,7 +190,7 @@ async def test_a_task_that_cannot_be_set_up_is_an_error_and_leaves_no_episode(id
         assert await gw.gateway.used() == 1
 
 
-async def test_a_setup_that_goes_on_after_the_opening_is_waited_for() -> None:
+async def test_a_reset_waits_for_a_setup_that_continues_after_the_opening() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         assert (await client.reset(task="slow"))["observation"]["text"] == "slow"
 
@@ -234,7 +234,7 @@ async def test_without_the_store_requests_fail_and_the_socket_stays(monkeypatch:
         assert (await other.ask("reset", {"index": 0}))["type"] == "observation"
 
 
-async def test_a_replica_that_drains_begins_no_episode_and_serves_those_it_has() -> None:
+async def test_a_replica_that_drains_starts_no_episode_and_serves_its_open_episodes() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
         gw.gateway.lifecycle.is_closing = True
@@ -251,7 +251,7 @@ async def ten(client: Client) -> AsyncIterator[str]:
         yield (await client.ask("frobnicate"))["type"]
 
 
-async def test_nothing_is_ever_said_unasked() -> None:
+async def test_the_server_sends_no_frame_without_a_request() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
         await gw.stack.backend.only.die()

@@ -25,7 +25,7 @@ RESULT = {
 
 
 async def created(gw: World, name: str = "math") -> str:
-    """A session's id, as clients make themselves one."""
+    """Create a session as clients do, and return its id."""
     reply = await gw.rpc("openenv/session/create", name)
     assert reply.keys() == {"jsonrpc", "id", "result"}, reply
     id: str = reply["result"]["session_id"]
@@ -42,7 +42,7 @@ async def asked(client: Client, method: str, /, **params: Any) -> Json:
 
 
 async def framed(client: Client, method: str, /, **params: Any) -> Json:
-    """Call in a frame of a gym socket."""
+    """Call in an ``mcp`` frame of a gym socket."""
     data = {"jsonrpc": "2.0", "method": method, "params": params, "id": 7}
     reply = await client.ask("mcp", data)
     assert reply["type"] == "mcp", reply
@@ -51,7 +51,7 @@ async def framed(client: Client, method: str, /, **params: Any) -> Json:
 
 
 def told(reply: Json) -> tuple[int, str]:
-    """Code and message of an error."""
+    """Return the code and the message of an error."""
     assert reply.keys() == {"jsonrpc", "id", "error"}, reply
     assert reply["error"].keys() == {"code", "message", "data"}
     return reply["error"]["code"], reply["error"]["message"]
@@ -60,7 +60,7 @@ def told(reply: Json) -> tuple[int, str]:
 # -- sessions --------------------------------------------------------------------------------------------------------
 
 
-async def test_the_way_of_the_official_tool_client() -> None:
+async def test_the_sequence_of_the_official_tool_client_works() -> None:
     async with world() as gw:
         id = await created(gw)
         assert await gw.gateway.used() == 0, "nothing is opened before the first reset"
@@ -81,7 +81,7 @@ async def test_the_way_of_the_official_tool_client() -> None:
         await gw.gateway.eventually_used(0)
 
 
-async def test_a_socket_that_broke_is_attached_again_to_the_same_episode() -> None:
+async def test_a_client_reattaches_to_the_same_episode_after_its_socket_broke() -> None:
     async with world() as gw:
         id = await created(gw)
         async with gw.client(path=f"ws?session_id={id}") as client:
@@ -128,7 +128,7 @@ async def test_a_session_has_one_socket_at_a_time() -> None:
             assert (await first.step())["type"] == "observation"
 
 
-async def test_ids_that_were_not_made_here_for_this_owner_and_environment_are_unknown() -> None:
+async def test_ids_that_this_gateway_did_not_make_for_this_owner_and_environment_are_unknown() -> None:
     ids = SessionIds(SECRET)
     good = ids.new(Owner("lab"), environment().name)
     wrong = [
@@ -154,7 +154,7 @@ async def test_ids_that_were_not_made_here_for_this_owner_and_environment_are_un
         assert await gw.gateway.used() == 0
 
 
-async def test_a_session_that_is_closed_under_its_socket_ends_when_that_goes() -> None:
+async def test_a_session_that_is_closed_while_its_socket_is_open_ends_with_the_socket() -> None:
     async with world() as gw:
         id = await created(gw)
         async with gw.client(path=f"ws?session_id={id}") as client:
@@ -167,7 +167,7 @@ async def test_a_session_that_is_closed_under_its_socket_ends_when_that_goes() -
         await gw.gateway.eventually_used(0)
 
 
-async def test_a_tool_call_in_a_session_without_an_episode_opens_none() -> None:
+async def test_a_tool_call_in_a_session_without_an_episode_does_not_open_an_episode() -> None:
     async with world() as gw:
         id = await created(gw)
 
@@ -220,7 +220,7 @@ async def test_a_call_shows_no_reward() -> None:
         ('{"jsonrpc":"2.0","method":"tools/call","params":{"name":"refuse"}}', (-32603, "that is no action")),
     ],
 )
-async def test_what_is_wrong_is_an_error_object_with_status_200(body: str, error: tuple[int, str]) -> None:
+async def test_an_invalid_request_is_an_error_object_with_status_200(body: str, error: tuple[int, str]) -> None:
     async with world() as gw:
         answer = await gw.http.post("/openenv/math/mcp", content=body)
 
@@ -230,7 +230,7 @@ async def test_what_is_wrong_is_an_error_object_with_status_200(body: str, error
         await gw.gateway.eventually_used(0)
 
 
-async def test_no_room_and_workers_that_do_not_start_are_server_errors_with_their_data() -> None:
+async def test_missing_capacity_and_failed_worker_starts_are_server_errors_with_their_data() -> None:
     async with world(environment(slots=1, max_workers=1)) as gw:
         async with gw.client() as holder:
             await holder.reset()
@@ -276,7 +276,7 @@ async def test_frames_of_a_gym_socket_call_tools_of_its_episode() -> None:
         assert gw.stack.backend.only.ran == ["go_on"] * 2
 
 
-async def test_a_socket_of_json_rpc_has_one_episode_from_its_first_call_until_it_goes() -> None:
+async def test_a_json_rpc_socket_has_one_episode_from_its_first_call_until_it_closes() -> None:
     async with world() as gw:
         async with gw.client(path="mcp") as client:
             assert (await asked(client, "tools/list"))["result"]["tools"]
@@ -292,7 +292,7 @@ async def test_a_socket_of_json_rpc_has_one_episode_from_its_first_call_until_it
         await gw.gateway.eventually_used(0)
 
 
-async def test_a_socket_of_json_rpc_is_told_of_a_loss_and_then_begins_anew() -> None:
+async def test_a_json_rpc_socket_gets_one_error_after_a_loss_and_then_starts_a_new_episode() -> None:
     async with world() as gw, gw.client(path="mcp") as client:
         await asked(client, "tools/call", name="go_on")
         await gw.stack.backend.only.die()

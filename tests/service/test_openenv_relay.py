@@ -1,4 +1,4 @@
-"""An OpenEnv image behind OpenEnv's front: its frames byte for byte, and the few words that are the gateway's."""
+"""A third-party OpenEnv image behind the OpenEnv frontend: relayed frames, and the gateway's own replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = image(ServerProtocol.OPENENV, resets=ResetMapping(keys=("seed", "split"
 
 
 async def raw(client: Client, frame: str) -> str:
-    """Send a frame and read its reply as it comes."""
+    """Send a frame and return its reply as raw text."""
     await client.connection.send(frame)
     async with asyncio.timeout(scaled(20)):
         reply = await client.connection.recv()
@@ -53,7 +53,7 @@ async def test_frames_go_through_byte_for_byte_both_ways() -> None:
     assert [reply.encode() for reply in heard] == world.image.replies
 
 
-async def test_a_plain_reset_passes_nothing_of_ours_and_asks_nothing() -> None:
+async def test_a_plain_reset_adds_no_field_and_queries_no_task() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
 
@@ -69,7 +69,7 @@ async def test_a_plain_reset_passes_nothing_of_ours_and_asks_nothing() -> None:
     assert world.image.asked.total() == 0
 
 
-async def test_a_resets_own_words_go_to_the_image() -> None:
+async def test_additional_fields_of_a_reset_go_to_the_image() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset", {"seed": 3, "episode_id": "mine", "fen": "8/8", "size": {"x": 1}})
 
@@ -77,7 +77,7 @@ async def test_a_resets_own_words_go_to_the_image() -> None:
     assert (setup.seed, setup.episode, setup.config) == (3, "mine", {"fen": "8/8", "size": {"x": 1}})
 
 
-async def test_split_and_index_go_to_an_image_that_understands_them_as_they_are() -> None:
+async def test_split_and_index_go_unchanged_to_an_image_that_understands_them() -> None:
     async with foreign(PLACES) as world, world.client() as client:
         await client.ask("reset", {"split": "its own", "index": -7})
 
@@ -86,7 +86,7 @@ async def test_split_and_index_go_to_an_image_that_understands_them_as_they_are(
     assert world.image.asked.total() == 0
 
 
-async def test_split_and_index_are_looked_up_for_an_image_that_would_drop_them() -> None:
+async def test_split_and_index_are_looked_up_for_an_image_that_does_not_understand_them() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset", {"split": "train", "index": 2})
 
@@ -94,7 +94,7 @@ async def test_split_and_index_are_looked_up_for_an_image_that_would_drop_them()
     assert (setup.spec, setup.split, setup.index, setup.config) == (TRAIN[2], "train", 2, None)
 
 
-async def test_an_images_own_task_may_be_given_whole_and_any_other_is_checked() -> None:
+async def test_an_images_own_task_may_be_inline_and_any_other_inline_task_is_checked() -> None:
     async with foreign(PLACES) as world, world.client() as client:
         await client.ask("reset", {"task": TEST[0]})
         refused = await client.ask("reset", {"task": {"config": {}, "module": "os"}})
@@ -115,7 +115,7 @@ async def test_an_images_error_frame_ends_nothing() -> None:
     assert step["data"]["observation"] == {"value": 1}
 
 
-async def test_frames_that_mean_nothing_are_refused_here() -> None:
+async def test_malformed_frames_are_refused_by_the_gateway() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
         replies = [await client.say(frame) for frame in ("no json", '{"type":"dance"}', '{"type":"state","data":{}}')]
@@ -138,7 +138,7 @@ async def test_before_the_first_reset_there_is_no_episode() -> None:
         assert not world.image.frames
 
 
-async def test_a_lost_worker_is_told_once_for_each_request_until_a_reset() -> None:
+async def test_each_request_after_a_lost_worker_gets_one_error_until_a_reset() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
         gone = await client.ask("step", {"op": "gone"})
@@ -163,7 +163,7 @@ async def test_a_late_step_ends_its_episode() -> None:
     assert "exceeded its deadline" in message(late)
 
 
-async def test_an_episode_that_ends_elsewhere_while_a_step_runs_is_told() -> None:
+async def test_a_step_whose_episode_an_operator_ends_gets_an_error() -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
         asking = asyncio.ensure_future(client.ask("step", {"op": "hang"}))
@@ -174,7 +174,7 @@ async def test_an_episode_that_ends_elsewhere_while_a_step_runs_is_told() -> Non
         assert code(await asking) == "SESSION_ERROR"
 
 
-async def test_a_client_that_leaves_gives_its_place_back() -> None:
+async def test_a_client_that_disconnects_releases_its_slot() -> None:
     async with foreign(OPENENV) as world:
         async with world.client() as client:
             await client.ask("reset")
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_gives_its_place_back() -> None:
 # -- HTTP -----------------------------------------------------------------------------------------------------------
 
 
-async def test_http_plays_an_episode_of_an_images() -> None:
+async def test_http_plays_an_episode_of_an_image() -> None:
     async with foreign(OPENENV) as world:
         reset = await world.http.post("/openenv/image/reset", json={"seed": 1})
         step = await world.http.post("/openenv/image/step", json={"action": {"op": "inc"}})
@@ -201,7 +201,7 @@ async def test_http_plays_an_episode_of_an_images() -> None:
     assert state.json() == {"step_count": 1, "own": "state"}
 
 
-async def test_an_image_tells_its_own_schema_and_metadata() -> None:
+async def test_schema_and_metadata_are_those_of_the_image() -> None:
     told = {"schema": {"action": {"title": "CounterAction"}}, "metadata": {"name": "CounterEnvironment"}}
     async with foreign(OPENENV) as world:
         world.image.told = told
@@ -211,7 +211,7 @@ async def test_an_image_tells_its_own_schema_and_metadata() -> None:
     assert (schema, metadata) == (told["schema"], told["metadata"])
 
 
-async def test_of_an_image_that_tells_nothing_the_gateway_tells_what_it_knows() -> None:
+async def test_the_gateway_serves_its_own_schema_and_metadata_for_an_image_without_them() -> None:
     async with foreign(OPENENV) as world:
         schema = (await world.http.get("/openenv/image/schema")).json()
         metadata = (await world.http.get("/openenv/image/metadata")).json()
@@ -242,7 +242,7 @@ async def test_a_sessions_tools_are_those_of_its_image() -> None:
     assert id.encode() not in b"".join(world.image.frames), "the id is the gateway's own"
 
 
-async def test_mcp_frames_go_to_the_image_but_for_those_about_sessions() -> None:
+async def test_mcp_frames_go_to_the_image_except_frames_about_sessions() -> None:
     listing = '{"type":"mcp","data":{"jsonrpc":"2.0","method":"tools/list","params":{},"id":4}}'
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
@@ -257,7 +257,7 @@ async def test_mcp_frames_go_to_the_image_but_for_those_about_sessions() -> None
         assert named["session_id"].encode() not in world.image.frames[2], "the id is the gateway's own"
 
 
-async def test_an_image_that_is_too_old_for_tool_frames_is_stepped() -> None:
+async def test_tool_calls_become_steps_for_an_image_that_is_too_old_for_tool_frames() -> None:
     old = CounterImage({"train": TRAIN}, has_frames=False)
     async with foreign(OPENENV, old) as world:
         id = (await rpc(world, "openenv/session/create"))["result"]["session_id"]
@@ -285,7 +285,7 @@ async def test_the_socket_for_tools_plays_an_episode_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("action", [{"op": "inc"}, {"type": "call_tool", "tool_name": "own", "arguments": {}}])
-async def test_any_step_is_the_images_matter(action: dict[str, Any]) -> None:
+async def test_every_step_goes_unchanged_to_the_image(action: dict[str, Any]) -> None:
     async with foreign(OPENENV) as world, world.client() as client:
         await client.ask("reset")
         await client.ask("step", action)

@@ -1,4 +1,4 @@
-"""OpenEnv's socket: every request gets its one reply, and the socket outlives what happens to its episodes."""
+"""OpenEnv's socket: every request gets exactly one reply, and the socket outlives failures of its episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = tasks(train=[{"question": "1+1"}, {"question": "2+2"}])
 ONE = {"type": "reset", "data": {"split": "train", "index": 0}}
 
 
-async def test_a_reset_opens_steps_count_and_the_next_reset_begins_anew() -> None:
+async def test_a_reset_opens_an_episode_steps_count_and_the_next_reset_starts_a_new_episode() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         assert await gw.gateway.used() == 0, "nothing is opened at connect"
         assert (await client.ask("state"))["data"] == {"episode_id": None, "step_count": 0}
@@ -44,7 +44,7 @@ async def test_a_reset_opens_steps_count_and_the_next_reset_begins_anew() -> Non
         assert await gw.gateway.used() == 1
 
 
-async def test_a_state_has_what_the_environment_shows_of_its_own() -> None:
+async def test_a_state_contains_the_environments_own_fields() -> None:
     task = {"id": "inline", "instruction": "Add.", "config": {"state": {"goal": "4", "step_count": 9}}}
     async with world(tasks=TASKS) as gw, gw.client() as client:
         await client.reset(task=task, episode_id="e1")
@@ -79,7 +79,7 @@ async def test_a_finished_episode_has_its_reward_and_stays_until_it_is_reset() -
         assert await gw.gateway.used() == 1
 
 
-async def test_frames_that_are_sent_ahead_are_answered_one_by_one_in_their_order() -> None:
+async def test_frames_sent_ahead_are_answered_one_by_one_in_order() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
@@ -90,7 +90,7 @@ async def test_frames_that_are_sent_ahead_are_answered_one_by_one_in_their_order
         assert [(await client.hear())["type"] for _ in frames] == ["observation", "state", "error"] * 20
 
 
-async def test_frames_that_are_sent_ahead_of_a_long_step_wait_for_it() -> None:
+async def test_frames_sent_ahead_during_a_long_step_wait_for_it() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
         worker = gw.stack.backend.only
@@ -104,7 +104,7 @@ async def test_frames_that_are_sent_ahead_of_a_long_step_wait_for_it() -> None:
         assert [(await client.hear())["type"] for _ in range(31)] == ["observation"] + ["state"] * 30
 
 
-# -- what is wrong with a frame --------------------------------------------------------------------------------------
+# -- invalid frames --------------------------------------------------------------------------------------------------
 
 EXTRA = {
     "type": "extra_forbidden",
@@ -146,7 +146,7 @@ EXTRA = {
         ),
     ],
 )
-async def test_a_wrong_frame_is_told_so_and_the_episode_goes_on(
+async def test_an_invalid_frame_is_refused_and_the_episode_goes_on(
     frame: str, told: str, entry: dict[str, Any] | None
 ) -> None:
     async with world() as gw, gw.client() as client:
@@ -170,7 +170,7 @@ async def test_a_wrong_frame_is_told_so_and_the_episode_goes_on(
         pytest.param(b'{"type":"state"}', "'text'", id="a binary frame"),
     ],
 )
-async def test_what_is_no_message_at_all_ends_the_socket_and_its_episode(frame: str | bytes, told: str) -> None:
+async def test_a_frame_that_is_no_message_ends_the_socket_and_its_episode(frame: str | bytes, told: str) -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
@@ -193,14 +193,14 @@ async def test_an_action_that_is_refused_leaves_the_episode_as_it_is() -> None:
         assert (await client.step())["type"] == "observation"
 
 
-async def test_a_large_action_passes_and_one_beyond_the_limit_closes_with_1009() -> None:
+async def test_a_large_action_passes_and_an_action_beyond_the_limit_closes_with_1009() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
         passed = await client.step("go_on", payload="x" * (15 * 2**20))
 
         assert passed["type"] == "observation"
-        with contextlib.suppress(ConnectionClosed):  # as it is told before all of it is out
+        with contextlib.suppress(ConnectionClosed):  # the server closes before the whole frame is sent
             await client.connection.send(json.dumps({"type": "step", "data": {"x": "x" * (17 * 2**20)}}))
         assert await client.closed() == 1009
         await gw.gateway.eventually_used(0)
@@ -237,7 +237,7 @@ async def test_tools_are_listed_without_an_episode_and_called_in_one() -> None:
 
 
 @pytest.mark.parametrize("tool", ["reset", "step", "state", "close"])
-async def test_no_action_can_spell_what_runs_the_episode(tool: str) -> None:
+async def test_no_action_can_call_the_operations_that_run_the_episode(tool: str) -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
@@ -261,7 +261,7 @@ async def test_a_tool_that_refuses_its_arguments_is_an_observation() -> None:
 # -- the end of a socket ---------------------------------------------------------------------------------------------
 
 
-async def test_close_has_no_reply_and_gives_the_slot_back() -> None:
+async def test_close_has_no_reply_and_releases_the_slot() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
@@ -272,7 +272,7 @@ async def test_close_has_no_reply_and_gives_the_slot_back() -> None:
 
 
 @pytest.mark.parametrize("tool", ["", "quiet"], ids=["between two steps", "in mid-step"])
-async def test_a_client_that_vanishes_gives_its_slot_back(tool: str) -> None:
+async def test_a_client_that_vanishes_releases_its_slot(tool: str) -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
         if tool:
@@ -285,7 +285,7 @@ async def test_a_client_that_vanishes_gives_its_slot_back(tool: str) -> None:
         assert not gw.stack.backend.only.sessions
 
 
-async def test_a_client_that_sent_ahead_and_vanishes_in_mid_step_gives_its_slot_back() -> None:
+async def test_a_client_that_sent_ahead_and_vanishes_in_mid_step_releases_its_slot() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
         for frame in ({"type": "step", "data": {"tool": "quiet"}}, {"type": "state"}, {"type": "state"}):
@@ -297,7 +297,7 @@ async def test_a_client_that_sent_ahead_and_vanishes_in_mid_step_gives_its_slot_
         await gw.gateway.eventually_used(0)
 
 
-async def test_a_client_that_vanishes_while_it_waits_for_a_slot_gives_its_place_back() -> None:
+async def test_a_client_that_vanishes_while_it_waits_for_a_slot_leaves_the_queue() -> None:
     async with world(environment(slots=1, max_workers=1)) as gw, gw.client() as holder, gw.client() as waiter:
         await holder.reset()
         await waiter.connection.send(json.dumps({"type": "reset"}))
@@ -309,7 +309,7 @@ async def test_a_client_that_vanishes_while_it_waits_for_a_slot_gives_its_place_
         assert await gw.gateway.used() == 1
 
 
-async def test_a_client_that_vanishes_while_its_task_is_set_up_gives_its_slot_back() -> None:
+async def test_a_client_that_vanishes_while_its_task_is_set_up_releases_its_slot() -> None:
     slow = tasks(train=[{"question": "1", "on_create": "gate"}])
     async with world(tasks=slow) as gw, gw.client() as client:
         await client.connection.send(json.dumps({"type": "reset"}))
@@ -349,10 +349,10 @@ async def test_sockets_close_with_1001_when_the_server_stops() -> None:
         assert await client.closed() == 1001
 
 
-# -- who may come in -------------------------------------------------------------------------------------------------
+# -- keys and paths --------------------------------------------------------------------------------------------------
 
 
-async def test_keys_come_in_a_header_or_in_the_path_and_a_wrong_one_is_refused_before_the_upgrade() -> None:
+async def test_keys_come_in_a_header_or_in_the_path_and_a_wrong_key_is_refused_before_the_upgrade() -> None:
     async with world(trainers={"lab": "open-sesame"}) as gw:
         async with gw.client(additional_headers={"Authorization": "Bearer open-sesame"}) as client:
             await client.reset()
@@ -373,7 +373,7 @@ async def test_keys_come_in_a_header_or_in_the_path_and_a_wrong_one_is_refused_b
         ("ws", "unknown environment 'ws'; there are math"),
     ],
 )
-async def test_there_are_no_sockets_elsewhere(path: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_socket_at_any_other_path_is_404(path: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     async with world() as gw:
         name, _, rest = path.partition("/")

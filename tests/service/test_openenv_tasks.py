@@ -1,4 +1,4 @@
-"""Which task a reset plays: an id, a whole task, a place, a seed; and that a wrong one costs nobody their episode."""
+"""The task of a reset: an id, an inline task, an index or a seed. A wrong task leaves the client's episode open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_reset_plays_the_task_that_it_names(wish: Json, task: tuple[Any,
         assert observed["observation"]["metadata"] == observed["metadata"]
 
 
-async def test_a_reset_that_names_none_plays_some_task_of_the_split_and_any_seed_always_the_same() -> None:
+async def test_a_reset_without_a_task_plays_any_task_of_the_split_and_a_seed_always_the_same_task() -> None:
     async with world(tasks=TASKS) as gw, gw.client() as client:
         some = {played(await client.reset())[1] for _ in range(60)}
 
@@ -58,7 +58,7 @@ async def test_a_reset_that_names_none_plays_some_task_of_the_split_and_any_seed
             assert played(await client.reset(seed=seed)) == played(await client.reset(seed=seed + 3))
 
 
-async def test_a_task_may_come_whole_and_goes_to_the_worker_as_it_is() -> None:
+async def test_an_inline_task_goes_to_the_worker_unchanged() -> None:
     task = {
         "id": "inline",
         "env_type": "math",
@@ -77,7 +77,7 @@ async def test_a_task_may_come_whole_and_goes_to_the_worker_as_it_is() -> None:
         assert b'"seed":3,"config":{"colour":"red"}' in created.body
 
 
-async def test_an_environment_without_tasks_begins_with_what_it_likes() -> None:
+async def test_an_environment_without_tasks_starts_an_episode_with_an_empty_task() -> None:
     async with world(tasks={}) as gw, gw.client() as client:
         observed = await client.reset(seed=3)
 
@@ -117,7 +117,7 @@ UNKNOWN = "EXECUTION_ERROR"
         ({"task": {"evaluation": {"reward_function": "contains(open('key'))"}}}, WRONG, "evaluation.reward_function"),
     ],
 )
-async def test_a_task_that_is_none_is_told_so_and_the_episode_goes_on(wish: Json, told: str, words: str) -> None:
+async def test_an_invalid_task_is_refused_and_the_episode_goes_on(wish: Json, told: str, words: str) -> None:
     async with world(environment(), environment("chess"), tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
         await client.step()
@@ -131,7 +131,7 @@ async def test_a_task_that_is_none_is_told_so_and_the_episode_goes_on(wish: Json
         assert gw.stack.backend.only.created == 1 or told == UNKNOWN
 
 
-async def test_a_task_beyond_its_rate_limit_waits_its_time_and_the_episode_goes_on() -> None:
+async def test_a_task_beyond_its_rate_limit_is_refused_with_a_retry_time_and_the_episode_goes_on() -> None:
     rare = tasks(train=[{"id": "easy", "rate_limit": {"starts": 1, "per_s": 60}}])
     async with world(tasks=rare) as gw, gw.client() as client:
         await client.reset(task="easy")
@@ -145,7 +145,7 @@ async def test_a_task_beyond_its_rate_limit_waits_its_time_and_the_episode_goes_
         assert (await client.step())["type"] == "observation"
 
 
-async def test_what_another_replica_was_given_is_fetched_before_it_is_said_to_be_unknown() -> None:
+async def test_a_task_added_at_another_replica_is_fetched_before_it_counts_as_unknown() -> None:
     shared = MemoryTaskStore()
     async with world(tasks=TASKS, task_store=shared) as gw, gw.client() as client:
         later = StoredTask(environment=environment().name, id="later", split="custom", body=b'{"id":"later"}')

@@ -1,4 +1,4 @@
-"""A trainer that hangs up while its episode begins leaves nothing behind, at whatever call of ours it was."""
+"""A trainer that hangs up while its episode starts leaves nothing behind, at any call of the gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TURNS: Final = 1000
 
 
 async def is_stopped(request: asyncio.Task[Any], calls: Calls) -> bool:
-    """Wait until a request stands at the call where it is to be stopped; False: it ended without."""
+    """Wait until a request reaches the call where it is to be stopped. Return False if it ends without that call."""
     stop = asyncio.ensure_future(calls.is_stopped.wait())
     await asyncio.wait({request, stop}, timeout=scaled(WITHIN_S), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -29,7 +29,7 @@ async def is_stopped(request: asyncio.Task[Any], calls: Calls) -> bool:
 
 
 async def hang_up(request: asyncio.Task[Any], calls: Calls, *, times: int = 1) -> None:
-    """Cancel a request at the call where it stands, then let that call go on."""
+    """Cancel a request at the call where it waits, then let that call continue."""
     for _ in range(times):
         if request.done():
             break
@@ -43,12 +43,12 @@ async def hang_up(request: asyncio.Task[Any], calls: Calls, *, times: int = 1) -
 @pytest.mark.parametrize("times", [1, TURNS], ids=["once", "again and again"])
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_who_hangs_up_leaves_nothing_behind(case: Case, way: Way, times: int) -> None:
+async def test_a_trainer_that_hangs_up_at_any_call_leaves_nothing_behind(case: Case, way: Way, times: int) -> None:
     stopped = set()
     for number in range(1, CALLS_MAX):
         calls = Calls(stop_at=number, way=way)
         world, request = await begun(case, calls)
-        if not await is_stopped(request, calls):  # there is no such call
+        if not await is_stopped(request, calls):  # the request makes fewer calls
             break
         stopped.add(calls.names[-1])
 
@@ -64,7 +64,7 @@ async def test_who_hangs_up_leaves_nothing_behind(case: Case, way: Way, times: i
 
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("call", ["claim", "find"])
-async def test_who_hangs_up_on_what_another_request_opens_leaves_it_alone(call: str, way: Way) -> None:
+async def test_a_duplicate_create_that_hangs_up_does_not_affect_the_first_create(call: str, way: Way) -> None:
     calls = Calls(way=way)
     world, first, may_open = await opening(calls)
     calls.stop_on = call
@@ -78,7 +78,7 @@ async def test_who_hangs_up_on_what_another_request_opens_leaves_it_alone(call: 
     await world.holds_one()
 
 
-async def test_an_identical_request_opens_what_its_first_one_hung_up_on() -> None:
+async def test_an_identical_create_opens_the_session_after_the_first_create_hung_up() -> None:
     calls = Calls()
     world, first, _ = await opening(calls)
     second = asyncio.ensure_future(world.open())
@@ -92,7 +92,7 @@ async def test_an_identical_request_opens_what_its_first_one_hung_up_on() -> Non
 
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("call", ["begin_close", "close", "release"])
-async def test_an_end_goes_through_though_its_trainer_hangs_up(call: str, way: Way) -> None:
+async def test_a_delete_completes_even_if_its_trainer_hangs_up(call: str, way: Way) -> None:
     calls = Calls(way=way)
     world = World(calls)
     await world.start()
@@ -106,8 +106,8 @@ async def test_an_end_goes_through_though_its_trainer_hangs_up(call: str, way: W
     await world.holds_nothing()
 
 
-async def test_a_slot_is_not_handed_to_a_reset_that_hung_up_while_the_episode_before_ended() -> None:
-    """Another reset of the name, which may have come by then, would find it taken."""
+async def test_a_slot_is_not_transferred_to_a_reset_that_hung_up_while_the_previous_episode_ended() -> None:
+    """Otherwise another reset of the same name, which may have arrived by then, would find the slot taken."""
     calls = Calls(stop_on="close")
     world = World(calls)
     await world.start()
@@ -123,11 +123,13 @@ async def test_a_slot_is_not_handed_to_a_reset_that_hung_up_while_the_episode_be
 
 @pytest.mark.redis
 @pytest.mark.parametrize("kind", ["open", "reset", "reset to another"])
-async def test_who_hangs_up_at_any_moment_leaves_nothing_in_redis(redis_world: RedisWorld, kind: str) -> None:
+async def test_a_trainer_that_hangs_up_at_any_moment_leaves_nothing_in_redis(
+    redis_world: RedisWorld, kind: str
+) -> None:
     world = World(Calls(), store=await redis_world.open())
     await world.start()
     moments = 0
-    for turns in range(1, TURNS, 2):  # before its first one it does not exist
+    for turns in range(1, TURNS, 2):  # before its first turn the request has not started
         if kind != "open":
             await world.open()
         request = asyncio.ensure_future(world.open() if kind == "open" else world.reset(SUMS if "to" in kind else MATH))
@@ -145,7 +147,7 @@ async def test_who_hangs_up_at_any_moment_leaves_nothing_in_redis(redis_world: R
     assert moments > 1
 
 
-async def test_who_hangs_up_is_not_kept_by_a_store_that_is_away() -> None:
+async def test_a_hang_up_does_not_wait_for_a_store_that_is_away() -> None:
     calls = Calls()
     world, request, _ = await opening(calls, closing_patience_s=LONG_S)
     calls.is_away = True
@@ -157,7 +159,7 @@ async def test_who_hangs_up_is_not_kept_by_a_store_that_is_away() -> None:
     await world.holds_nothing()
 
 
-async def test_a_claim_that_the_store_granted_unheard_is_given_back_when_its_trainer_hangs_up() -> None:
+async def test_a_granted_claim_whose_answer_was_lost_is_released_when_its_trainer_hangs_up() -> None:
     calls = Calls(lose_at=1, way=Way.DONE, stop_on="find")
     world = World(calls)
     await world.start()
@@ -170,8 +172,8 @@ async def test_a_claim_that_the_store_granted_unheard_is_given_back_when_its_tra
     await world.holds_nothing()
 
 
-async def test_a_session_that_was_ended_while_it_was_opened_does_not_stay_in_its_worker() -> None:
-    """Its trainer deletes it from elsewhere and hangs up here, in the moment in which its worker has just opened it."""
+async def test_a_session_that_was_ended_during_its_opening_does_not_stay_in_its_worker() -> None:
+    """The trainer deletes the session elsewhere and hangs up here, just after the worker has opened it."""
     calls = Calls(stop_at=2, way=Way.DONE)
     world = World(calls)
     await world.start()
@@ -188,7 +190,7 @@ async def test_a_session_that_was_ended_while_it_was_opened_does_not_stay_in_its
 
 
 @pytest.mark.parametrize("way", Way)
-async def test_who_hangs_up_on_a_question_leaves_nothing_behind(way: Way) -> None:
+async def test_a_client_that_hangs_up_during_a_query_leaves_nothing_behind(way: Way) -> None:
     for number in range(1, CALLS_MAX):
         calls = Calls(stop_at=number, way=way)
         world = World(calls)
@@ -207,7 +209,7 @@ async def test_who_hangs_up_on_a_question_leaves_nothing_behind(way: Way) -> Non
 
 
 async def opening(calls: Calls, **more: Any) -> tuple[World, asyncio.Task[Session], asyncio.Event]:
-    """A session whose worker takes until the event to open it."""
+    """Start the opening of a session that its worker completes only once the returned event is set."""
     world, may_open = World(calls, **more), asyncio.Event()
     await world.start()
 

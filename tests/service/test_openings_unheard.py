@@ -1,4 +1,4 @@
-"""What the store did while an episode began, and could not say, is found or undone."""
+"""Lost answers of the store while an episode starts: the gateway finds the effects of the operations or undoes them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.service.stack import OWNER
 
 @pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_one_answer_of_the_store_that_is_lost_changes_nothing(case: Case, way: Way) -> None:
+async def test_one_lost_answer_of_the_store_does_not_change_the_outcome(case: Case, way: Way) -> None:
     names = await _calls(case)
 
-    # Beside each other: each waits a moment before it asks again.
+    # Concurrently, because each case waits a moment before its retry.
     await asyncio.gather(*(_lose(case, way, n) for n, name in enumerate(names, start=1) if name in STORE_CALLS))
 
 
@@ -37,7 +37,7 @@ async def _lose(case: Case, way: Way, number: int) -> None:
 
 
 @pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
-async def test_a_claim_that_failed_with_the_store_is_given_back_once_it_is_there(way: Way) -> None:
+async def test_a_claim_that_failed_with_the_store_is_released_once_the_store_answers(way: Way) -> None:
     calls = Calls(lose_at=1, way=way)
     world = World(calls, patience_s=0.0)
     await world.start()
@@ -50,7 +50,7 @@ async def test_a_claim_that_failed_with_the_store_is_given_back_once_it_is_there
 
 @pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
 @pytest.mark.parametrize("call", ["begin_close", "release"])
-async def test_an_end_whose_answer_is_lost_is_carried_out_once(call: str, way: Way) -> None:
+async def test_a_close_whose_answer_is_lost_is_carried_out_once(call: str, way: Way) -> None:
     calls = Calls(way=way)
     world = World(calls)
     await world.start()
@@ -65,7 +65,7 @@ async def test_an_end_whose_answer_is_lost_is_carried_out_once(call: str, way: W
 
 @pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
 @pytest.mark.parametrize("call", ["begin_close", "release"])
-async def test_the_slot_of_a_question_is_given_back_though_an_answer_is_lost(call: str, way: Way) -> None:
+async def test_the_slot_of_a_query_is_released_although_an_answer_is_lost(call: str, way: Way) -> None:
     calls = Calls(way=way)
     world = World(calls)
     await world.start(idle=False)
@@ -76,7 +76,7 @@ async def test_the_slot_of_a_question_is_given_back_though_an_answer_is_lost(cal
     await world.holds_nothing()
 
 
-async def test_an_end_that_another_one_began_is_left_to_it() -> None:
+async def test_a_delete_does_not_close_a_session_that_the_expiry_already_closes() -> None:
     calls = Calls(way=Way.NEVER)
     world = World(calls)
     await world.start()

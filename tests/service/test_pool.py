@@ -1,4 +1,4 @@
-"""Workers over their life: started, replaced, retired, taken over."""
+"""The life of workers: start, replacement, retirement, and adoption by another leader."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_each_session_gets_a_fresh_worker_where_a_worker_is_used_once() ->
         assert len(set(stack.backend.stopped)) == 3
 
 
-async def test_a_worker_is_replaced_after_its_last_use_and_serves_what_it_has() -> None:
+async def test_a_worker_is_replaced_after_its_last_use_and_still_serves_its_open_sessions() -> None:
     async with running(environment(slots=2, max_uses=3, max_workers=2)) as (stack, _, client):
         await create(client, sid="a")
         old = stack.backend.only
@@ -83,7 +83,7 @@ async def test_a_worker_is_replaced_after_its_last_use_and_serves_what_it_has() 
         await until(lambda: old.worker.id in stack.backend.stopped)
 
 
-async def test_workers_of_an_old_make_serve_their_sessions_and_take_no_new_ones() -> None:
+async def test_workers_of_an_old_revision_serve_their_sessions_and_take_no_new_sessions() -> None:
     clock = Clock()
     async with stack(environment(max_workers=2), clock=clock) as built:
         async with built.first.looping(), built.first.serving() as client:
@@ -126,7 +126,7 @@ async def test_one_of_two_replicas_leads_and_no_worker_is_started_twice() -> Non
             assert sorted(leads) == [False, True]
 
 
-async def test_a_leader_takes_over_what_a_dead_one_was_starting() -> None:
+async def test_a_leader_replaces_a_worker_that_a_dead_leader_was_starting() -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         kind = built.environments[0]
         left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1)
@@ -141,7 +141,7 @@ async def test_a_leader_takes_over_what_a_dead_one_was_starting() -> None:
         assert built.backend.only.worker.id != "left"
 
 
-async def test_a_container_that_comes_after_its_leader_is_gone_is_removed_before_its_place_is_given_away() -> None:
+async def test_a_container_that_starts_after_its_leader_is_gone_is_removed_before_its_place_is_reused() -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         kind = built.environments[0]
         left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1)
@@ -149,7 +149,7 @@ async def test_a_container_that_comes_after_its_leader_is_gone_is_removed_before
 
         async with built.first.looping(), built.first.serving() as client, under_way(create(client)) as [opening]:
             await until(lambda: built.backend.stopped == ["left"])
-            await built.backend.start(left, kind)  # the engine was busy: only now it does what it was asked for
+            await built.backend.start(left, kind)  # the engine was busy, and runs the requested start only now
             asked = built.backend.asked
             await until(lambda: built.backend.asked > asked)
             stopped_before = list(built.backend.stopped)
@@ -210,7 +210,7 @@ async def test_failures_in_a_row_are_counted_until_a_start_succeeds(monkeypatch:
     assert failures == [1, 2, 1]
 
 
-async def test_an_engine_that_does_not_answer_is_asked_again_until_the_worker_is_gone() -> None:
+async def test_an_engine_that_does_not_answer_is_queried_again_until_the_worker_is_gone() -> None:
     async with running(environment(slots=1, max_workers=1, idle_worker_s=0)) as (stack, gateway, client):
         await create(client)
         stack.backend.is_down = True
@@ -224,7 +224,7 @@ async def test_an_engine_that_does_not_answer_is_asked_again_until_the_worker_is
 
 
 class _SlowToMark(MemoryStore):
-    """Lets a worker die after it answered and before the store knows that it is ready."""
+    """Lets a worker die after it answered and before the store marks it as ready."""
 
     def __init__(self, backend: FakeBackend) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class _SlowToMark(MemoryStore):
         if self.deaths == 0:
             self.deaths += 1
             await self._backend.workers[id].die()
-            for _ in range(10):  # the loop hears of it; a remote store takes as long
+            for _ in range(10):  # the loop is notified of the death; a remote store takes as long
                 await asyncio.sleep(0)
         return await super().worker_ready(id, address, slots=slots)
 
@@ -255,7 +255,7 @@ async def test_a_worker_that_dies_just_as_it_becomes_ready_is_not_kept() -> None
 
 
 class _RebuiltMeanwhile(MemoryStore):
-    """Loses a worker that just became ready, and has it back from another leader, which found it running."""
+    """Loses a worker that just became ready, and gets it back from another leader, which found it running."""
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
         worker = await self.worker(id)
@@ -265,7 +265,7 @@ class _RebuiltMeanwhile(MemoryStore):
         return await super().worker_ready(id, address, slots=slots)
 
 
-async def test_a_worker_that_another_leader_took_back_while_it_started_is_kept() -> None:
+async def test_a_worker_that_another_leader_adopted_while_it_started_is_kept() -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         store = _RebuiltMeanwhile()
         replica = Replica(store=store, backend=built.backend, environments=built.environments, name="late")
@@ -279,7 +279,7 @@ async def test_a_worker_that_another_leader_took_back_while_it_started_is_kept()
 
 
 class _ReadySince(MemoryStore):
-    """Makes workers ready right after they were looked at, as a replica does that led until now."""
+    """Marks workers as ready right after `load` read them, as a replica does that led until now."""
 
     def __init__(self, addresses: dict[WorkerId, str]) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class _ReadySince(MemoryStore):
         return loads
 
 
-async def test_a_start_of_the_leader_before_that_ends_just_now_is_not_taken_for_abandoned() -> None:
+async def test_a_start_of_the_previous_leader_that_has_just_ended_is_not_treated_as_abandoned() -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         kind = built.environments[0]
         id = WorkerId("w1")
@@ -309,7 +309,7 @@ async def test_a_start_of_the_leader_before_that_ends_just_now_is_not_taken_for_
         await store.aclose()
 
 
-async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_gone(
+async def test_an_abandoned_start_keeps_its_place_until_its_worker_is_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
@@ -370,7 +370,7 @@ async def test_a_change_of_pool_sizes_alone_replaces_no_worker() -> None:
         assert len(built.backend.only.sessions) == 2
 
 
-async def test_workers_of_a_machine_that_drains_serve_their_sessions_and_take_no_new_ones() -> None:
+async def test_workers_of_a_machine_that_drains_serve_their_sessions_and_take_no_new_sessions() -> None:
     async with running(environment(slots=4, max_workers=2)) as (stack, gateway, client):
         await create(client, sid="old")
         old = stack.backend.only

@@ -1,8 +1,8 @@
 """Random walks over a whole gateway: trainers create, step, idle, hang up and delete, while workers die, the engine
 goes away, replicas are killed or frozen, and Redis loses its data.
 
-There is no model beside it that would have to be right as well: after each rule the parts are compared with each other
-(store, workers, trainers), and at the end nothing may be left. ``FAULTS_SCALE`` makes the walks more.
+There is no separate model that would have to be right as well. After each rule the test compares the store, the workers
+and the trainers with each other. At the end nothing may be left. ``FAULTS_SCALE`` multiplies the number of walks.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SCALE = float(os.environ.get("FAULTS_SCALE", "1"))
 
 @dataclass(frozen=True)
 class Wish:
-    """Of whom and what a move is; each looks at what it needs."""
+    """The arguments of a move. Each move uses the fields that it needs."""
 
     owner: Owner
     name: str
     kind: EnvironmentName
     pick: int
-    """Which of those that there are."""
+    """Number that selects one of the candidates, such as a session or a worker."""
     by: int
-    """By way of which replica."""
+    """Number that selects the replica that serves the move."""
     how: str
 
 
@@ -72,7 +72,7 @@ wishes = st.builds(
 
 
 class GatewayMachine(RuleBasedStateMachine):
-    """Breaks a gateway on one store; after each rule all must come to rest, and be as it should."""
+    """Breaks a gateway on one store. After each rule all parts must settle and satisfy the invariants."""
 
     server: ClassVar[RedisServer | None] = None
 
@@ -82,7 +82,7 @@ class GatewayMachine(RuleBasedStateMachine):
         self.is_well = True
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do a thing in the gateway's event loop; what fails is the end of the walk."""
+        """Run *work* in the gateway's event loop. A failure ends the walk."""
         self.is_well = False
         outcome = self.runner.run(work)
         self.is_well = True
@@ -106,7 +106,7 @@ class GatewayMachine(RuleBasedStateMachine):
 
     @rule(move=st.sampled_from(MOVES), wish=wishes)
     def do(self, move: str, wish: Wish) -> None:
-        """One rule for all moves: Hypothesis takes each rule as often as any other, and leaves some out."""
+        """Run one move. All moves share a rule, because Hypothesis picks rules equally often and leaves some out."""
         self.run(getattr(self, move)(wish))
 
     # -- trainers -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class GatewayMachine(RuleBasedStateMachine):
             self.world.create(wish.owner, wish.name, wish.kind, process)
 
     async def create_badly(self, wish: Wish) -> None:
-        """A task that waits in its worker, or fails there, or kills it with all that is beside it."""
+        """Create a session whose task waits in its worker, fails there, or kills the worker with all its sessions."""
         for process in picked(wish.by, self.world.alive()):
             if wish.how == "die":
                 for episode in self.world.episodes.values():
@@ -141,7 +141,7 @@ class GatewayMachine(RuleBasedStateMachine):
                 episode.stepping = self.world.step(episode, process, tool="quiet")
 
     async def hang_up_in_a_step(self, wish: Wish) -> None:
-        """Its trainer leaves: the step goes on in the worker, and the session stays."""
+        """Let a trainer hang up during a step: the step continues in the worker, and the session stays."""
         alive = self.world.alive()
         slow = [one for one in self._open() if one.stepping is not None and one.by in alive]
         for episode in picked(wish.pick, slow):
@@ -172,13 +172,13 @@ class GatewayMachine(RuleBasedStateMachine):
         await self.world.pass_time(400.0)
 
     async def kill_a_worker(self, wish: Wish) -> None:
-        """It dies, by itself or for want of memory, and the engine tells so."""
+        """Let a worker die, alone or for lack of memory. The engine reports the death."""
         reason = CloseReason.OUT_OF_MEMORY if wish.how == "fail" else CloseReason.WORKER_LOST
         for worker in picked(wish.pick, self.world.running()):
             await self.world.kill_worker(worker, announced=True, reason=reason)
 
     async def lose_a_worker(self, wish: Wish) -> None:
-        """It dies, and nobody is told."""
+        """Let a worker die without a report by the engine."""
         for worker in picked(wish.pick, self.world.running()):
             await self.world.kill_worker(worker, announced=False, reason=CloseReason.WORKER_LOST)
 
@@ -189,14 +189,14 @@ class GatewayMachine(RuleBasedStateMachine):
         self.world.engine.is_down = False
 
     async def restart(self, wish: Wish) -> None:
-        """A replica is killed, and another one comes: the lead has to run out first."""
+        """Kill a replica and start another replica once the leadership of the first has expired."""
         for process in picked(wish.by, self.world.processes):
             await self.world.kill(process)
             await self.world.pass_time(LEASE_S + 1)
             await self.world.start()
 
     async def freeze_or_thaw(self, wish: Wish) -> None:
-        """One of two hangs, for longer than it may lead; or it goes on."""
+        """Freeze one of two replicas for longer than its leadership lasts, or thaw it."""
         if len(self.world.alive()) < len(self.world.processes):
             self.world.thaw()
         elif len(self.world.processes) == 2:
@@ -225,7 +225,7 @@ class GatewayMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops that look fifty times a second: what is decided is the same, and a walk of 30 rules takes a second."""
+    """Run the loops fifty times a second. Their decisions stay the same, and a walk of 30 rules takes a second."""
     monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.02)
     monkeypatch.setattr("gateway.sessions.cache.TICK_S", 0.1)
     monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.3)
@@ -238,13 +238,13 @@ def walks(examples: int, steps: int = 30) -> settings:
         stateful_step_count=steps,
         derandomize=os.environ.get("CI") == "true",
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.generate],  # each shorter walk that fails would wait for its deadline, too
+        phases=[Phase.explicit, Phase.generate],  # no shrinking: each shorter walk that fails waits for its deadline
         print_blob=True,
     )
 
 
 @pytest.mark.timeout(600)
-def test_a_gateway_on_the_memory_store_keeps_its_word() -> None:
+def test_a_gateway_on_the_memory_store_keeps_its_invariants() -> None:
     walk(GatewayMachine, settings=walks(24))
 
 
@@ -258,5 +258,5 @@ def redis_machine(redis_server: RedisServer) -> type[GatewayMachine]:
 
 @pytest.mark.redis
 @pytest.mark.timeout(600)
-def test_a_gateway_on_redis_keeps_its_word(redis_machine: type[GatewayMachine]) -> None:
+def test_a_gateway_on_redis_keeps_its_invariants(redis_machine: type[GatewayMachine]) -> None:
     walk(redis_machine, settings=walks(6))

@@ -1,4 +1,4 @@
-"""What comes between two steps of the control loop, or of an opening: each of these once lost a session or a worker."""
+"""Events between two steps of the control loop or of an opening. Each case once lost a session or a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.service.wire import call, create, delete, under_way
 
 
 class _SlowToLoad(MemoryStore):
-    """Answers what it holds, and comes back with it only when it has changed."""
+    """Returns stale loads: `load` returns only once no worker that it read as starting still starts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _SlowToLoad(MemoryStore):
         assert worker is None or worker.state is not WorkerState.STARTING
 
 
-async def test_a_worker_that_becomes_ready_while_the_loop_looks_is_not_taken_for_an_abandoned_start() -> None:
+async def test_a_worker_that_becomes_ready_while_the_loop_scans_is_not_treated_as_an_abandoned_start() -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         store = _SlowToLoad()
         gateway = Replica(store=store, backend=built.backend, environments=built.environments, name="one")
@@ -71,7 +71,7 @@ async def test_a_worker_that_becomes_ready_while_the_loop_looks_is_not_taken_for
 
 
 class _SlowToPause(FakeBackend):
-    """Its engine takes its time to pause a worker, and may fail once it has."""
+    """A backend whose pause of a worker waits for the test, and may fail after it worked."""
 
     def __init__(self, folder: Any) -> None:
         super().__init__(folder)
@@ -88,7 +88,7 @@ class _SlowToPause(FakeBackend):
 
 
 def napping(folder: Any, clock: Clock) -> tuple[_SlowToPause, Replica]:
-    """A replica whose workers are paused at once when they are idle."""
+    """Return a replica that pauses a worker after 10 s of idle time, and its backend."""
     backend = _SlowToPause(folder)
     kind = environment(slots=1, max_workers=1, pause_idle_s=10.0, idle_worker_s=1000.0)
     store = MemoryStore(clock=clock)
@@ -102,7 +102,7 @@ async def _idle(gateway: Replica, client: httpx.AsyncClient, clock: Clock) -> No
     clock.advance(20)
 
 
-async def test_a_worker_that_is_wanted_while_it_is_paused_runs_when_it_serves() -> None:
+async def test_a_worker_that_a_create_needs_during_its_pause_runs_when_it_serves() -> None:
     clock = Clock()
     async with stack() as built:
         backend, gateway = napping(built.backend._folder, clock)
@@ -111,7 +111,7 @@ async def test_a_worker_that_is_wanted_while_it_is_paused_runs_when_it_serves() 
             await until(backend.is_pausing.is_set)
             async with under_way(create(client, sid="now")) as [creating]:
                 await gateway.eventually_waiting(1)
-                await gateway.pool.tick()  # wants it awake, in the middle of its pause
+                await gateway.pool.tick()  # requests a resume in the middle of the pause
                 backend.may_pause.set()
                 answer = await creating
 
@@ -139,7 +139,7 @@ async def test_a_worker_whose_pause_may_have_worked_is_resumed_before_it_takes_s
 
 
 class _Away(FakeBackend):
-    """An engine that refuses at once, and counts how often it was asked."""
+    """An engine that refuses immediately, and counts its requests."""
 
     def __init__(self, folder: Any) -> None:
         super().__init__(folder)
@@ -150,7 +150,7 @@ class _Away(FakeBackend):
         raise BackendError("the engine does not answer")
 
 
-async def test_an_engine_that_is_away_is_not_asked_without_a_pause_while_the_store_is_rebuilt() -> None:
+async def test_an_unreachable_engine_is_queried_with_pauses_while_the_store_is_rebuilt() -> None:
     async with stack() as built:
         backend = _Away(built.backend._folder)
         store = MemoryStore(is_whole=False)
@@ -159,13 +159,13 @@ async def test_an_engine_that_is_away_is_not_asked_without_a_pause_while_the_sto
             await until(lambda: backend.looked >= 3)
             began_at, looked = asyncio.get_running_loop().time(), backend.looked
             await until(lambda: backend.looked >= looked + 2)
-            # Without a pause two more come within a millisecond. A loaded machine can only be slower than the pause.
+            # Without a pause two more queries come within a millisecond. A loaded machine can only be slower.
             assert asyncio.get_running_loop().time() - began_at > 0.2
         await gateway.aclose()
         await store.aclose()
 
 
-async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here_too() -> None:
+async def test_a_death_reported_to_another_replica_first_cancels_calls_at_this_replica_too() -> None:
     async with stack() as built:
         second = built.another()
         async with built.first.looping(), built.first.serving() as one, second.serving() as other:
@@ -173,7 +173,7 @@ async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here
             worker = built.backend.only
             async with under_way(call(other, tool="gate")) as [calling]:
                 await until(lambda: worker.waiting == 1)
-                # A machine that goes away closes nothing: only the gateway can break such a connection off.
+                # A machine that disappears closes no connection: only the gateway can cancel the call.
                 built.backend.unstoppable.add(worker.worker.id)
                 for replica in (built.first, second):
                     with contextlib.suppress(BackendError):
@@ -186,7 +186,7 @@ async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here
                 assert "worker" in calling.result().text, calling.result().text
 
 
-async def test_a_session_that_is_deleted_while_its_worker_opens_it_does_not_stay_in_there() -> None:
+async def test_a_session_that_is_deleted_while_its_worker_opens_it_does_not_stay_in_the_worker() -> None:
     async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")) as [creating]:
             await until(lambda: any(one.waiting for one in stack.backend.workers.values()))

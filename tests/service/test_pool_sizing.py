@@ -1,4 +1,4 @@
-"""Pools that size themselves: slots kept ready, workers paused and woken, starts that fail, the breaker, who leads."""
+"""Pools that size themselves: free slots, paused workers, failed starts, the circuit breaker, and leadership."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.service.wire import call, create, delete, under_way
 MATH = EnvironmentName("math")
 
 
-async def test_as_many_slots_as_are_wanted_stay_free() -> None:
+async def test_the_configured_number_of_slots_stays_free() -> None:
     async with running(environment(slots=1, warm=2, max_workers=4)) as (_, gateway, client):
         await gateway.eventually_workers(2, state=WorkerState.READY)
 
@@ -35,17 +35,17 @@ async def test_as_many_slots_as_are_wanted_stay_free() -> None:
         await gateway.eventually_workers(3, state=WorkerState.READY)
         await create(client, sid="b")
 
-        await gateway.eventually_workers(4, state=WorkerState.READY)  # the most; one of them is free
+        await gateway.eventually_workers(4, state=WorkerState.READY)  # the maximum; two are free
         assert await gateway.used() == 2
 
 
-async def test_a_prepared_exclusive_worker_is_handed_out_once() -> None:
+async def test_a_prepared_exclusive_worker_is_assigned_once() -> None:
     async with running(environment(slots=1, max_uses=1, warm=1, max_workers=3)) as (stack, gateway, client):
         await gateway.eventually_workers(1, state=WorkerState.READY)
         (prepared,) = stack.backend.workers
 
         await create(client, sid="a")
-        await gateway.eventually_workers(1, state=WorkerState.READY)  # the next one
+        await gateway.eventually_workers(1, state=WorkerState.READY)  # the next prepared worker
         await create(client, sid="b")
 
         load = (await stack.store.load())[MATH]
@@ -101,7 +101,7 @@ async def test_a_paused_worker_is_stopped_when_it_was_idle_for_too_long() -> Non
         assert stack.backend.workers == {}
 
 
-async def test_a_changed_image_rolls_over_at_once_although_old_workers_fill_the_pool() -> None:
+async def test_a_changed_image_rolls_over_immediately_although_old_workers_fill_the_pool() -> None:
     async with running(environment(slots=1, max_workers=1)) as (stack, gateway, client):
         await create(client, sid="old")
         (old,) = stack.backend.workers
@@ -135,7 +135,7 @@ async def test_a_split_with_resources_of_its_own_has_workers_of_its_own() -> Non
         assert refused.status_code in (400, 404)
 
 
-async def test_openings_fail_at_once_while_the_breaker_is_open_and_not_any_more_when_workers_start_again() -> None:
+async def test_openings_fail_immediately_while_the_breaker_is_open_and_succeed_once_workers_start_again() -> None:
     async with running(environment(slots=1)) as (stack, _, client):
         stack.backend.starts[MATH] = Start.DIES
         first = await create(client, sid="a")
@@ -160,7 +160,7 @@ async def test_openings_fail_at_once_while_the_breaker_is_open_and_not_any_more_
         assert (await create(client, sid="c")).status_code == 200
 
 
-async def test_after_some_failures_nobody_waits_for_a_trial_and_somebody_who_asked_begins_one() -> None:
+async def test_after_failed_starts_a_create_is_refused_immediately_and_triggers_the_next_trial() -> None:
     async with running(environment(slots=1, start_s=0.2)) as (stack, _, client):
         stack.backend.starts[MATH] = Start.NEVER_READY
 
@@ -175,7 +175,7 @@ async def test_after_some_failures_nobody_waits_for_a_trial_and_somebody_who_ask
         stack.backend.starts[MATH] = Start.READY
 
         asked = stack.backend.asked
-        refused = await create(client, sid="b")  # asks, and is refused at once; so the next trial begins
+        refused = await create(client, sid="b")  # refused immediately, but its request starts the next trial
 
         assert refused.status_code == 503
         await until(lambda: stack.backend.asked == asked + 1)
@@ -187,17 +187,17 @@ async def test_after_some_failures_nobody_waits_for_a_trial_and_somebody_who_ask
 
 
 class _TellsOfItsStops(FakeBackend):
-    """Tells all replicas of the end of a worker that it stops, before who stops it has an answer; as engines do."""
+    """Reports the end of a worker to all replicas before its `stop` returns, as engines do."""
 
     async def stop(self, id: WorkerId) -> None:
         if id in self.workers:
             self.announce(id)
-            for _ in range(100):  # the other replica acts on it first
+            for _ in range(100):  # the other replica acts on the report first
                 await asyncio.sleep(0)
         await super().stop(id)
 
 
-async def test_failed_starts_are_counted_once_and_open_the_breaker_although_another_replica_hears_of_their_ends(
+async def test_failed_starts_count_once_and_open_the_breaker_although_another_replica_sees_the_workers_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kind = environment(slots=1, max_workers=2, start_s=0.2)
@@ -221,7 +221,7 @@ async def test_failed_starts_are_counted_once_and_open_the_breaker_although_anot
             await replica.aclose()
 
 
-async def test_an_engine_that_is_away_fails_nobody_who_can_wait() -> None:
+async def test_an_unreachable_engine_fails_no_opening_that_can_wait() -> None:
     async with running(environment(slots=1)) as (stack, gateway, client):
         stack.backend.is_down = True
         opening = asyncio.ensure_future(create(client, sid="a"))
@@ -233,7 +233,7 @@ async def test_an_engine_that_is_away_fails_nobody_who_can_wait() -> None:
         assert (await opening).status_code == 200
 
 
-async def test_an_engine_is_asked_for_so_many_workers_at_once_and_for_the_others_afterwards() -> None:
+async def test_an_engine_starts_a_limited_number_of_workers_concurrently_and_the_rest_afterwards() -> None:
     number = STARTS_AT_ONCE + 5
     async with running(environment(slots=1, max_workers=number)) as (stack, gateway, client):
         stack.backend.may_start.clear()
@@ -249,7 +249,7 @@ async def test_an_engine_is_asked_for_so_many_workers_at_once_and_for_the_others
         assert stack.backend.asked == number
 
 
-async def test_each_of_several_engines_is_asked_for_so_many_workers_at_once() -> None:
+async def test_each_of_several_engines_has_its_own_limit_of_concurrent_starts() -> None:
     number = 2 * STARTS_AT_ONCE + 3
     async with stack(environment(slots=1, max_workers=number)) as built:
         built.backend.machines = 2
@@ -270,8 +270,8 @@ async def test_each_of_several_engines_is_asked_for_so_many_workers_at_once() ->
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.starts.backoff_s", lambda failures: 0.0)  # only the wish for it is wanting
+async def test_no_trial_starts_without_a_new_create(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pool.starts.backoff_s", lambda failures: 0.0)  # only a request for a trial is missing
     async with running(environment(slots=1, start_s=0.2, max_workers=1)) as (stack, gateway, client):
         stack.backend.starts[MATH] = Start.REFUSED
         while stack.backend.asked < 3:
@@ -289,10 +289,10 @@ async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.Monke
         await until(lambda: stack.backend.asked == asked + 1)
 
 
-async def test_a_worker_is_begun_and_woken_when_an_opening_says_so_and_not_at_the_next_look(
+async def test_an_opening_starts_a_worker_immediately_and_not_at_the_next_tick_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.pool.loop.TICK_S", 3600.0)  # the loop looks once, and then only when it is told to
+    monkeypatch.setattr("gateway.pool.loop.TICK_S", 3600.0)  # the loop scans once, and then only on request
     async with running(environment(slots=1, max_workers=2)) as (stack, gateway, client):
         await until(lambda: gateway.planner.has_looked)
 
@@ -302,11 +302,11 @@ async def test_a_worker_is_begun_and_woken_when_an_opening_says_so_and_not_at_th
         assert stack.backend.asked == 2
 
 
-# -- who leads --------------------------------------------------------------------------------------------------
+# -- leadership -------------------------------------------------------------------------------------------------
 
 
-async def test_a_loop_that_ends_gives_its_lead_up() -> None:
-    async with stack(clock=Clock()) as built:  # no lead ever runs out
+async def test_a_loop_that_ends_releases_its_leadership() -> None:
+    async with stack(clock=Clock()) as built:  # no leadership ever expires
         second = built.another()
         async with built.first.looping():
             await until(lambda: built.first.lease.fence)
@@ -315,7 +315,7 @@ async def test_a_loop_that_ends_gives_its_lead_up() -> None:
 
 
 class _Usurped(MemoryStore):
-    """Once it is told to, another replica leads from each look of the control loop on."""
+    """While `is_usurped` is True, another replica takes the leadership at each scan of the control loop."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock=clock)
@@ -340,7 +340,7 @@ DECISIONS: Mapping[str, PoolPolicy] = {
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-async def test_what_it_decided_before_another_one_led_is_not_done(decision: str) -> None:
+async def test_a_decision_made_before_another_replica_led_is_not_carried_out(decision: str) -> None:
     clock = Clock()
     kind = replace(environment(), pool=DECISIONS[decision])
     async with stack(kind) as built:
@@ -364,7 +364,7 @@ async def test_what_it_decided_before_another_one_led_is_not_done(decision: str)
 
 
 async def _a_worker(store: MemoryStore, kind: Environment, decision: str) -> None:
-    """Add the one that *decision* is about."""
+    """Add the worker that *decision* is about."""
     await store.start()
     digest = "an older make" if decision == "drain" else kind.digest()
     await store.add_worker(Worker(id=WorkerId("w1"), environment=MATH, digest=digest, slots=1))

@@ -1,4 +1,4 @@
-"""Why an episode was lost is one word, the same in every protocol and in the metrics."""
+"""The reason of a lost episode is one word, the same in every protocol and in the metrics."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ LATE_S = 0.4
 
 @dataclass(frozen=True)
 class Told:
-    """What a client was told of a loss."""
+    """The error that a client received."""
 
     status: int | str
-    """Of HTTP, or the code of a frame or of an error object."""
+    """The HTTP status, or the code of a frame or of an error object."""
     reason: str | None
     text: str
     again_s: int | None = None
-    """When to come again."""
+    """Seconds after which the client may retry."""
 
 
 class Player:
-    """A client of one front; ``quiet`` is the tool that waits at the worker's gate."""
+    """A client of one frontend. ``quiet`` names the tool that waits at the worker's gate."""
 
     quiet = "quiet"
 
@@ -46,15 +46,15 @@ class Player:
 
     @contextlib.asynccontextmanager
     async def there(self) -> AsyncIterator[Player]:
-        """Be connected inside."""
+        """Yield this client while its connection is open."""
         yield self
 
     async def begin(self) -> Told | None:
-        """Begin an episode; None if it did."""
+        """Start an episode. Return the error, or None if it started."""
         raise NotImplementedError
 
     async def act(self, tool: str) -> Told | None:
-        """Call *tool*; None if it was answered."""
+        """Call *tool*. Return the error, or None if the call succeeded."""
         raise NotImplementedError
 
 
@@ -79,7 +79,7 @@ class Ors(Player):
 
 
 class OrsStream(Ors):
-    """Headers have gone out when something happens."""
+    """An ORS client whose calls wait after the response's headers were sent."""
 
     quiet = "gate"
 
@@ -151,20 +151,20 @@ FRONTS: dict[str, Callable[[httpx.AsyncClient], Player]] = {
 
 
 def impatient(**policy: Any) -> Environment:
-    """An environment whose calls have little time."""
+    """Return an environment whose calls have short deadlines."""
     slow = environment(call_s=LATE_S, areal=Areal(step_s=LATE_S), **policy)
     return replace(slow, openenv=OpenEnv(step_s=LATE_S))
 
 
 @contextlib.asynccontextmanager
 async def playing(front: str, *environments: Environment) -> AsyncIterator[tuple[Stack, Replica, Player]]:
-    """A gateway with all fronts, and a client of one."""
+    """Run a gateway with all frontends, and yield a client of *front*."""
     async with running(*environments) as (stack, gateway, http), FRONTS[front](http).there() as player:
         yield stack, gateway, player
 
 
 async def in_flight(player: Player, stack: Stack) -> tuple[asyncio.Task[Told | None], FakeWorker]:
-    """Begin an episode and a call in it that waits in the worker."""
+    """Start an episode, and a call in it that waits in the worker."""
     assert await player.begin() is None
     worker = stack.backend.only
     call = asyncio.ensure_future(player.act(player.quiet))
@@ -173,7 +173,7 @@ async def in_flight(player: Player, stack: Stack) -> tuple[asyncio.Task[Told | N
 
 
 async def counted(gateway: Replica, metric: str, **labels: str) -> None:
-    """Return when *metric* is 1 for these labels."""
+    """Wait until *metric* is 1 for these labels."""
 
     async def check() -> None:
         families = text_string_to_metric_families(gateway.metrics.exposition().decode())
@@ -186,14 +186,14 @@ async def counted(gateway: Replica, metric: str, **labels: str) -> None:
 
 
 def of(front: str, **statuses: int | str) -> int | str:
-    """What *front* says, of *statuses* by its name or the first word of it."""
+    """Return the entry of *statuses* for *front*, by its name or by the first word of its name."""
     name = front.replace("-", "_")
     return statuses[name] if name in statuses else statuses[name.partition("_")[0]]
 
 
 @pytest.mark.parametrize("reason", [CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY])
 @pytest.mark.parametrize("front", FRONTS)
-async def test_a_worker_that_dies_in_a_call_is_told_with_its_reason_in_that_call_and_in_the_next(
+async def test_a_worker_that_dies_in_a_call_is_reported_with_its_reason_in_that_call_and_the_next(
     front: str, reason: CloseReason
 ) -> None:
     async with playing(front) as (stack, gateway, player):
@@ -219,7 +219,7 @@ async def test_a_worker_that_dies_in_a_call_is_told_with_its_reason_in_that_call
         await counted(gateway, "workers_lost_total", reason=reason.value)
 
 
-# Before its headers an ORS call is bounded by its worker's silence alone, which is a minute.
+# Before its headers only the limit of the worker's silence, a minute, bounds an ORS call.
 @pytest.mark.parametrize("front", [name for name in FRONTS if name != "ors"])
 async def test_a_call_that_takes_too_long_is_a_timeout(front: str) -> None:
     async with playing(front, impatient()) as (stack, gateway, player):
@@ -239,7 +239,7 @@ async def test_a_call_that_takes_too_long_is_a_timeout(front: str) -> None:
             openenv=-32603,
         )
         assert len(worker.ran) == 1
-        if not front.startswith("ors"):  # an ORS session goes on: its trainer may fetch the outcome by its id
+        if not front.startswith("ors"):  # an ORS session stays open: its trainer may fetch the outcome by its id
             after = await player.act("echo")
             assert after is not None
             assert after.reason == "timeout"
@@ -248,7 +248,7 @@ async def test_a_call_that_takes_too_long_is_a_timeout(front: str) -> None:
 
 
 @pytest.mark.parametrize("front", [name for name in FRONTS if not name.startswith("ors")])
-async def test_a_session_whose_machinery_breaks_is_told_apart_from_a_lost_worker(front: str) -> None:
+async def test_a_session_that_breaks_in_its_worker_has_another_reason_than_a_lost_worker(front: str) -> None:
     async with playing(front) as (_, gateway, player):
         assert await player.begin() is None
 
@@ -265,7 +265,7 @@ async def test_a_session_whose_machinery_breaks_is_told_apart_from_a_lost_worker
     "reason", [CloseReason.EXPIRED, CloseReason.OPERATOR, CloseReason.TIMEOUT, CloseReason.SESSION_FAILED]
 )
 @pytest.mark.parametrize("front", FRONTS)
-async def test_the_next_request_in_a_session_that_was_ended_says_why(front: str, reason: CloseReason) -> None:
+async def test_the_next_request_after_the_end_of_a_session_gets_the_reason(front: str, reason: CloseReason) -> None:
     async with playing(front) as (_, gateway, player):
         assert await player.begin() is None
         [session] = await gateway.store.sessions()
@@ -281,7 +281,7 @@ async def test_the_next_request_in_a_session_that_was_ended_says_why(front: str,
 
 
 @pytest.mark.parametrize("front", FRONTS)
-async def test_workers_that_do_not_start_are_told_with_the_end_of_their_log_and_when_to_come_again(front: str) -> None:
+async def test_failed_worker_starts_are_reported_with_the_end_of_the_log_and_a_retry_time(front: str) -> None:
     async with playing(front) as (stack, gateway, player):
         stack.backend.starts[gateway.catalog.default.name] = Start.DIES
 
@@ -309,7 +309,7 @@ async def test_a_start_that_is_never_ready_is_counted_as_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("front", FRONTS)
-async def test_a_full_environment_says_when_to_come_again(front: str) -> None:
+async def test_a_full_environment_returns_a_retry_time(front: str) -> None:
     async with playing(front, environment(slots=1, max_workers=1, open_s=0.2)) as (_, gateway, player):
         await gateway.queries.tools(gateway.catalog.default)
         held = await player.http.post(

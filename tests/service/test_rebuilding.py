@@ -1,4 +1,4 @@
-"""A Redis that comes back empty under replicas that serve: what they, and the workers, know is put back."""
+"""A Redis that comes back empty while replicas serve. Replicas and workers restore the data that they know."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops that look often, and wait for each other as much shorter."""
+    """Run the loops often, and shorten the waits between them accordingly."""
     monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.05)
     monkeypatch.setattr("gateway.sessions.cache.TICK_S", 0.1)
     monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.5)
@@ -51,7 +51,7 @@ class Replicas:
     foreign: CounterImage
 
     async def another(self) -> Replica:
-        """A further process; nothing runs in it yet."""
+        """Return a further process. No loop runs in it yet."""
         name = f"replica-{next(_numbers)}"
         store = await self.world.open(replica=name, is_whole=False)
         return Replica(
@@ -65,7 +65,7 @@ class Replicas:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Replica]:
-        """A process that has started as the composition root does it, and runs."""
+        """Run a process that starts as the composition root starts it."""
         one = await self.another()
         await one.leadership.until_complete()
         await one.audit.begin()
@@ -74,7 +74,7 @@ class Replicas:
         await one.aclose()
 
     def empty(self) -> None:
-        """Let Redis lose all that it has."""
+        """Delete all data in Redis."""
         with self.world.server.client() as client:
             for key in self.world.keys(client):
                 client.delete(key)
@@ -82,13 +82,13 @@ class Replicas:
 
 @pytest.fixture
 async def replicas(redis_world: RedisWorld) -> AsyncIterator[Replicas]:
-    """Of one environment, of own images, until a test says otherwise."""
+    """Provide replicas with one environment of the gateway's own images, unless a test replaces it."""
     async with stack() as built:
         yield Replicas(redis_world, built.backend, [environment(slots=4, max_workers=2)], CounterImage())
 
 
 async def opened(gateway: Replica, name: str) -> Session:
-    """A session of the first environment, opened by way of *gateway*."""
+    """Open a session of the first environment through *gateway*."""
     kind = gateway.catalog.default
     request = EpisodeRequest(
         owner=OWNER, name=name, environment=kind, setup=SessionSetup(spec={"target": 9}), fingerprint="f"
@@ -101,7 +101,7 @@ async def stepped(gateway: Replica, name: str, action: Action = STEP) -> StepRes
 
 
 async def is_whole(gateway: Replica) -> None:
-    """Wait until the store knows again what it does not have."""
+    """Wait until the store is complete, so that it can again report an unknown session as not found."""
 
     async def check() -> None:
         try:
@@ -115,15 +115,17 @@ async def is_whole(gateway: Replica) -> None:
 
 
 async def leases(gateway: Replica) -> dict[str, str]:
-    """The open sessions of the store, by name."""
+    """Return the leases of the store's open sessions, by session name."""
     return {one.name: one.lease for one in await gateway.store.sessions() if one.state is SessionState.OPEN}
 
 
-async def test_sessions_of_own_workers_come_back_whoever_remembers_them(replicas: Replicas) -> None:
+async def test_sessions_of_the_gateways_own_workers_are_restored_even_if_no_replica_remembers_them(
+    replicas: Replicas,
+) -> None:
     async with replicas.serving() as first, replicas.serving() as second:
         before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
         async with replicas.serving() as third:
-            before["c"] = (await opened(third, "c")).lease  # and then nobody remembers it
+            before["c"] = (await opened(third, "c")).lease  # no replica remembers it once the third has ended
         worker = replicas.backend.only
 
         replicas.empty()
@@ -141,7 +143,7 @@ async def test_sessions_of_own_workers_come_back_whoever_remembers_them(replicas
         assert (await first.used(), worker.sessions) == (0, {})
 
 
-async def test_who_waits_for_a_slot_over_the_loss_gets_one_that_is_really_free(replicas: Replicas) -> None:
+async def test_an_opening_that_waits_during_the_data_loss_gets_a_slot_that_is_really_free(replicas: Replicas) -> None:
     replicas.environments = [environment(slots=2, max_workers=1)]
     async with replicas.serving() as first, replicas.serving() as second:
         for name in ("a", "b"):
@@ -163,7 +165,9 @@ async def test_who_waits_for_a_slot_over_the_loss_gets_one_that_is_really_free(r
         assert len(worker.sessions) == 2
 
 
-async def test_a_foreign_worker_keeps_what_replicas_remember_takes_no_more_and_goes(replicas: Replicas) -> None:
+async def test_a_third_party_worker_keeps_remembered_sessions_takes_no_new_sessions_and_stops(
+    replicas: Replicas,
+) -> None:
     replicas.environments = [image(ServerProtocol.OPENENV, slots=4, max_workers=2)]
     async with replicas.serving() as first, replicas.serving() as second:
         before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
@@ -188,7 +192,7 @@ async def test_a_foreign_worker_keeps_what_replicas_remember_takes_no_more_and_g
         await until(lambda: worker in replicas.backend.stopped)
 
 
-async def test_a_worker_that_does_not_answer_is_not_taken_back_and_the_audit_removes_it(replicas: Replicas) -> None:
+async def test_a_worker_that_does_not_answer_is_not_adopted_and_the_audit_removes_it(replicas: Replicas) -> None:
     async with replicas.serving() as first:
         await opened(first, "a")
         worker = replicas.backend.only
@@ -206,7 +210,7 @@ async def test_a_worker_that_does_not_answer_is_not_taken_back_and_the_audit_rem
         assert (await opened(first, "a")).worker != worker.worker.id
 
 
-async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Replicas) -> None:
+async def test_a_third_party_server_still_takes_sessions_after_the_data_loss(replicas: Replicas) -> None:
     kind = image(ServerProtocol.OPENENV, slots=4)
     replicas.environments = [replace(kind, server=Server(url="http://127.0.0.1:9"))]
     async with replicas.serving() as first, replicas.serving() as second:
@@ -225,7 +229,7 @@ async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Repl
         assert replicas.backend.stopped == []
 
 
-async def test_an_older_state_that_comes_back_ends_sessions_that_their_workers_have_not(replicas: Replicas) -> None:
+async def test_sessions_of_an_older_restored_state_end_if_their_workers_do_not_have_them(replicas: Replicas) -> None:
     async with replicas.serving() as first:
         await opened(first, "a")
         b = await opened(first, "b")
@@ -247,7 +251,7 @@ async def test_an_older_state_that_comes_back_ends_sessions_that_their_workers_h
         assert set(replicas.backend.only.sessions) == {one.id for one in await first.store.sessions()}
 
 
-async def test_a_worker_that_an_older_state_knows_and_that_does_not_answer_takes_no_more_sessions(
+async def test_a_silent_worker_of_an_older_restored_state_takes_no_more_sessions(
     replicas: Replicas,
 ) -> None:
     async with replicas.serving() as first:
@@ -255,7 +259,7 @@ async def test_a_worker_that_an_older_state_knows_and_that_does_not_answer_takes
         worker = replicas.backend.only
         with replicas.world.server.client() as client:
             kept = {key: client.dump(key) for key in _lasting(replicas.world.keys(client), a)}
-        b = await opened(first, "b")  # of which the older state does not know
+        b = await opened(first, "b")  # the older state does not have this session
         worker.listing.clear()
 
         replicas.empty()
@@ -279,10 +283,10 @@ def _lasting(keys: list[str], session: Session) -> list[str]:
     return [key for key in keys if key.split(":")[1] in kinds]
 
 
-async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker_and_waits_for_nobody(
+async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker_and_skips_the_grace_time(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 3600.0)  # for workers that do not tell all of their sessions
+    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 3600.0)  # applies only if workers do not list all sessions
     async with replicas.serving() as first:
         session = await opened(first, "a")
     worker = replicas.backend.only
@@ -301,7 +305,7 @@ async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker_and_wai
     await later.aclose()
 
 
-async def test_two_replicas_that_start_at_once_on_an_empty_store_rebuild_it_once(replicas: Replicas) -> None:
+async def test_two_replicas_that_start_concurrently_on_an_empty_store_rebuild_it_once(replicas: Replicas) -> None:
     async with replicas.serving() as first:
         session = await opened(first, "a")
     worker = replicas.backend.only

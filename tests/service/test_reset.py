@@ -1,4 +1,4 @@
-"""Episodes that follow each other under one name: the next one takes over its predecessor's slot."""
+"""Successive episodes under one name: the next episode takes over its predecessor's slot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def reset(replica: Replica, name: str = "one", *, to: str = "math", within
     return (await replica.sessions.reset(request)).session
 
 
-async def test_the_next_episode_takes_the_slot_of_the_one_before_it() -> None:
+async def test_the_next_episode_takes_the_slot_of_its_predecessor() -> None:
     async with running(environment(slots=1, max_workers=1)) as (built, first, _):
         before = await reset(first)
         after = await reset(first)
@@ -45,7 +45,7 @@ async def test_the_next_episode_takes_the_slot_of_the_one_before_it() -> None:
         assert await first.used() == 1
 
 
-async def test_all_that_reset_at_once_on_a_full_pool_get_their_slots_back_before_those_that_wait() -> None:
+async def test_concurrent_resets_on_a_full_pool_keep_their_slots_although_an_opening_waits() -> None:
     async with running(environment(slots=8, max_workers=1)) as (_, first, _client):
         names = [f"s{number}" for number in range(8)]
         await asyncio.gather(*(reset(first, name) for name in names))
@@ -71,9 +71,9 @@ async def test_another_environment_takes_another_slot() -> None:
         assert (await first.used("math"), await first.used("sums")) == (0, 1)
 
 
-async def test_an_exclusive_slot_is_made_new() -> None:
+async def test_a_reset_of_a_single_use_worker_gets_a_new_worker() -> None:
     made = environment(slots=1, max_uses=1, max_workers=2)
-    assert made.isolation is Isolation.SHARED  # the fake has no other; what counts is that a worker is used once
+    assert made.isolation is Isolation.SHARED  # the fake has no other isolation; max_uses=1 is enough here
     async with running(made) as (_, first, _client):
         before = await reset(first)
 
@@ -83,7 +83,7 @@ async def test_an_exclusive_slot_is_made_new() -> None:
         await first.eventually_used(1)
 
 
-async def test_what_runs_in_the_episode_before_is_broken_off() -> None:
+async def test_a_reset_aborts_the_running_step_of_the_previous_episode() -> None:
     async with running() as (built, first, _):
         await reset(first)
         acting = asyncio.ensure_future(first.act("one", Action(name="quiet")))
@@ -112,7 +112,7 @@ async def test_a_refused_task_leaves_no_episode_and_no_slot() -> None:
         assert (await reset(first)).name == "one"
 
 
-async def test_no_slot_in_time_is_told_and_leaves_nothing() -> None:
+async def test_a_reset_that_finds_no_slot_in_time_is_refused_and_leaves_nothing() -> None:
     async with running(environment(slots=1, max_workers=1)) as (_, first, _client):
         await reset(first, "one")
 
@@ -139,7 +139,7 @@ async def test_a_reset_that_is_cancelled_at_any_moment_leaves_one_slot_at_most()
                 await first.eventually_used(0)
 
 
-async def test_late_word_of_the_end_before_leaves_the_next_episode_alone() -> None:
+async def test_a_late_notice_of_the_previous_episodes_end_does_not_affect_the_next_episode() -> None:
     async with running() as (built, first, _):
         before = await reset(first)
         await reset(first)
@@ -156,7 +156,7 @@ async def test_late_word_of_the_end_before_leaves_the_next_episode_alone() -> No
         assert (await acting).error is None
 
 
-async def test_another_replica_resets_what_this_one_serves() -> None:
+async def test_a_replica_resets_an_episode_that_another_replica_serves() -> None:
     async with stack() as built:
         first, second = built.first, built.another()
         async with first.looping(), second.looping():
@@ -170,7 +170,7 @@ async def test_another_replica_resets_what_this_one_serves() -> None:
             assert (await first.act("one", Action(name="go_on"))).error is None
 
 
-async def test_steps_are_those_of_the_present_episode() -> None:
+async def test_the_step_count_is_that_of_the_current_episode() -> None:
     async with running() as (_, first, _client):
         await reset(first)
         for _ in range(3):

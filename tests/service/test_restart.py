@@ -1,4 +1,4 @@
-"""Several replicas on one store, replicas that come back, and what an audit mends."""
+"""Several replicas on one store, restarted replicas, and the repairs of an audit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_an_identical_create_after_a_restart_gets_the_same_session() -> No
         assert built.backend.only.created == 1
 
 
-async def test_every_replica_serves_every_session_and_hears_of_its_end() -> None:
+async def test_every_replica_serves_every_session_and_is_notified_of_its_end() -> None:
     async with stack() as built:
         second = built.another()
         async with (
@@ -72,7 +72,7 @@ async def test_every_replica_serves_every_session_and_hears_of_its_end() -> None
 
 async def test_a_replica_that_missed_a_delete_learns_it_from_the_worker() -> None:
     async with stack() as built:
-        deaf = built.another()  # it follows no notices
+        deaf = built.another()  # its loops do not run, so it follows no notices
         async with built.first.looping(), built.first.serving() as one, deaf.serving() as other:
             await create(one)
             await call(other)
@@ -98,7 +98,7 @@ async def test_a_replica_that_missed_that_a_session_moved_finds_it_where_it_is()
         assert (answer.status_code, answer.text.count("after")) == (200, 1), answer.text
 
 
-async def test_an_audit_removes_what_only_the_backend_knows() -> None:
+async def test_an_audit_removes_a_worker_that_only_the_backend_knows() -> None:
     async with stack() as built:
         kind = built.environments[0]
         stray = Worker(id=WorkerId("stray"), environment=kind.name, digest=kind.digest(), slots=1)
@@ -112,7 +112,7 @@ async def test_an_audit_removes_what_only_the_backend_knows() -> None:
 
 
 class _Undoing(FakeBackend):
-    """Somebody is removing its worker: from the second look on it is gone."""
+    """A backend whose worker is being removed: it is gone from the second listing on."""
 
     looks = 0
 
@@ -124,7 +124,7 @@ class _Undoing(FakeBackend):
         return found
 
 
-async def test_what_is_being_removed_during_an_audit_was_not_leaked(
+async def test_a_worker_that_is_being_removed_during_an_audit_does_not_count_as_leaked(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     async with stack() as built:
@@ -146,7 +146,7 @@ async def test_what_is_being_removed_during_an_audit_was_not_leaked(
 
 
 class _Late(FakeBackend):
-    """Who starts its worker tells the store so while the audit looks for the second time."""
+    """A backend whose worker is registered in the store during the audit's second listing."""
 
     looks = 0
     tell: Callable[[], Awaitable[None]]
@@ -158,7 +158,7 @@ class _Late(FakeBackend):
         return await super().found()
 
 
-async def test_what_the_store_comes_to_know_during_an_audit_is_no_orphan(tmp_path: Path) -> None:
+async def test_a_worker_that_is_registered_in_the_store_during_an_audit_is_no_orphan(tmp_path: Path) -> None:
     async with stack() as built:
         kind, backend = built.environments[0], _Late(tmp_path)
         late = Worker(id=WorkerId("late"), environment=kind.name, digest=kind.digest(), slots=1)
@@ -186,7 +186,7 @@ async def test_an_audit_ends_the_sessions_of_a_worker_that_only_the_store_knows(
         assert await gateway.used() == 0
 
 
-async def test_an_audit_leaves_a_worker_that_starts_alone() -> None:
+async def test_an_audit_does_not_touch_a_worker_that_is_starting() -> None:
     async with running() as (stack, gateway, client):
         stack.backend.may_start.clear()
         async with under_way(create(client)) as [creating]:
@@ -200,7 +200,7 @@ async def test_an_audit_leaves_a_worker_that_starts_alone() -> None:
         assert answer.status_code == 200
 
 
-async def test_a_worker_that_does_not_answer_at_a_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_does_not_answer_when_a_gateway_starts_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.audit.ANSWER_S", 0.2)
     async with stack() as built:
         async with built.first.looping(), built.first.serving() as client:
@@ -228,14 +228,14 @@ async def test_an_audit_goes_on_when_one_worker_cannot_be_removed() -> None:
             await gateway.audit.once()
         finally:
             stack.backend.unstoppable.clear()
-        assert len(stack.backend.workers) == 1  # the one that could not be removed
+        assert len(stack.backend.workers) == 1  # the worker that could not be removed
         await gateway.audit.once()
 
         await until(lambda: not any(not one.is_running for one in stack.backend.workers.values()))
         assert [(await call(client, sid=sid)).status_code for sid in ("a", "b")] == [410, 410]
 
 
-async def test_nobody_waits_at_a_start_for_what_the_last_gateway_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_does_not_wait_for_workers_that_the_last_gateway_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.audit.UNDOING_S", 0.1)
     async with stack() as built:
         kind = built.environments[0]

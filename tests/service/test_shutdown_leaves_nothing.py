@@ -1,4 +1,4 @@
-"""When a gateway has ended nothing of it goes on: no task, and no word of one that was forgotten."""
+"""After the end of a gateway none of its tasks continues, and the log reports no forgotten task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ asyncio.run(main())
 gc.collect()
 print("the end", flush=True)
 """
-"""As ``gateway serve``, and then a look at what is left."""
+"""Program that runs ``gateway serve`` and then prints the tasks that are left."""
 BAD_SIGNS = ("never retrieved", "was destroyed", "never awaited", "ResourceWarning", "_failed", "_broken")
 SERVER = """
 import asyncio
@@ -83,7 +83,7 @@ start_s = 60
 
 @pytest.fixture
 def gateway() -> Iterator[ServerProcess]:
-    """On the memory store, with local processes: ``plain`` serves one session, ``dull`` never gets ready."""
+    """Run a gateway with local processes: ``plain`` serves one session, ``dull`` never becomes ready."""
     folder = short_folder()
     catalog = folder / "catalog"
     for name, script in (("plain", SERVER), ("dull", "import signal; signal.pause()")):
@@ -121,7 +121,7 @@ async def create(http: httpx.AsyncClient, sid: str, name: str = "plain", **spec:
 
 
 async def waiting(http: httpx.AsyncClient, name: str) -> None:
-    """Return when an opening waits for a slot of an environment, one worker of which runs or starts."""
+    """Wait until an opening waits for a slot of an environment and exactly one worker runs or starts."""
 
     async def check() -> None:
         metrics = (await http.get("/metrics")).text.splitlines()
@@ -132,7 +132,7 @@ async def waiting(http: httpx.AsyncClient, name: str) -> None:
 
 
 async def ended_well(gateway: ServerProcess, *, told: str = "\0") -> None:
-    """Stop it, and assert that nothing is left, and that nothing bad was logged but lines with *told*."""
+    """Stop the gateway. Assert that no task is left and that only lines with *told* show signs of an error."""
     assert await asyncio.to_thread(gateway.stop) == 0, gateway.log
     assert "tasks left: 0\n" in gateway.log, gateway.log
     assert gateway.log.endswith("the end\n"), gateway.log
@@ -141,7 +141,7 @@ async def ended_well(gateway: ServerProcess, *, told: str = "\0") -> None:
     assert "\nTraceback" not in gateway.log, gateway.log
 
 
-async def test_after_sessions(gateway: ServerProcess) -> None:
+async def test_a_stop_after_sessions_leaves_no_task(gateway: ServerProcess) -> None:
     async with client(gateway) as http:
         for sid in ("one", "two", "three"):
             assert (await create(http, sid)).status_code == 200
@@ -153,7 +153,7 @@ async def test_after_sessions(gateway: ServerProcess) -> None:
         await ended_well(gateway)
 
 
-async def test_while_an_opening_waits_for_a_slot(gateway: ServerProcess) -> None:
+async def test_a_stop_refuses_an_opening_that_waits_for_a_slot_and_leaves_no_task(gateway: ServerProcess) -> None:
     async with client(gateway) as http:
         assert (await create(http, "one")).status_code == 200
         second = asyncio.create_task(create(http, "two"))
@@ -167,7 +167,7 @@ async def test_while_an_opening_waits_for_a_slot(gateway: ServerProcess) -> None
     assert "about to stop" in refused.json()["detail"]
 
 
-async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
+async def test_a_stop_while_a_worker_starts_leaves_no_task(gateway: ServerProcess) -> None:
     async with client(gateway) as http:
         first = asyncio.create_task(create(http, "one", "dull"))
         await waiting(http, "dull")
@@ -180,7 +180,7 @@ async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
     assert "about to stop" in refused.json()["detail"]
 
 
-async def test_while_a_question_waits_for_a_worker(gateway: ServerProcess) -> None:
+async def test_a_stop_while_a_query_waits_for_a_worker_leaves_no_task(gateway: ServerProcess) -> None:
     async with client(gateway) as http:
         asked = asyncio.create_task(http.get("/dull/tools"))
         await waiting(http, "dull")
@@ -192,7 +192,7 @@ async def test_while_a_question_waits_for_a_worker(gateway: ServerProcess) -> No
     assert "about to stop" in refused.json()["detail"]
 
 
-async def test_while_a_call_runs(gateway: ServerProcess, tmp_path: Path) -> None:
+async def test_a_stop_while_a_call_runs_leaves_no_task(gateway: ServerProcess, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     async with client(gateway) as http:
         assert (await create(http, "one", mark=str(mark))).status_code == 200
@@ -209,7 +209,7 @@ async def test_while_a_call_runs(gateway: ServerProcess, tmp_path: Path) -> None
     assert "may have run" in answer.json()["detail"]
 
 
-async def test_while_an_areal_step_runs(gateway: ServerProcess, tmp_path: Path) -> None:
+async def test_a_stop_while_an_areal_step_runs_leaves_no_task(gateway: ServerProcess, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     async with client(gateway) as http:
         task = {"id": "marked", "env_type": "plain", "instruction": "go on", "config": {"mark": str(mark)}}
@@ -231,7 +231,7 @@ async def test_while_an_areal_step_runs(gateway: ServerProcess, tmp_path: Path) 
     assert "reward" not in answer.json()
 
 
-async def test_after_a_worker_died_in_mid_step(gateway: ServerProcess) -> None:
+async def test_a_stop_after_the_death_of_a_worker_leaves_no_task(gateway: ServerProcess) -> None:
     async with client(gateway) as http:
         assert (await create(http, "one")).status_code == 200
         (pid,) = await asyncio.to_thread(children, gateway.pid)
@@ -242,7 +242,7 @@ async def test_after_a_worker_died_in_mid_step(gateway: ServerProcess) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, by the kernel's word."""
+    """Return the processes that a process has started, as the kernel lists them."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 
@@ -251,14 +251,14 @@ def children(pid: int) -> list[int]:
 
 
 def ours() -> list[str]:
-    """The tasks that the gateway has begun in this process and that have not ended."""
+    """Return the gateway's tasks in this process that have not ended."""
     tasks = {task: inspect.getfile(task.get_coro().cr_code) for task in asyncio.all_tasks() if not task.done()}  # type: ignore[union-attr]  # all are coroutines
     return [repr(task) for task, file in tasks.items() if "/gateway/" in file]
 
 
 @contextlib.asynccontextmanager
 async def being_rebuilt() -> AsyncIterator[tuple[Stack, Replica]]:
-    """A replica on a store that lost its data; the one worker that it finds does not list its sessions."""
+    """Yield a replica on a store that lost its data. The only worker that it finds does not list its sessions."""
     async with stack() as built:
         kind = built.environments[0]
         left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1)
@@ -272,11 +272,11 @@ async def being_rebuilt() -> AsyncIterator[tuple[Stack, Replica]]:
 
 
 async def asked(built: Stack) -> None:
-    """Wait until the worker is asked for its sessions."""
+    """Wait until the gateway queries the worker for its sessions."""
     await until(lambda: built.backend.workers[WorkerId("left")].lists_asked == 1)
 
 
-async def test_a_start_that_is_given_up_in_a_rebuild() -> None:
+async def test_a_start_that_is_cancelled_during_a_rebuild_leaves_no_task() -> None:
     async with being_rebuilt() as (built, replica):
         starting = asyncio.create_task(replica.leadership.until_complete())
         await asked(built)
@@ -287,7 +287,7 @@ async def test_a_start_that_is_given_up_in_a_rebuild() -> None:
         assert ours() == []
 
 
-async def test_a_loop_that_ends_in_a_rebuild() -> None:
+async def test_a_loop_that_ends_during_a_rebuild_leaves_no_task() -> None:
     async with being_rebuilt() as (built, replica):
         async with replica.looping():
             await asked(built)
@@ -295,7 +295,7 @@ async def test_a_loop_that_ends_in_a_rebuild() -> None:
         assert ours() == []
 
 
-async def test_a_pool_that_ends_without_having_run() -> None:
+async def test_a_pool_that_closes_without_having_run_leaves_no_task_and_no_worker() -> None:
     async with stack(environment(min_workers=1)) as built:
         built.backend.may_start.clear()
         await built.first.pool.tick()

@@ -1,4 +1,4 @@
-"""A worker that answers nothing although it runs gets no new sessions until it answers, and loses none that it has."""
+"""A running worker that does not answer gets no new sessions until it answers, and loses none of its sessions."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tests.service.wire import call, create, delete, result, under_way
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is asked at once, and has a moment: one that answers here does so in less."""
+    """Query a worker early and with a short timeout. A worker that answers here takes less."""
     monkeypatch.setattr("gateway.sessions.interruption.SUSPECT_S", 0.05)
     monkeypatch.setattr("gateway.sessions.liveness.ANSWER_S", 0.3)
 
 
 async def served_by(gateway: Replica, stack: Stack, sid: str) -> FakeWorker:
-    """The worker of a session, as the store has it."""
+    """Return the worker of a session, as the store records it."""
     return stack.backend.workers[(await gateway.store.find(session_id(OWNER, sid))).worker]
 
 
-async def test_a_create_goes_to_another_worker_and_the_silent_one_takes_sessions_when_it_answers() -> None:
+async def test_a_create_goes_to_another_worker_and_the_silent_worker_takes_sessions_once_it_answers() -> None:
     async with running(environment(slots=2, min_workers=2)) as (stack, gateway, client):
         await gateway.eventually_workers(2, state=WorkerState.READY)
         await create(client, sid="before")
         silent = await served_by(gateway, stack, "before")
         silent.is_awake.clear()
-        await create(client, sid="elsewhere")  # to the one that is used less
-        answer = await create(client, sid="s0")  # of two that are used alike the older one has its turn: the silent one
+        await create(client, sid="elsewhere")  # goes to the less used worker
+        answer = await create(client, sid="s0")  # of two equally used workers the older is next: the silent worker
 
         answering = await served_by(gateway, stack, "s0")
         sids = {session_id(OWNER, sid) for sid in ("elsewhere", "s0")}
@@ -56,7 +56,7 @@ async def test_a_create_goes_to_another_worker_and_the_silent_one_takes_sessions
         assert set(answering.sessions) == sids
 
 
-async def test_a_create_waits_for_the_only_worker_to_answer_and_is_there_once() -> None:
+async def test_a_create_waits_for_the_only_worker_to_answer_and_opens_one_session() -> None:
     async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
         await create(client, sid="before")
         worker = stack.backend.only
@@ -112,14 +112,14 @@ async def test_a_restart_replaces_a_silent_worker() -> None:
         assert await served_by(gateway, stack, "one") is stack.backend.only
 
 
-async def test_an_opening_that_takes_long_in_a_worker_that_answers_is_waited_for() -> None:
+async def test_a_create_waits_for_a_long_opening_in_a_worker_that_answers() -> None:
     async with running(environment(slots=2, min_workers=2)) as (stack, gateway, client):
         await gateway.eventually_workers(2, state=WorkerState.READY)
         async with under_way(create(client, on_create="gate")) as [opening]:
             await gateway.eventually_used(1)
             worker = await served_by(gateway, stack, "one")
             before = len(worker.requests)
-            await until(lambda: len(worker.requests) > before + 1)  # it was asked and answered, again and again
+            await until(lambda: len(worker.requests) > before + 1)  # the worker answered repeated queries
             assert not opening.done()
             worker.gate.set()
 
@@ -146,11 +146,11 @@ async def test_a_trainer_that_hangs_up_while_its_worker_is_silent_leaves_nothing
         await gateway.eventually_waiting(0)
 
 
-# -- images of somebody else's -----------------------------------------------------------------------------------------
+# -- third-party images ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ServerProtocol)
-async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_go_elsewhere(
+async def test_an_opening_in_a_silent_third_party_worker_continues_and_later_openings_go_elsewhere(
     protocol: ServerProtocol,
 ) -> None:
     async with foreign(image(protocol, slots=3, max_workers=2, min_workers=2)) as world:
@@ -159,8 +159,8 @@ async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_
         await create(world.http, sid="before", **asked)
         [silent] = world.image.opened_in
         awake = world.image.asleep[silent] = asyncio.Event()
-        await create(world.http, sid="elsewhere", **asked)  # to the one that is used less
-        async with under_way(create(world.http, sid="caught", **asked)) as [caught]:  # in its turn: to the silent one
+        await create(world.http, sid="elsewhere", **asked)  # goes to the less used worker
+        async with under_way(create(world.http, sid="caught", **asked)) as [caught]:  # goes to the silent worker
             await gateway.eventually_workers(1, "image", state=WorkerState.SUSPECT)
             later = [await create(world.http, sid=f"later-{number}", **asked) for number in range(2)]
 
@@ -175,7 +175,7 @@ async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_
         assert len(world.image.opened_in) == 5, "no opening was repeated"
 
 
-async def test_a_foreign_worker_that_answers_while_it_opens_for_long_is_not_suspect() -> None:
+async def test_a_third_party_worker_that_answers_during_a_long_opening_is_not_suspect() -> None:
     async with foreign(image(ServerProtocol.OPENENV, slots=2)) as world:
         opening = create(world.http, env_name="image", on_open="gate")
         async with under_way(opening) as [caught]:
@@ -187,7 +187,7 @@ async def test_a_foreign_worker_that_answers_while_it_opens_for_long_is_not_susp
             assert (await caught).status_code == 200
 
 
-async def test_a_silent_server_that_somebody_else_runs_is_asked_and_not_replaced(
+async def test_a_silent_third_party_server_is_polled_and_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.pool.suspects.REPLACED_S", 0.0)

@@ -1,8 +1,8 @@
-"""What a step costs, in counts and not in seconds: store operations, requests to the worker, tasks, Python's calls.
+"""The cost of a step in counts, not seconds: store operations, requests to the worker, tasks, and Python calls.
 
-A change that makes each step ask the store, or begin a task, fails here without a clock. The gateway is whole and real:
-uvloop, uvicorn as it is configured, a worker that is a process. Its clients are in threads, so that what is counted in
-the loop's thread is the gateway's alone.
+A change that makes each step call the store or start a task fails here without a clock. The gateway is whole and real:
+uvloop, uvicorn as it is configured, and a worker process. The clients run in separate threads, so that the counts of
+the loop's thread belong to the gateway alone.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ directory = "{tasks}"
 
 @dataclass
 class Counts:
-    """What happened in the gateway while its client took ``STEPS`` steps."""
+    """Counts of the gateway while its client takes ``STEPS`` steps."""
 
     store: Counter[str] = field(default_factory=Counter)
-    """Operations that requests asked for; the loops' own are not theirs."""
+    """Store operations of requests, without those of the gateway's loops."""
     upstream: int = 0
     tasks: Counter[str] = field(default_factory=Counter)
-    """By the name of the coroutine."""
+    """Started tasks by the name of their coroutine."""
     calls: int = 0
-    """Python functions that were called, and coroutines that were resumed."""
+    """Number of called Python functions and resumed coroutines."""
     blocks: int = 0
-    """Blocks of memory that are held more than before."""
+    """Number of additional memory blocks in use."""
 
 
 def _is_requests(task: asyncio.Task[Any]) -> bool:
@@ -99,7 +99,7 @@ class Meter:
         self.counts = Counts()
         self._is_on = False
         self._loops: set[asyncio.Task[Any]] = set()
-        """The tasks behind requests: on a busy machine a step takes longer, and they run more often during it."""
+        """Background tasks, which do not count. On a busy machine steps take longer, and these tasks run more often."""
         for name, _ in inspect.getmembers(Store, inspect.isfunction):
             if inspect.iscoroutinefunction(operation := getattr(gateway.store, name, None)):
                 setattr(gateway.store, name, self._counting(name, cast(Any, operation)))
@@ -113,7 +113,7 @@ class Meter:
         asyncio.get_running_loop().set_task_factory(cast(Any, self._task))
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> Counts:
-        """Count while *work* goes on."""
+        """Count while *work* runs."""
         self.counts = Counts()
         self._loops = {task for task in asyncio.all_tasks() if not _is_requests(task)}
         gc.collect()
@@ -150,7 +150,7 @@ class Meter:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[Meter, int]]:
-    """A gateway, and the port that it listens on."""
+    """Run a gateway, and yield its meter and its port."""
     place = folder / "catalog" / "echo"
     (place / "tasks").mkdir(parents=True)
     (place / "tasks" / "train.jsonl").write_text('{"id": "one", "question": "?"}\n')
@@ -182,7 +182,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Meter, int]]:
 
 
 class Ors:
-    """Calls a tool over a kept connection."""
+    """A client that calls a tool over a kept connection."""
 
     def __init__(self, port: int, accept: str) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
@@ -204,7 +204,7 @@ class Ors:
 
 
 class Areal(Ors):
-    """Steps of AReaL's, over a kept connection, which its own client does not do."""
+    """A client that steps an AReaL episode over a kept connection. AReaL's own client keeps no connection."""
 
     def __init__(self, port: int) -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
@@ -219,7 +219,7 @@ class Areal(Ors):
 
 
 class OpenEnv:
-    """Steps over one socket."""
+    """A client that steps over one socket."""
 
     def __init__(self, port: int) -> None:
         self._stack = contextlib.ExitStack()
@@ -251,7 +251,7 @@ async def counted(make: Callable[[int], Ors | OpenEnv], folder: Path) -> Counts:
         await asyncio.to_thread(steps, WARM_UP)
         rounds = [await meter.during(lambda: asyncio.to_thread(steps, STEPS)) for _ in range(ROUNDS)]
         await asyncio.to_thread(client.close)
-    # What a step leaves behind is left in every round; what the loops keep meanwhile, and caches that grow, is not.
+    # A leak of a step shows in every round. Objects of the loops and growing caches do not.
     return replace(rounds[-1], blocks=min(one.blocks for one in rounds))
 
 
@@ -270,9 +270,9 @@ REQUEST = "RequestResponseCycle.run_asgi"
 def test_a_step_costs_no_more_than_it_did(
     make: Callable[[int], Ors | OpenEnv], began: dict[str, int], calls: int
 ) -> None:
-    """*calls* were counted with Python 3.11 when this was written; some more are another version's, or a feature's."""
+    """*calls* were counted with Python 3.11. The margin allows for another Python version or a new feature."""
     folder = short_folder()
-    gc.freeze()  # the other tests' objects, which no collection here need look at
+    gc.freeze()  # keeps the objects of other tests out of the collections here
     try:
         found = uvloop.run(counted(make, folder))
     finally:

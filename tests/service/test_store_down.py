@@ -1,4 +1,4 @@
-"""A store that does not answer is said so, and never taken for "not found"."""
+"""A store that does not answer is reported as unavailable, never as "not found"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.service.wire import call, create, delete
 
 
 class Switch(Clock):
-    """The store's clock: every operation reads it, so a store without one is a store that is down."""
+    """The store's clock. Every store operation reads it, so a clock that raises acts as a store that is down."""
 
     is_off = False
 
@@ -36,7 +36,7 @@ class Switch(Clock):
         ("POST", "/delete"),
     ],
 )
-async def test_what_needs_the_store_is_503_while_it_is_down_and_never_404(method: str, path: str) -> None:
+async def test_a_request_that_needs_the_store_is_503_while_it_is_down_and_never_404(method: str, path: str) -> None:
     switch = Switch()
     async with stack(clock=switch) as built, built.first.looping(), built.first.serving() as client:
         switch.is_off = True
@@ -60,7 +60,9 @@ async def test_calls_of_sessions_that_this_replica_serves_go_on_without_the_stor
         assert built.backend.only.ran == ["echo"] * 3
 
 
-async def test_a_replica_without_its_store_is_ready_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_without_its_store_is_ready_and_reports_itself_as_degraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     switch = Switch()
     async with stack(clock=switch) as built, built.first.looping(), built.first.serving() as client:
         switch.is_off = True

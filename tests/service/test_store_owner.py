@@ -1,4 +1,4 @@
-"""Gateways with different secrets do not see each other's workers: one store takes one of them."""
+"""Gateways with different secrets do not see each other's workers, so a store accepts only one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short name: the path of a Unix socket in it has to fit into 107 bytes."""
+    """Make a folder with a short name: the path of a Unix socket in it must fit into 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="gw-") as name:
         yield Path(name)
 
@@ -41,7 +41,7 @@ async def backend(folder: Path) -> AsyncIterator[FakeBackend]:
 
 
 def gateway(world: RedisWorld, backend: FakeBackend, *, secret: str) -> Gateway:
-    """A gateway on the store of *world* that sees the workers of *backend* only, as each secret its own."""
+    """Return a gateway on the store of *world*. It sees only the workers of *backend*, as with a secret of its own."""
     settings = Settings(
         store=world.server.url,
         store_prefix=world.prefix,

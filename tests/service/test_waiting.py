@@ -1,4 +1,4 @@
-"""Creates that wait for a slot, are sent twice, or whose trainer hangs up."""
+"""Creates that wait for a slot, creates that are sent twice, and creates whose trainer hangs up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.service.wire import call, create, delete, detail, hang_up, under_way
 ONE_SLOT: dict[str, Any] = {"slots": 1, "max_workers": 1}
 
 
-async def test_creates_wait_for_a_slot_and_are_served_in_their_order() -> None:
+async def test_creates_wait_for_a_slot_and_are_served_in_order() -> None:
     async with running(environment(**ONE_SLOT)) as (stack, gateway, client):
         await create(client, sid="holder")
         served: list[str] = []
@@ -44,7 +44,7 @@ async def test_creates_wait_for_a_slot_and_are_served_in_their_order() -> None:
         assert stack.backend.asked == 1
 
 
-async def test_a_create_that_finds_no_slot_in_time_is_told_to_come_again() -> None:
+async def test_a_create_that_finds_no_slot_in_time_is_429_with_a_retry_time() -> None:
     async with running(environment(**ONE_SLOT, open_s=0.1)) as (_, gateway, client):
         await create(client)
 
@@ -55,7 +55,7 @@ async def test_a_create_that_finds_no_slot_in_time_is_told_to_come_again() -> No
         assert await gateway.waiting() == 0
 
 
-async def test_an_opening_whose_time_the_wait_used_up_is_refused_for_lack_of_room() -> None:
+async def test_an_opening_that_waited_until_its_deadline_is_refused_for_lack_of_capacity() -> None:
     async with running(environment(min_workers=1)) as (_, gateway, _client):
         await gateway.eventually_workers(1, state=WorkerState.READY)
         kind = gateway.catalog.wanted("math")
@@ -138,7 +138,7 @@ async def test_hundreds_of_hang_ups_at_any_moment_leave_nothing_behind() -> None
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
 
-        # Those that were answered before they hung up are open, and are deleted as any other.
+        # A create that was answered before the hang-up has opened a session, which its trainer deletes.
         for turns in range(60):
             await delete(client, sid=f"s{turns}")
 
@@ -147,7 +147,7 @@ async def test_hundreds_of_hang_ups_at_any_moment_leave_nothing_behind() -> None
         await until(lambda: sum(len(worker.sessions) for worker in stack.backend.workers.values()) == 1)
 
 
-async def test_identical_creates_at_once_open_one_session() -> None:
+async def test_concurrent_identical_creates_open_one_session() -> None:
     async with running() as (stack, gateway, client):
         answers = await asyncio.gather(*(create(client) for _ in range(20)))
 
@@ -156,7 +156,7 @@ async def test_identical_creates_at_once_open_one_session() -> None:
         assert await gateway.used() == 1
 
 
-async def test_an_identical_create_waits_for_the_one_that_is_being_set_up() -> None:
+async def test_an_identical_create_waits_for_the_setup_of_the_first_create() -> None:
     async with running() as (stack, _, client):
         async with under_way(create(client, on_create="gate"), create(client, on_create="gate")) as both:
             await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
@@ -167,7 +167,7 @@ async def test_an_identical_create_waits_for_the_one_that_is_being_set_up() -> N
         assert stack.backend.only.created == 1
 
 
-async def test_an_identical_create_takes_over_from_one_whose_trainer_hung_up() -> None:
+async def test_an_identical_create_takes_over_after_the_first_trainer_hung_up() -> None:
     async with running() as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")) as [first]:
             await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
@@ -194,7 +194,7 @@ async def test_a_create_with_another_body_on_a_taken_id_is_refused_and_changes_n
         assert await gateway.used() == 1
 
 
-async def test_a_taken_id_is_told_before_a_wrong_environment_or_index() -> None:
+async def test_a_taken_id_is_reported_before_a_wrong_environment_or_index() -> None:
     async with running() as (_, _gateway, client):
         await create(client)
 
@@ -206,7 +206,7 @@ async def test_a_taken_id_is_told_before_a_wrong_environment_or_index() -> None:
         assert [(one.status_code, detail(one)) for one in answers] == [(400, "Session already exists")] * 2
 
 
-async def test_a_create_whose_session_was_deleted_and_made_anew_meanwhile_leaves_the_new_one_alone() -> None:
+async def test_a_create_whose_session_was_deleted_and_recreated_does_not_affect_the_new_session() -> None:
     async with running() as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")) as [first]:
             await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
@@ -240,15 +240,15 @@ async def test_creates_that_wait_for_a_worker_that_does_not_start_get_503_with_t
         assert await gateway.workers() == []
 
 
-async def test_an_environment_that_does_not_start_holds_up_no_other() -> None:
-    # As many slow starts as may be under way at once.
+async def test_an_environment_that_does_not_start_does_not_delay_other_environments() -> None:
+    # As many slow starts as the gateway runs concurrently.
     broken = environment("broken", slots=1, max_workers=8, start_s=300.0, open_s=300.0)
     async with running(broken, environment()) as (stack, _, client):
         stack.backend.starts[broken.name] = Start.NEVER_READY
         async with under_way(*(create(client, sid=f"s{n}", env_name="broken") for n in range(8))):
             await until(lambda: len(stack.backend.workers) == 8)
 
-            async with asyncio.timeout(scaled(5)):  # far below the start time of the broken one
+            async with asyncio.timeout(scaled(5)):  # far below the start time of the broken environment
                 served = await create(client)
 
         assert served.status_code == 200

@@ -1,4 +1,4 @@
-"""Workers that die, hang or answer nonsense while sessions are open in them."""
+"""Workers that die, hang or send invalid responses while sessions are open in them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_worker_that_dies_in_mid_stream_ends_it_with_an_error_event() ->
         assert worker.ran == ["die_later"]
 
 
-async def test_all_calls_in_a_worker_that_dies_are_told_and_other_workers_are_left_alone() -> None:
+async def test_all_calls_in_a_worker_that_dies_fail_and_other_workers_are_not_affected() -> None:
     async with running(environment(slots=10, max_workers=2)) as (stack, gateway, client):
         await asyncio.gather(*(create(client, sid=f"s{number}") for number in range(11)))
         victim, other = sorted(stack.backend.workers.values(), key=lambda worker: -len(worker.sessions))
@@ -73,7 +73,7 @@ async def test_all_calls_in_a_worker_that_dies_are_told_and_other_workers_are_le
         assert await gateway.open_sessions() == len(others)
 
 
-async def test_after_a_death_that_nobody_announced_calls_get_typed_errors_and_an_audit_ends_the_sessions() -> None:
+async def test_after_an_unannounced_death_calls_get_typed_errors_and_an_audit_ends_the_sessions() -> None:
     async with running() as (stack, gateway, client):
         await create(client)
         worker = stack.backend.only
@@ -93,7 +93,7 @@ async def test_after_a_death_that_nobody_announced_calls_get_typed_errors_and_an
         assert await gateway.used() == 0
 
 
-async def test_the_pool_heals_after_a_death() -> None:
+async def test_the_pool_replaces_a_worker_that_died() -> None:
     async with running(environment(min_workers=1, max_workers=1)) as (stack, gateway, client):
         await gateway.eventually_workers(1)
         await create(client)
@@ -140,7 +140,7 @@ async def test_a_call_that_takes_longer_than_its_environment_allows_ends_with_an
         assert stack.backend.only.ran == ["gate"]
 
 
-async def test_an_error_event_stands_alone_after_a_piece_of_another_event() -> None:
+async def test_an_error_event_after_a_partial_stream_is_a_separate_event() -> None:
     async with running(environment(call_s=0.3)) as (_, _gateway, client):
         await create(client)
 
@@ -161,7 +161,7 @@ async def test_a_worker_s_404_that_means_the_operation_is_passed_on_and_the_sess
         assert await gateway.used() == 1
 
 
-async def test_a_session_that_its_worker_does_not_know_any_more_is_told_as_lost_and_its_slot_is_free() -> None:
+async def test_a_session_that_its_worker_no_longer_knows_is_reported_as_lost_and_its_slot_is_free() -> None:
     async with running() as (stack, gateway, client):
         await create(client)
         stack.backend.only.sessions.clear()
@@ -188,7 +188,7 @@ async def test_a_teardown_that_fails_drains_the_worker_and_answers_the_trainer()
         assert await gateway.used() == 1
 
 
-async def test_a_teardown_that_hangs_is_given_up_and_its_slot_is_not_used_again() -> None:
+async def test_a_teardown_that_hangs_times_out_and_its_slot_is_not_used_again() -> None:
     async with running(environment(slots=2, max_workers=2, close_s=0.2)) as (stack, gateway, client):
         await create(client, on_delete="hang")
         bad = stack.backend.only
@@ -203,7 +203,7 @@ async def test_a_teardown_that_hangs_is_given_up_and_its_slot_is_not_used_again(
 
 
 @pytest.mark.parametrize("how", ["fail", "hang"])
-async def test_an_episode_whose_end_its_worker_does_not_take_is_counted_as_a_failure_of_infrastructure(
+async def test_an_episode_whose_teardown_fails_in_its_worker_counts_as_an_infrastructure_failure(
     how: str,
 ) -> None:
     async with running(environment(close_s=0.2)) as (_, gateway, client):
@@ -218,7 +218,7 @@ async def test_an_episode_whose_end_its_worker_does_not_take_is_counted_as_a_fai
         assert not [line for line in shown if line.startswith("gateway_episode_reward_count{")]
 
 
-async def test_a_worker_that_does_not_answer_a_create_in_time_gives_its_slot_back() -> None:
+async def test_a_create_that_its_worker_does_not_answer_in_time_releases_its_slot() -> None:
     async with running(environment(slots=1, max_workers=1, setup_s=0.3)) as (stack, gateway, client):
         answer = await create(client, on_create="gate")
 
@@ -246,7 +246,7 @@ async def test_a_trainer_that_hangs_up_in_a_call_does_not_end_the_call_or_the_se
         assert await gateway.used() == 1
 
 
-async def test_an_episode_is_opened_elsewhere_when_the_worker_that_it_was_given_has_died_unnoticed() -> None:
+async def test_an_episode_is_opened_elsewhere_if_its_assigned_worker_has_died_unnoticed() -> None:
     async with running(environment(max_workers=2)) as (stack, gateway, client):
         await create(client)
         dead = stack.backend.only
@@ -259,7 +259,7 @@ async def test_an_episode_is_opened_elsewhere_when_the_worker_that_it_was_given_
         assert (await gateway.found("two")).worker != dead.worker.id
 
 
-async def test_an_episode_that_its_worker_dies_over_is_opened_in_another_one() -> None:
+async def test_an_episode_whose_worker_dies_during_the_opening_is_opened_in_another_worker() -> None:
     async with running(environment(max_workers=2)) as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")) as [opening]:
             await until(lambda: any(worker.waiting for worker in stack.backend.workers.values()))
@@ -275,7 +275,7 @@ async def test_an_episode_that_its_worker_dies_over_is_opened_in_another_one() -
         assert await gateway.used() == 1
 
 
-async def test_an_episode_that_every_worker_dies_over_is_refused_after_the_second() -> None:
+async def test_an_episode_whose_workers_die_during_the_opening_is_refused_after_the_second_worker() -> None:
     async with running(environment(max_workers=1)) as (stack, gateway, client):
         died: set[str] = set()
         async with under_way(create(client, on_create="gate")) as [opening]:
@@ -291,7 +291,7 @@ async def test_an_episode_that_every_worker_dies_over_is_refused_after_the_secon
 
 
 class _Remote(MemoryStore):
-    """Others come between two calls of one caller, as with a store behind a network."""
+    """A store that lets other callers run between two calls of one caller, as a remote store does."""
 
     async def worker(self, id: WorkerId) -> Worker | None:
         found = await super().worker(id)
@@ -300,7 +300,7 @@ class _Remote(MemoryStore):
         return found
 
 
-async def test_a_death_that_an_event_and_an_audit_tell_of_is_counted_and_logged_once(
+async def test_a_death_that_an_event_and_an_audit_report_is_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with stack(environment(slots=4)) as built:
@@ -327,7 +327,7 @@ async def test_a_death_that_an_event_and_an_audit_tell_of_is_counted_and_logged_
 
 
 @pytest.mark.parametrize("sessions", [0, 1])
-async def test_a_death_that_two_replicas_hear_of_is_counted_and_logged_once(
+async def test_a_death_that_is_reported_to_two_replicas_is_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture, sessions: int
 ) -> None:
     kind = environment(slots=4, min_workers=1, max_workers=1)
@@ -354,7 +354,7 @@ async def test_a_death_that_two_replicas_hear_of_is_counted_and_logged_once(
 
 
 class _SlowToStop(FakeBackend):
-    """Its engine has ended a worker, and is slow to say so."""
+    """A backend whose engine has stopped a worker but is slow to answer."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""What a trainer sends and reads, in ORS' words, over plain HTTP."""
+"""A trainer's ORS requests and their answers, over plain HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENT_STREAM = {"Accept": "text/event-stream"}
 
 
 async def create(client: httpx.AsyncClient, sid: str = "one", **task: Any) -> httpx.Response:
-    """Open a session on an inline task."""
+    """Open a session with an inline task."""
     body = {"env_name": task.pop("env_name", "math"), "task_spec": {"question": "1+1", **task}}
     return await client.post("/create", json=body, headers={"X-Session-ID": sid})
 
@@ -32,7 +32,7 @@ async def delete(client: httpx.AsyncClient, sid: str = "one") -> httpx.Response:
 
 
 def events(text: str) -> list[tuple[str, str]]:
-    """Cut a whole event stream into (event, data)."""
+    """Split a whole event stream into pairs (event, data)."""
     found = []
     for block in text.split("\r\n\r\n"):
         fields = [line.partition(": ")[::2] for line in block.split("\r\n") if line and not line.startswith(":")]
@@ -42,7 +42,7 @@ def events(text: str) -> list[tuple[str, str]]:
 
 
 def result(answer: httpx.Response) -> Any:
-    """The result that a call's event stream ends with."""
+    """Return the result at the end of a call's event stream."""
     assert answer.status_code == 200, answer.text
     name, data = events(answer.text)[-1]
     assert name == "end", answer.text
@@ -50,7 +50,7 @@ def result(answer: httpx.Response) -> Any:
 
 
 def detail(answer: httpx.Response) -> Any:
-    """The sentence of an error answer."""
+    """Return the message of an error response."""
     return answer.json()["detail"]
 
 
@@ -58,7 +58,7 @@ def detail(answer: httpx.Response) -> Any:
 async def under_way(
     *requests: Coroutine[Any, Any, httpx.Response],
 ) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
-    """Run *requests* beside the test; what is not answered when it ends is hung up."""
+    """Run *requests* concurrently with the test, and hang up the unanswered requests at its end."""
     tasks = [asyncio.ensure_future(request) for request in requests]
     try:
         yield tasks
@@ -69,7 +69,7 @@ async def under_way(
 
 
 async def hang_up(request: asyncio.Task[httpx.Response]) -> None:
-    """Close a request's connection before it is answered."""
+    """Close a request's connection before its response arrives."""
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
     assert request.cancelled(), "it was answered before"

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see."""
+"""The metrics that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MATH = EnvironmentName("math")
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    """One sample, as Prometheus reads it; None if it is not shown."""
+    """Return the value of one sample as Prometheus reads it, or None if the sample is missing."""
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
             if sample.name == f"gateway_{name}" and sample.labels == labels:
@@ -58,7 +58,9 @@ def test_episodes_are_counted_with_their_reasons_and_rewards() -> None:
     assert value(metrics, "episodes_total", environment="math", outcome="finished") == 1
     assert value(metrics, "episodes_total", environment="math", outcome="infrastructure") == 1
     assert value(metrics, "episode_reward_sum", environment="math") == 0.5
-    assert value(metrics, "episode_reward_count", environment="math") == 1  # an unknown reward is none, and not 0
+    assert (
+        value(metrics, "episode_reward_count", environment="math") == 1
+    )  # an unknown reward is not counted, not even as 0
 
 
 def test_calls_and_starts_are_counted_by_outcome() -> None:
@@ -102,7 +104,7 @@ def test_workers_are_shown_by_state_with_their_slots_and_queue() -> None:
 
 
 @pytest.mark.parametrize("later", [{}, {EnvironmentName("coding"): load()}])
-def test_an_environment_that_holds_nothing_any_more_is_shown_as_empty(
+def test_an_environment_without_workers_and_openings_is_shown_as_empty(
     later: dict[EnvironmentName, EnvironmentLoad],
 ) -> None:
     metrics = Metrics()
@@ -123,7 +125,7 @@ def test_two_gateways_in_one_process_do_not_share_their_numbers() -> None:
     assert value(other, "workers_lost_total", environment="math", reason="worker_lost") is None
 
 
-def test_claims_are_counted_by_how_they_ended_with_the_time_they_took() -> None:
+def test_claims_are_counted_by_outcome_with_their_duration() -> None:
     metrics = Metrics()
 
     for outcome, seconds in (("hit", 0.0), ("wait", 3.0), ("refused", 9.0)):
@@ -133,7 +135,7 @@ def test_claims_are_counted_by_how_they_ended_with_the_time_they_took() -> None:
     assert value(metrics, "claim_seconds_sum", environment="math") == 12
 
 
-def test_what_the_pool_sizes_itself_by_is_shown() -> None:
+def test_the_inputs_of_the_pools_sizing_are_shown() -> None:
     metrics = Metrics()
 
     metrics.sized(MATH, arrival_rate=2.5, start_s=0.4, warm=3)
@@ -148,7 +150,7 @@ def test_what_the_pool_sizes_itself_by_is_shown() -> None:
     assert value(metrics, "event_loop_lag_seconds_count") == 1
 
 
-def test_a_replica_that_leads_no_more_forgets_what_it_showed_of_the_pool() -> None:
+def test_a_replica_that_no_longer_leads_removes_its_metrics_of_the_pool() -> None:
     metrics = Metrics()
     metrics.leads(True)
     metrics.loaded({MATH: load(WorkerState.READY, used=2)})
@@ -183,7 +185,7 @@ def test_a_replica_that_leads_no_more_forgets_what_it_showed_of_the_pool() -> No
         (errors.SessionClosed("operator"), "ended"),
     ],
 )
-def test_what_ends_a_call_has_its_outcome(error: BaseException, outcome: str) -> None:
+def test_each_error_of_a_call_has_its_outcome(error: BaseException, outcome: str) -> None:
     assert call_outcome(error) == outcome
     assert outcome in CALLS
 
@@ -212,11 +214,11 @@ def relayed(*faults: Fault) -> FaultReply:
         ([], "ok"),
     ],
 )
-def test_what_answers_a_call_has_its_outcome(answer: object, outcome: str) -> None:
+def test_each_answer_of_a_call_has_its_outcome(answer: object, outcome: str) -> None:
     assert answer_outcome(answer) == outcome
 
 
-def test_a_fault_is_one_line_that_every_log_can_take(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_is_logged_as_one_line_of_ascii(caplog: pytest.LogCaptureFixture) -> None:
     session = Session(
         id=SessionId("5e55"),
         name="one",
@@ -255,6 +257,6 @@ def test_a_fault_is_one_line_that_every_log_can_take(caplog: pytest.LogCaptureFi
         (ZeroDivisionError(), "failed"),
     ],
 )
-def test_what_ends_a_start_has_its_outcome(error: BaseException, outcome: str) -> None:
+def test_each_error_of_a_start_has_its_outcome(error: BaseException, outcome: str) -> None:
     assert start_outcome(error) == outcome
     assert outcome in STARTS

@@ -1,4 +1,4 @@
-"""A request's head is bounded in size and time, whoever sends it."""
+"""The HTTP server bounds the size and time of heads and bodies, and ends its connections gracefully."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def served(
     app: ASGIApp = hello, *, told: Callable[[HttpServer], None] = lambda _: None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a server that says hello; *told* is given the server."""
+    """Run a server of *app* and yield a connection to it; *told* is called with the server."""
     listener = listen("127.0.0.1", 0)
     server = HttpServer(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
     told(server)
@@ -54,7 +54,7 @@ async def test_requests_on_one_connection_are_answered_in_turn() -> None:
             assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_head_without_end_is_refused() -> None:
+async def test_an_endless_head_is_refused() -> None:
     async with served() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: ")
         for _ in range(40):
@@ -82,7 +82,7 @@ async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
     assert answer.startswith(b"HTTP/1.1 408")
 
 
-async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_for_it_is_told(
+async def test_a_stalled_body_is_refused_and_the_application_gets_a_disconnect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.server.BODY_S", 0.1)
@@ -106,7 +106,7 @@ async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_f
     assert "".join(heard) == "firsthttp.disconnect"
 
 
-async def test_a_body_that_comes_too_slowly_on_the_whole_is_refused_however_short_its_pauses_are(
+async def test_a_body_that_is_too_slow_on_average_is_refused_even_with_short_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.server.BODY_LEAST_S", 0.1)
@@ -132,7 +132,7 @@ async def test_a_body_that_comes_too_slowly_on_the_whole_is_refused_however_shor
     assert b"less than 32768 bytes a second" in answer
 
 
-async def test_a_body_has_more_time_the_more_of_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_for_a_body_grows_with_its_received_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.server.BODY_LEAST_S", 0.0)
     monkeypatch.setattr("gateway.server.BODY_RATE", 0.01)
     has_begun = asyncio.Event()
@@ -151,14 +151,14 @@ async def test_a_body_has_more_time_the_more_of_it_came(monkeypatch: pytest.Monk
         assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.server.HEAD_S", 0.05)
     async with served() as (reader, _):
         async with asyncio.timeout(WAIT_S):
             assert await reader.read() == b""
 
 
-def test_an_address_in_use_is_a_clear_error() -> None:
+def test_an_address_in_use_is_an_error_that_names_the_address() -> None:
     taken = listen("127.0.0.1", 0)
     try:
         with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1"):
@@ -167,7 +167,7 @@ def test_an_address_in_use_is_a_clear_error() -> None:
         taken.close()
 
 
-async def test_a_server_that_leaves_goes_on_taking_connections_and_each_answer_is_its_last_one() -> None:
+async def test_a_leaving_server_still_accepts_connections_and_closes_each_after_one_answer() -> None:
     servers: list[HttpServer] = []
     async with served(told=servers.append) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
@@ -188,7 +188,7 @@ async def test_a_server_that_leaves_goes_on_taking_connections_and_each_answer_i
         new_writer.close()
 
 
-async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_not_does_not() -> None:
+async def test_a_leaving_server_closes_only_connections_whose_answer_had_not_started() -> None:
     servers: list[HttpServer] = []
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -217,7 +217,7 @@ async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_n
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_client_that_reads_nothing_is_cut_off(
+def test_a_client_that_does_not_read_is_cut_off(
     run: Callable[[Coroutine[object, object, None]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.server.STALL_S", 0.1)
@@ -235,6 +235,6 @@ def test_a_client_that_reads_nothing_is_cut_off(
             writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
             await read(reader, b"200")
             async with asyncio.timeout(WAIT_S):
-                await ended.wait()  # nobody reads on meanwhile
+                await ended.wait()  # the client does not read meanwhile
 
     run(cut_off())

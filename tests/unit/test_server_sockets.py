@@ -1,4 +1,4 @@
-"""WebSockets as the server bounds and ends them; the client is the package that OpenEnv's own clients use."""
+"""Limits and shutdown of the server's WebSockets, tested with the client package of OpenEnv's own clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = scaled(10.0)
 
 
 class Echo:
-    """Answers each message with its length; holds the answer to ``wait`` until the gate opens."""
+    """An application that answers each message with its length, and ``wait`` only after its gate opens."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -42,7 +42,7 @@ class Echo:
 
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, str]]:
-    """A server of *app*, and its address."""
+    """Run a server of *app*, and yield it and its address."""
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
         app,
@@ -70,7 +70,7 @@ async def asked(client: ClientConnection, text: str) -> str | bytes:
     return await client.recv()
 
 
-async def test_a_message_of_16_mib_is_taken_and_a_larger_one_closes_with_1009() -> None:
+async def test_a_message_of_16_mib_is_accepted_and_a_larger_message_closes_the_socket_with_1009() -> None:
     async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
         assert await asked(client, "a" * FRAME_MAX_BYTES) == str(FRAME_MAX_BYTES)
 
@@ -81,7 +81,7 @@ async def test_a_message_of_16_mib_is_taken_and_a_larger_one_closes_with_1009() 
     assert closed.value.rcvd.code == 1009
 
 
-async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_with_1001() -> None:
+async def test_the_shutdown_waits_for_a_pending_answer_and_closes_with_1001() -> None:
     app = Echo()
     async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as busy, connect(url) as idle:
         await busy.send("wait")
@@ -99,11 +99,11 @@ async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_w
     assert [closed.value.rcvd and closed.value.rcvd.code for closed in (first, second)] == [1001, 1001]
 
 
-async def test_a_message_that_comes_after_the_close_is_never_begun() -> None:
+async def test_a_message_that_arrives_after_the_close_is_never_processed() -> None:
     app = Echo()
     async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as client:
         assert await asked(client, "x") == "1"
-        client.transport.pause_reading()  # its package answers a close as soon as it reads one
+        client.transport.pause_reading()  # the client package answers a close as soon as it reads the close
 
         server.should_exit = True
         await until(lambda: not server.servers or not server.servers[0].sockets)
@@ -117,7 +117,7 @@ async def test_a_message_that_comes_after_the_close_is_never_begun() -> None:
     assert not app.holds.is_set()
 
 
-async def test_no_log_shows_the_path_which_may_hold_a_key(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_log_shows_the_path_because_it_may_contain_a_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(f"{url}/k/a-secret-key/ws") as client:
         await client.send("x")
@@ -127,13 +127,13 @@ async def test_no_log_shows_the_path_which_may_hold_a_key(caplog: pytest.LogCapt
     assert not any("a-secret-key" in record.getMessage() for record in ours)
 
 
-async def test_nothing_is_compressed() -> None:
+async def test_messages_are_not_compressed() -> None:
     async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
         assert client.response is not None
         assert "Sec-WebSocket-Extensions" not in client.response.headers
 
 
-async def test_the_kernel_is_asked_to_tell_of_clients_whose_machine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_use_keepalive_and_a_user_timeout_to_detect_lost_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[socket.socket] = []
     connection_made = BoundedSocket.connection_made
 

@@ -1,4 +1,4 @@
-"""Settings: read from ``GATEWAY_`` variables, checked, and the secret that is made once."""
+"""Settings from ``GATEWAY_`` variables and files, their checks, and the secret that is created once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_variables_are_read_and_the_command_line_wins(monkeypatch: pytest.Monkey
     assert read.environments == ("math", "coding", "os")
 
 
-def test_an_empty_variable_is_the_same_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PORT", "SECRET", "TRAINER_KEYS", "ENVIRONMENTS", "SOCKET_VOLUME"):
         monkeypatch.setenv(f"GATEWAY_{name}", "")
 
@@ -90,7 +90,7 @@ def test_an_empty_variable_is_the_same_as_none(monkeypatch: pytest.MonkeyPatch) 
         ("NODE_MAX_CONTAINERS", "0"),
     ],
 )
-def test_a_wrong_value_is_told_by_the_name_of_its_variable(
+def test_the_error_for_an_invalid_value_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(f"GATEWAY_{name}", value)
@@ -99,7 +99,7 @@ def test_a_wrong_value_is_told_by_the_name_of_its_variable(
         load()
 
 
-def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_invalid_values_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_PORT", "x")
     monkeypatch.setenv("GATEWAY_QUEUE_MAX", "0")
 
@@ -107,11 +107,14 @@ def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         load()
 
 
-def test_a_name_that_is_no_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_TYPO", "1")
     monkeypatch.setenv("GATEWAY_PROT", "1")
 
-    with pytest.raises(ConfigError, match=r"^unknown settings: GATEWAY_PROT, GATEWAY_TYPO$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^unknown setting GATEWAY_PROT \(did you mean 'GATEWAY_PORT'\?\); unknown setting GATEWAY_TYPO",
+    ):
         load()
 
 
@@ -121,11 +124,11 @@ def test_unknown_names_are_found_among_any_variables() -> None:
     assert unknown_variables(environ) == ["GATEWAY_", "GATEWAY_X"]
 
 
-def test_what_the_command_line_reads_for_its_clients_is_known_too() -> None:
+def test_variables_of_the_client_commands_are_known_too() -> None:
     assert unknown_variables({"GATEWAY_URL": "http://gateway:8080", "GATEWAY_KEY": OTHER}) == []
 
 
-def test_every_setting_has_a_sentence_below_it() -> None:
+def test_every_setting_has_a_docstring_below_it() -> None:
     assert set(_documented_fields()) == set(Settings.model_fields)
 
 
@@ -142,7 +145,7 @@ def _documented_fields() -> list[str]:
     ]
 
 
-def test_settings_do_not_change_once_they_are_read() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         settings().port = 1
 
@@ -157,7 +160,7 @@ def test_the_socket_folder_is_short_enough_for_a_worker_s_socket(monkeypatch: py
     ("variables", "folder"),
     [({"XDG_STATE_HOME": "/state", "HOME": "/home/a"}, "/state"), ({"HOME": "/home/a"}, "/home/a/.local/state")],
 )
-def test_the_state_folder_is_where_the_user_keeps_state(
+def test_the_state_folder_follows_the_users_xdg_folders(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -167,7 +170,7 @@ def test_the_state_folder_is_where_the_user_keeps_state(
     assert settings().state_dir == Path(folder) / "env-gateway"
 
 
-def test_local_workers_may_be_given_this_process_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_variables_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_VARIABLE", "1")
 
     assert inherited_environ()["SOME_VARIABLE"] == "1"
@@ -206,9 +209,7 @@ def test_keys_are_pairs_of_name_and_key(text: str, keys: dict[str, str]) -> None
         ("alice:schlüssel-eins", "ASCII"),
     ],
 )
-def test_keys_that_cannot_be_told_apart_or_sent_are_refused(
-    monkeypatch: pytest.MonkeyPatch, text: str, reason: str
-) -> None:
+def test_ambiguous_or_malformed_keys_are_refused(monkeypatch: pytest.MonkeyPatch, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_keys(SecretStr(text))
 
@@ -220,7 +221,7 @@ def test_keys_that_cannot_be_told_apart_or_sent_are_refused(
 @pytest.mark.parametrize(
     "text", ["alice:very-secret/key", "very-secret-key", "alice:very-secret,alice:very-secret-two"]
 )
-def test_no_complaint_shows_a_key(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_no_error_shows_a_key(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("GATEWAY_OPERATOR_KEYS", text)
 
     with pytest.raises(ConfigError) as refusal:
@@ -231,7 +232,7 @@ def test_no_complaint_shows_a_key(monkeypatch: pytest.MonkeyPatch, text: str) ->
     assert refusal.value.__suppress_context__
 
 
-def test_no_key_is_shown_where_settings_are_printed() -> None:
+def test_printed_settings_show_no_key() -> None:
     given = settings(trainer_keys=f"alice:{KEY}", operator_keys=f"olga:{OTHER}", secret="very-secret")
 
     shown = f"{given!r} {given} {given.model_dump_json()}"
@@ -256,20 +257,20 @@ def test_no_key_is_shown_where_settings_are_printed() -> None:
         {"host": "gateway.example", "trainer_keys": f"alice:{KEY}", "operator_keys": f"olga:{OTHER}"},
     ],
 )
-def test_what_is_safe_is_served(given: dict[str, Any]) -> None:
+def test_safe_combinations_are_accepted(given: dict[str, Any]) -> None:
     wanted = settings(**given)
 
     assert wanted.checked() is wanted
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gateway.example", "", "8.8.8.8"])
-def test_an_address_that_others_reach_is_not_served_without_trainers_keys(host: str) -> None:
+def test_an_address_beyond_loopback_is_refused_without_trainer_keys(host: str) -> None:
     for given in ({}, {"operator_keys": f"olga:{OTHER}"}):
         with pytest.raises(ConfigError, match="without keys"):
             settings(host=host, **given).checked()
 
 
-def test_a_key_is_a_trainer_s_or_an_operator_s_but_never_both() -> None:
+def test_the_same_key_for_a_trainer_and_an_operator_is_refused() -> None:
     with pytest.raises(ConfigError, match="they must differ") as refusal:
         settings(trainer_keys=f"alice:{KEY}", operator_keys=f"olga:{KEY}").checked()
     assert KEY not in refusal.value.detail
@@ -291,16 +292,14 @@ def test_a_key_is_a_trainer_s_or_an_operator_s_but_never_both() -> None:
         ("", False),
     ],
 )
-def test_loopback_is_told_from_the_rest(host: str, only_here: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, only_here: bool) -> None:
     assert is_loopback(host) is only_here
 
 
 # -- settings in files ----------------------------------------------------------------------------------------------
 
 
-def test_settings_are_read_from_files_as_well_and_a_variable_wins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_settings_are_read_from_files_too_and_a_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "gateway_secret").write_text("from-a-file\n")
     (tmp_path / "gateway_trainer_keys").write_text(f"alice:{KEY}\n")
     (tmp_path / "gateway_store").write_text("redis://in-a-file/0")
@@ -322,9 +321,7 @@ def test_without_a_folder_of_secrets_no_file_is_read(monkeypatch: pytest.MonkeyP
     assert load().secret is None
 
 
-def test_a_file_that_is_named_like_a_setting_and_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_with_the_name_of_an_unknown_setting_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "gateway_trainer_key").write_text(f"alice:{KEY}")
     monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
 
@@ -332,7 +329,7 @@ def test_a_file_that_is_named_like_a_setting_and_is_none_is_refused(
         load()
 
 
-def test_a_wrong_value_in_a_file_is_refused_by_the_name_of_its_setting_without_the_value(
+def test_the_error_for_an_invalid_value_in_a_file_names_the_setting_but_not_the_value(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "gateway_trainer_keys").write_text("very-secret-key")
@@ -344,14 +341,14 @@ def test_a_wrong_value_in_a_file_is_refused_by_the_name_of_its_setting_without_t
     assert "very-secret" not in refusal.value.detail
 
 
-def test_a_folder_of_secrets_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_folder_of_secrets_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path / "nowhere"))
 
     with pytest.raises(ConfigError, match=r"GATEWAY_SECRETS_DIR.*nowhere"):
         load()
 
 
-@pytest.mark.parametrize("content", [pytest.param(b"\n", id="empty"), pytest.param(b"\xff\xfe", id="no text")])
+@pytest.mark.parametrize("content", [pytest.param(b"\n", id="empty"), pytest.param(b"\xff\xfe", id="not a text")])
 def test_a_file_without_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "gateway_secret").write_bytes(content)
     monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
@@ -363,7 +360,7 @@ def test_a_file_without_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 # -- the secret -----------------------------------------------------------------------------------------------------
 
 
-def test_the_secret_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     first = settings(state_dir=tmp_path / "new" / "state").read_secret()
     again = settings(state_dir=tmp_path / "new" / "state").read_secret()
 
@@ -374,18 +371,20 @@ def test_the_secret_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) ->
     assert [entry.name for entry in path.parent.iterdir()] == ["secret"]
 
 
-def test_two_gateways_make_different_secrets(tmp_path: Path) -> None:
+def test_two_gateways_create_different_secrets(tmp_path: Path) -> None:
     assert settings(state_dir=tmp_path / "a").read_secret() != settings(state_dir=tmp_path / "b").read_secret()
 
 
-def test_gateways_of_one_secret_have_one_identity_and_others_another(tmp_path: Path) -> None:
+def test_gateways_with_the_same_secret_have_the_same_identity_and_others_a_different_one(tmp_path: Path) -> None:
     owners = [settings(secret=secret).read_owner() for secret in ("ours", "ours", "theirs")]
 
     assert owners[0] == owners[1] != owners[2]
     assert re.fullmatch("[0-9a-f]{16}", owners[0])
 
 
-def test_a_second_gateway_without_a_store_is_refused_the_containers_of_one_that_lives(tmp_path: Path) -> None:
+def test_a_second_gateway_without_a_shared_store_may_not_hold_the_containers_of_a_running_gateway(
+    tmp_path: Path,
+) -> None:
     with hold_containers(settings(state_dir=tmp_path, **DOCKER)):
         with pytest.raises(ConfigError, match="set another GATEWAY_INSTANCE here, or the same Redis in both"):
             hold_containers(settings(state_dir=tmp_path, **DOCKER))
@@ -407,7 +406,9 @@ def test_a_second_gateway_without_a_store_is_refused_the_containers_of_one_that_
         ("unix:///run/a.sock", "redis://a"),
     ],
 )
-def test_gateways_of_two_stores_are_refused_each_others_containers(tmp_path: Path, first: str, second: str) -> None:
+def test_gateways_with_different_stores_may_not_hold_the_same_containers(
+    tmp_path: Path, first: str, second: str
+) -> None:
     with hold_containers(settings(state_dir=tmp_path, backend="docker", store=first)):
         with pytest.raises(ConfigError) as refused:
             hold_containers(settings(state_dir=tmp_path, backend="docker", store=second))
@@ -421,7 +422,7 @@ def test_gateways_of_two_stores_are_refused_each_others_containers(tmp_path: Pat
     assert "set another GATEWAY_INSTANCE here, or the same Redis in both" in str(refused.value)
 
 
-def test_keys_of_two_prefixes_in_one_redis_are_two_stores(tmp_path: Path) -> None:
+def test_two_prefixes_in_one_redis_count_as_two_stores(tmp_path: Path) -> None:
     one: dict[str, Any] = {"state_dir": tmp_path, "backend": "docker", "store": "redis://a"}
     with hold_containers(settings(**one)), pytest.raises(ConfigError, match="GATEWAY_STORE_PREFIX=gateway where"):
         hold_containers(settings(**one, store_prefix="another"))
@@ -435,9 +436,7 @@ def test_keys_of_two_prefixes_in_one_redis_are_two_stores(tmp_path: Path) -> Non
         ("unix:///run/a.sock", "unix://user:word@/run/a.sock?db=0"),
     ],
 )
-def test_replicas_with_one_store_hold_their_containers_beside_each_other(
-    tmp_path: Path, first: str, second: str
-) -> None:
+def test_replicas_with_the_same_store_hold_their_containers_together(tmp_path: Path, first: str, second: str) -> None:
     with (
         hold_containers(settings(state_dir=tmp_path, backend="docker", store=first)),
         hold_containers(settings(state_dir=tmp_path, backend="docker", store=second)),
@@ -477,9 +476,9 @@ def test_containers_are_held_by_two_processes_until_both_have_died(tmp_path: Pat
     assert not any(b"pass-word" in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_replicas_that_start_together_after_another_store_hold_their_containers(tmp_path: Path) -> None:
+def test_replicas_that_start_together_after_a_change_of_the_store_hold_their_containers(tmp_path: Path) -> None:
     count = 8
-    hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()  # what it wrote stays
+    hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()  # its lock file stays
     line = threading.Barrier(count)
     held: list[ExitStack] = []
     wrong: list[ConfigError] = []
@@ -505,7 +504,7 @@ def test_replicas_that_start_together_after_another_store_hold_their_containers(
         one.close()
 
 
-def test_a_state_folder_that_cannot_be_written_stops_no_replica_that_has_its_secret_from_elsewhere(
+def test_a_replica_with_a_set_secret_and_redis_starts_without_a_writable_state_folder(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -516,7 +515,7 @@ def test_a_state_folder_that_cannot_be_written_stops_no_replica_that_has_its_sec
         hold_containers(settings(**nowhere, store="memory"))
 
 
-def test_a_url_of_redis_that_cannot_be_read_is_told_without_its_password(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_redis_url_does_not_show_its_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://user:pass/word@host"))
 
@@ -548,14 +547,14 @@ def test_replicas_that_start_together_agree_on_one_secret(tmp_path: Path) -> Non
     assert [entry.name for entry in (tmp_path / "state").iterdir()] == ["secret"]
 
 
-def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(ConfigError, match="GATEWAY_STATE_DIR="):
         settings(state_dir=tmp_path / "file" / "state").read_secret()
 
 
-def test_an_empty_secret_file_is_told_and_not_taken_for_a_secret(tmp_path: Path) -> None:
+def test_an_empty_secret_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("\n")
 
     with pytest.raises(ConfigError, match="empty"):

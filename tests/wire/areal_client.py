@@ -1,7 +1,7 @@
-"""A trainer that talks to a task server as AReaL's ``TaskServerWorkflow`` does, and in no other way.
+"""A trainer that calls a task server exactly as AReaL's ``TaskServerWorkflow`` does.
 
-A connection for each request, closed after it; one time-out for the whole of it; 200 or nothing; never a second try.
-What a model says ends in its special token.
+It uses one connection for each request and closes it afterwards. One timeout covers the whole request. Only status 200
+is a success, and the client never retries. The model's texts end with its special token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import aiohttp
 from tests.deadlines import scaled
 
 TOTAL_S = scaled(60.0)
-"""The workflow's own default."""
+"""Seconds for a whole request: the workflow's own default."""
 END = "<|im_end|>"
 
 
 class Failed(Exception):
-    """An answer that is not 200; the workflow gives the trajectory up."""
+    """An answer with a status other than 200. The workflow then drops the trajectory."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"{status}: {body}")
@@ -33,17 +33,17 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What a rollout brought: rewards add up, and the last ``info`` goes into the statistics."""
+    """The result of a rollout: the sum of the rewards, and the last ``info``, which goes into the statistics."""
 
     reward: float
     turns: int
     info: dict[str, Any]
     seen: list[str]
-    """What the model read, in order."""
+    """The texts that the model read, in order."""
 
 
 class ArealClient:
-    """A workflow's view of one task server; *url* is without ``/api``, as its users configure it."""
+    """A workflow's view of one task server. *url* has no ``/api``, as AReaL's users configure it."""
 
     def __init__(self, url: str, *, total_s: float = TOTAL_S) -> None:
         self._base = url.rstrip("/") + "/api"
@@ -52,7 +52,7 @@ class ArealClient:
     async def request(
         self, method: str, path: str, *, json: Any = None, data: bytes | io.BytesIO | None = None
     ) -> tuple[int, Any]:
-        """Send one request over a connection of its own; the status and the parsed body."""
+        """Send one request over its own connection, and return the status and the parsed body."""
         connector = aiohttp.TCPConnector(force_close=True)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=self._timeout) as session,
@@ -62,10 +62,10 @@ class ArealClient:
             return response.status, await response.json()
 
     async def ask(self, method: str, path: str, *, json: Any = None) -> Any:
-        """Send a request that has to succeed.
+        """Send a request that must succeed.
 
         Raises:
-            Failed: the status is not 200.
+            Failed: The status is not 200.
         """
         status, body = await self.request(method, path, json=json)
         if status != 200:
@@ -76,11 +76,11 @@ class ArealClient:
         return await self.ask("GET", "/task/info")
 
     async def start(self, sample: str | int, **fields: Any) -> Any:
-        """Start an episode; the workflow always sends an empty ``config``."""
+        """Start an episode. The workflow always sends an empty ``config``."""
         return await self.ask("POST", "/episode/start", json={"sample_id": sample, "config": {}, **fields})
 
     async def step(self, episode: str, text: str) -> Any:
-        """Send what the model said, special token and all."""
+        """Send a model's text, with its special token."""
         return await self.act(episode, {"type": "text", "content": text + END})
 
     async def act(self, episode: str, action: Any) -> Any:
@@ -94,10 +94,10 @@ class ArealClient:
         return await self.ask("POST", "/episode/cancel", json={"episode_id": episode})
 
     async def rollout(self, sample: str | int, agent: Callable[[str], str], *, max_turns: int = 20) -> Trajectory:
-        """Play an episode as the workflow does: rewards are added, and a failure cancels and gives up.
+        """Play an episode as the workflow does: add up rewards, and cancel the episode after a failure.
 
         Raises:
-            Failed, TimeoutError, KeyError: as the workflow, which then drops the trajectory.
+            Failed, TimeoutError, KeyError: The rollout failed. The workflow then drops the trajectory.
         """
         assert (await self.info())["name"]
         started = await self.start(str(sample))

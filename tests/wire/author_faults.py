@@ -1,7 +1,7 @@
-"""Episodes that end by an author's fault: environments that fail, the clients that play them, and what operators see.
+"""Episodes that end by an author's fault: failing environments, the clients that play them, and the operators' view.
 
-The environments are those of ``faulty/catalog``; a task's id says what fails in it. `WAYS` has a client for each
-protocol, and for each form in which a protocol can tell of a failure first.
+The environments are those of ``faulty/catalog``. The id of a task names the part that fails. `WAYS` has a client for
+each protocol, and for each form in which a protocol can report the first failure.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SSE, JSON = "text/event-stream", "application/json"
 FAULTY = Path(__file__).parent / "faulty"
 OWN, OS, ORS, OPENREWARD = "faulty", "os", "faulty-ors", "faulty-openreward"
 OPENENV, MCP, AREAL = "faulty-openenv", "faulty-mcp", "faulty-areal"
-"""Kinds of workers: two environments on our own server, and unmodified servers of other people's."""
+"""Kinds of workers: two environments on the gateway's own server, and unmodified third-party servers."""
 OS_TASKS = {task["id"]: task for task in map(json.loads, (FAULTY / "os_tasks/train.jsonl").read_text().splitlines())}
 
 OWN_ROWS = [
-    # what fails        what the client is told
+    # what fails        what the client gets
     ("constructor", "no opening"),
     ("reset", "no opening"),
     ("tool", "a failed tool"),
@@ -42,33 +42,36 @@ OWN_ROWS = [
     ("reward", "the end"),
     ("infinite reward", "the end"),
 ]
-"""``no opening``: the reset fails. ``a failed tool``: the agent reads the tool's own message, and the episode goes on
-until its trainer, or the limit of turns, ends it. ``the end``: the step ends the episode."""
+"""The client's view.
+
+``no opening``: the reset fails. ``a failed tool``: the agent reads the tool's own message, and the episode goes on
+until its trainer, or the limit of turns, ends it. ``the end``: the step ends the episode.
+"""
 
 CALLS: Mapping[str, Mapping[str, Any]] = {
     OS: {"name": "answer_action", "input": {"answer": "3"}},
     OPENENV: {"action": {"text": "4"}},
     AREAL: {"name": "act", "input": {"content": "4"}},
 }
-"""The answer in ORS' words; of the other kinds it is `CALL`."""
+"""The answer as a call of ORS. Environments that are not listed use `CALL`."""
 CALL: Mapping[str, Any] = {"name": "answer", "input": {"text": "4"}}
 STEPS: Mapping[str, Mapping[str, Any]] = {
     OS: {"type": "call_tool", "tool_name": "answer_action", "arguments": {"answer": "3"}},
     MCP: {"type": "call_tool", "tool_name": "answer", "arguments": {"text": "4"}},
     AREAL: {"content": "4"},
 }
-"""The answer as an action of OpenEnv's; of the other kinds it is `STEP`."""
+"""The answer as an action of OpenEnv. Environments that are not listed use `STEP`."""
 STEP: Mapping[str, Any] = {"text": "4"}
 TEXTS: Mapping[str, str] = {OS: "Think: I count them.\nAct: answer(3)"}
-"""The answer as a model says it to AReaL; of the other kinds it is ``4``."""
+"""The answer as a model's text for AReaL. Environments that are not listed use ``4``."""
 
 
 @dataclass
 class Heard:
-    """What a client got."""
+    """The errors and rewards that a client got."""
 
     errors: list[tuple[int | str, str]] = field(default_factory=list)
-    """Status or code, and the reason in one word, of each error."""
+    """The status or code of each error, with the reason in one word."""
     rewards: list[float | None] = field(default_factory=list)
     is_done: bool = False
 
@@ -80,7 +83,7 @@ Play = Callable[[str, str, str], AbstractAsyncContextManager[Heard]]
 async def over_ors(
     url: str, environment: str, task: str, *, accepts: Sequence[str] = (SSE, JSON)
 ) -> AsyncIterator[Heard]:
-    """Begin, ask for the prompt, answer once in each form of *accepts*, delete."""
+    """Open a session, get the prompt, answer once in each form of *accepts*, and delete the session."""
     heard = Heard()
     headers = {"X-Session-ID": f"{environment}-{task}"}
     spec = OS_TASKS[task] if environment == OS else {"id": task, "config": {"fails": task}}
@@ -116,7 +119,7 @@ async def over_ors(
 
 @asynccontextmanager
 async def over_areal(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
-    """Begin, answer twice."""
+    """Start an episode and answer twice."""
     heard = Heard()
     client = ArealClient(f"{url}/areal/{environment}")
     try:
@@ -132,7 +135,7 @@ async def over_areal(url: str, environment: str, task: str) -> AsyncIterator[Hea
 
 @asynccontextmanager
 async def over_openenv(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
-    """Begin, answer twice, close."""
+    """Reset, answer twice, and close."""
     heard = Heard()
     async with socket(f"{url}/openenv/{environment}") as ws:
         replies = [await ws.reset(task=task)]
@@ -146,7 +149,7 @@ async def over_openenv(url: str, environment: str, task: str) -> AsyncIterator[H
 
 @asynccontextmanager
 async def over_openenv_http(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
-    """As `over_openenv`, without a socket."""
+    """Do as `over_openenv`, without a socket."""
     heard = Heard()
     async with _openenv_session(url, environment) as (http, _):
         answers = [await http.post("reset", json={"task": task})]
@@ -160,7 +163,7 @@ async def over_openenv_http(url: str, environment: str, task: str) -> AsyncItera
 
 @asynccontextmanager
 async def over_mcp(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
-    """Begin, call the tool twice by JSON-RPC, close. No reward and no end is told there."""
+    """Reset, call the tool twice by JSON-RPC, and close. These calls report no reward and no end."""
     heard = Heard()
     call = CALLS.get(environment, CALL)
     async with _openenv_session(url, environment) as (http, id):
@@ -177,7 +180,7 @@ async def over_mcp(url: str, environment: str, task: str) -> AsyncIterator[Heard
 
 @asynccontextmanager
 async def _openenv_session(url: str, environment: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
-    """A client of a session's HTTP routes, and the session's id."""
+    """Yield a client for a session's HTTP routes, and the session's id."""
     base = f"{url}/openenv/{environment}/"
     async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=scaled(60)) as http:
         id = (await _rpc(http, "openenv/session/create"))["result"]["session_id"]
@@ -194,9 +197,9 @@ async def _rpc(http: httpx.AsyncClient, method: str, **params: Any) -> dict[str,
 
 
 def _hear(heard: Heard, data: Mapping[str, Any]) -> None:
-    """Note an observation of OpenEnv's, or an error.
+    """Record an observation or an error of OpenEnv.
 
-    A tool that failed is an error, or an observation with a type of error, which a server of theirs guesses.
+    A failed tool is an error, or an observation with an error type, which a third-party server guesses.
     """
     if "code" in data:
         heard.errors.append((data["code"], data.get("reason", "")))
@@ -220,7 +223,7 @@ PROTOCOLS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] 
         over_areal,
         {
             "no opening": [(500, "author_fault")],
-            "a failed tool": [(500, "author_fault")],  # the second one, at the limit of turns
+            "a failed tool": [(500, "author_fault")],  # the second answer, at the limit of turns
             "the end": [(500, "author_fault")],
         },
     ),
@@ -233,7 +236,7 @@ PROTOCOLS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] 
         },
     ),
 }
-"""How each protocol says it: the first error, and what it may say after that."""
+"""The form of each protocol: the first error, and the errors that may follow."""
 
 WAYS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
     **PROTOCOLS,
@@ -252,7 +255,7 @@ WAYS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
 
 
 async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Response:
-    """What an operator is answered; with a *body* to a POST."""
+    """Send an operator's request and return its response. With a *body*, the request is a POST."""
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
     async with httpx.AsyncClient(
         base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
@@ -261,7 +264,7 @@ async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Respon
 
 
 async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
-    """Episodes of *environment* by outcome, and under ``rewards`` the rewards that were counted."""
+    """Return the episodes of *environment* counted by outcome, and under ``rewards`` the number of rewards."""
     found: dict[str, float] = {}
     for name, labels, value in await _samples(gateway, environment):
         if name == "gateway_episodes_total":
@@ -272,7 +275,7 @@ async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
 
 
 async def failed_calls(gateway: Gateway, environment: str) -> float:
-    """Calls of *environment* that ended with the author's fault."""
+    """Return the number of calls of *environment* that ended with an author fault."""
     calls = [
         value
         for name, labels, value in await _samples(gateway, environment)
@@ -283,7 +286,7 @@ async def failed_calls(gateway: Gateway, environment: str) -> float:
 
 async def _samples(gateway: Gateway, environment: str) -> list[tuple[str, Mapping[str, str], float]]:
     lines = (await told(gateway, "/metrics")).text.splitlines()
-    text = "\n".join(line for line in lines if f'environment="{environment}"' in line)  # to read all takes 20 ms
+    text = "\n".join(line for line in lines if f'environment="{environment}"' in line)  # parsing everything takes 20 ms
     return [
         (sample.name, sample.labels, sample.value)
         for family in text_string_to_metric_families(text + "\n")
@@ -292,7 +295,7 @@ async def _samples(gateway: Gateway, environment: str) -> list[tuple[str, Mappin
 
 
 async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, float], **more: int) -> None:
-    """Wait until so many *more* than *before* are counted, and nothing else."""
+    """Wait until exactly *more* episodes than *before* are counted."""
 
     async def check() -> None:
         after = await counted(gateway, environment)
@@ -303,7 +306,7 @@ async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, fl
 
 
 async def play_and_check(gateway: Gateway, environment: str, fails: str, expected: str, way: str) -> None:
-    """Play an episode over *way*, and check what the client and the operator are told of its fault."""
+    """Play an episode over *way*, and check the client's and the operator's view of its fault."""
     play, says = WAYS[way]
     before, already_logged = await counted(gateway, environment), len(gateway.log)
     calls_before = await failed_calls(gateway, environment)
@@ -328,21 +331,21 @@ async def play_and_check(gateway: Gateway, environment: str, fails: str, expecte
 
 
 async def _check_end(log: str, environment: str) -> None:
-    """Check the line that tells of the session's end."""
+    """Check the log line about the session's end."""
     ends = [line for line in log.splitlines() if "session_closed " in line and f"environment={environment} " in line]
     assert len(ends) == 1, log
     assert " outcome=author_fault reward=None " in ends[0]
 
 
 def fault_line(log: str) -> str:
-    """The first line of a log that tells of an author's fault."""
+    """Return the first line of a log that reports an author fault."""
     lines = [line for line in log.splitlines() if " ERROR " in line and "author_fault environment=" in line]
     assert lines, log
     return lines[0]
 
 
 def _check_traceback(line: str, fails: str) -> None:
-    """Check that the author finds the place of the mistake, and first what is the author's own."""
+    """Check that the traceback shows the place of the mistake, with the author's own code first."""
     text: str = ast.literal_eval(line.partition(" traceback=")[2])
     error = {
         "reset": "KeyError: 'toop'",
@@ -356,6 +359,6 @@ def _check_traceback(line: str, fails: str) -> None:
         "reference at the end": "the example ended with 4: the-cause",
     }[fails]
     assert error in text
-    if "reward" not in fails:  # no line of the author's raised it
+    if "reward" not in fails:  # no line of the author's code raised it
         first = next(row for row in text.splitlines() if row.strip().startswith("File "))
         assert "/os_" in first if "reference" in fails else "faulty_own.py" in first, text

@@ -1,4 +1,4 @@
-"""Tables of wrong requests, each with the one answer that the protocol has for it."""
+"""Tables of wrong requests, each with the protocol's only right answer."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ NO_SESSION = "Active environment not found"
 ONE_SOURCE = "Value error, Provide either task_spec or both split and index, not both/neither"
 BOTH_OF_A_PAIR = "Value error, split and index must both be provided together"
 CONTINUED = ("unknown environment ", "Invalid split", "Invalid index", "Not Found")
-"""How answers begin that the gateway continues with what there is."""
+"""Beginnings of answers that the gateway continues with the valid choices."""
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 
 
@@ -19,7 +19,7 @@ class Row:
 
     path: str
     body: Any
-    """Sent as JSON; bytes are sent as they are."""
+    """The request body: bytes are sent unchanged, other values as JSON."""
     status: int
     detail: Any
     method: str = "POST"
@@ -32,7 +32,7 @@ class Row:
 
 
 def entry(type: str, loc: list[Any], msg: str, input: Any, **ctx: Any) -> list[dict[str, Any]]:
-    """The one entry of a validation error's ``detail``, its keys in the order of the wire."""
+    """Return the only entry of a validation error's ``detail``, with its keys in the order of the wire."""
     found: dict[str, Any] = {"type": type, "loc": ["body", *loc], "msg": msg, "input": input}
     return [found | {"ctx": ctx["ctx"]}] if ctx else [found]
 

@@ -17,17 +17,17 @@ STACK = "stack"
 
 
 def on_stack(*environments: str) -> "pytest.ParameterSet":
-    """The parameter `STACK` of a test that needs these environments' images."""
+    """Return the parameter `STACK` for a test that needs these environments' images."""
     needs = pytest.mark.needs(*(f"image:{name}" for name in environments))
     return pytest.param(STACK, marks=[pytest.mark.docker, pytest.mark.redis, needs])
 
 
 @contextlib.contextmanager
 def serving(kind: str, *environments: str, **variables: str) -> Iterator[Gateway]:
-    """Run a gateway of *kind* with *environments*, the first one as default, that asks for no key.
+    """Run a gateway of *kind* with *environments*, of which the first is the default. It requires no key.
 
-    That is how AReaL's users know a task server: a host, a port, nothing more. *variables* are further settings. The
-    images have to be there (scripts/build-images).
+    AReaL's users know a task server only by its host and port. *variables* are further settings. The images must exist
+    (scripts/build-images).
     """
     folder = short_folder()
     folder.chmod(0o755)  # a local worker's sandboxes are below it, and their root is another user

@@ -1,8 +1,8 @@
-"""What the engine shows of a gateway's coding workers: their processes, and those of the sandboxes in them.
+"""The engine's view of a gateway's coding workers: their processes, and those of the sandboxes in them.
 
-A worker at rest is three processes: the container's first one, the environment server, and the spawner of its
-sandboxes. Each open sandbox is a supervisor below the spawner, and everything else is below that. They are looked
-at and killed in their container's PID namespace: the engine's processes need not be those of this machine.
+A worker at rest has three processes: the container's first process, the environment server, and the spawner of its
+sandboxes. Each open sandbox has a supervisor below the spawner, and its other processes are below the supervisor. The
+tests list and kill them in their container's PID namespace, because the engine may run on another machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.wire.gateways import Gateway
 
 IMAGE = "env-gateway/base"
 WAIT_S = scaled(60)
-"""For a program of a moment on a machine that is full."""
+"""Seconds for a short program on a fully loaded machine."""
 
 _LIST = """
 import json, os
@@ -50,12 +50,12 @@ class Process:
 
     container: str
     pid: int
-    """In its container."""
+    """The process id in the container."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The live processes of one container: pid to parent."""
+    """The live processes of one container, as a map from process id to parent."""
 
     container: str
     parents: Mapping[int, int]
@@ -75,16 +75,16 @@ class Tree:
 
     @property
     def supervisors(self) -> list[Process]:
-        """Of the open sandboxes, the older ones first."""
+        """The supervisors of the open sandboxes, the oldest first."""
         return self.below(self.spawner)
 
     def is_at_work(self, supervisor: Process) -> bool:
-        """Say whether a program runs in the sandbox, beside its first process."""
+        """Return True if a program runs in the sandbox in addition to its first process."""
         return len(self.below(supervisor)) > 1
 
 
 class Machine:
-    """The containers of *gateway*'s coding workers, seen past it."""
+    """The containers of *gateway*'s coding workers, inspected without the gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -94,55 +94,55 @@ class Machine:
         self._engine.close()
 
     async def trees(self) -> list[Tree]:
-        """The processes of each live worker."""
+        """Return the processes of each live worker."""
         workers = await self.gateway.workers()
         return await asyncio.to_thread(lambda: [self._tree(str(worker["id"])) for worker in workers])
 
     async def worker_of(self, session: str) -> str:
-        """Name the worker that serves *session*, by the id that its trainer knows."""
+        """Return the worker that serves *session*, which is the id that the trainer knows."""
         (worker,) = [str(one["worker"]) for one in await self.gateway.sessions() if one["name"] == session]
         return worker
 
     async def tree(self, session: str) -> Tree:
-        """The processes of the worker that serves *session*."""
+        """Return the processes of the worker that serves *session*."""
         worker = await self.worker_of(session)
         return await asyncio.to_thread(self._tree, worker)
 
     async def judged_in(self, session: str, before: Tree) -> Process:
-        """Give the supervisor of a sandbox in which a solution runs, and which was not there *before*."""
+        """Return the supervisor of a sandbox in which a solution runs and which did not exist *before*."""
         now = await self.tree(session)
         new = [each for each in now.supervisors if each not in before.supervisors and now.is_at_work(each)]
         assert new, "nothing is judged yet"
         return new[-1]
 
     async def is_at_rest(self) -> None:
-        """Assert that no session and no process of one is left."""
+        """Assert that no session and no process of a session is left."""
         assert await self.gateway.sessions() == []
         busy = [dict(tree.parents) for tree in await self.trees() if len(tree.parents) > 3]
         assert busy == [], f"processes of sessions are left (pid: parent): {busy}"
 
     async def kill(self, process: Process) -> None:
-        """End *process* without a warning; it is gone then."""
+        """Kill *process* and wait until it has ended."""
         await asyncio.to_thread(self._killed, process)
 
     async def mounts(self, process: Process) -> int:
-        """Count the sandboxes' mounts that *process* sees."""
+        """Return the number of sandbox mounts that *process* sees."""
         status, printed = await asyncio.to_thread(self._beside, process, _MOUNTS)
         assert status == 0, printed
         return int(printed)
 
     def _tree(self, worker: str) -> Tree:
         found = self._engine.containers.list(ignore_removed=True, filters={"name": worker})
-        assert len(found) == 1, f"{worker} has {len(found)} containers"  # none: the worker is being stopped
+        assert len(found) == 1, f"{worker} has {len(found)} containers"  # no container: the worker is being stopped
         tree = self._listed(str(found[0].id))
         assert tree is not None, f"{worker} is being stopped"
         return tree
 
     def _killed(self, process: Process) -> None:
-        """End *process* and wait until it is gone.
+        """Kill *process* and wait until it has ended.
 
-        Where its container ends with it, so does the killer, which shares its PID namespace: what becomes of the
-        killer says nothing then.
+        The killer shares the PID namespace. If the container ends with *process*, the killer ends too, and its status
+        means nothing.
         """
         status, printed = self._beside(process, _KILL)
         eventually_now(lambda: self._is_gone(process, f"{status}: {printed!r}"))
@@ -152,10 +152,10 @@ class Machine:
         assert tree is None or process.pid not in tree.parents, f"{process} still runs; its killer said {told}"
 
     def _listed(self, container: str) -> Tree | None:
-        """The live processes of *container*; None where it has ended.
+        """Return the live processes of *container*, or None if it has ended.
 
         Raises:
-            AssertionError: it lives, and does not tell.
+            AssertionError: The container lives but does not list its processes.
         """
         deadline = time.monotonic() + scaled(5.0)
         while True:
@@ -166,7 +166,8 @@ class Machine:
                 return None
             except docker.errors.APIError as error:
                 status, printed = None, str(error).encode()
-            # An exec whose container ends under it may end with 0 and say nothing, before the engine tells of the end.
+            # If the container ends during an exec, the exec may end with 0 and no output before the engine reports the
+            # end.
             if status == 0 and printed:
                 assert isinstance(printed, bytes)
                 return Tree(container, dict(json.loads(printed)))
@@ -179,11 +180,11 @@ class Machine:
             assert time.monotonic() < deadline, (status, printed)
 
     def _beside(self, process: Process, program: str) -> tuple[int, bytes]:
-        """Run a Python *program* on *process*, with rights that nobody in its container has.
+        """Run a Python *program* on *process*, with rights that no process in its container has.
 
-        In a container of its own, which is removed here and not by the engine: one that ends at once would be gone
-        before it was waited for. Gives the program's status, 137 where the process took the namespace with it, and
-        what it printed.
+        The program runs in its own container. This method, not the engine, removes that container, because a container
+        that ends immediately would be gone before the wait. Return the status and the output. The status is 137 if the
+        process ended the namespace.
         """
         beside = self._engine.containers.create(
             IMAGE,

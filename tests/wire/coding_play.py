@@ -1,4 +1,4 @@
-"""Playing coding episodes over the gateway: the tasks, the solutions that are known, and rewards many at a time."""
+"""Playing coding episodes over the gateway: the tasks, their known solutions, and many concurrent submissions."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tests.wire.sdks import Client, Episode, Output, Sdk, text
 
 T = TypeVar("T")
 AT_ONCE = 8
-"""Sessions: as many as one worker has slots."""
+"""The number of concurrent sessions: as many as one worker has slots."""
 
 _LINES = {
     split: (PROJECT / "tasks" / "coding" / f"{split}.jsonl").read_text("utf-8").split("\n")
@@ -22,18 +22,18 @@ _LINES = {
 SPECS: Mapping[str, Sequence[dict[str, Any]]] = {
     split: [json.loads(line) for line in lines if line] for split, lines in _LINES.items()
 }
-"""The environment's own tasks, in their order."""
+"""The environment's own tasks, in order."""
 _PROBLEMS = {f"{split}-{problem.slug}": problem for split, problems in SPLITS.items() for problem in problems}
 
 
 def problem_of(spec: Mapping[str, Any]) -> Problem:
-    """Find the problem that a task was made of: its right solution and its wrong one."""
+    """Return the problem from which a task was made, with its right and its wrong solution."""
     return _PROBLEMS[str(spec["id"])]
 
 
 @dataclass(frozen=True)
 class Graded:
-    """What a submission brought."""
+    """The result of a submission."""
 
     reward: float | None
     finished: bool
@@ -45,7 +45,7 @@ def graded(output: Output) -> Graded:
 
 
 async def all_of(jobs: Iterable[Any], *, at_once: int = AT_ONCE) -> list[Any]:
-    """Await *jobs*, coroutines, not more than *at_once* of them at a time; their results in order."""
+    """Await the coroutines *jobs*, at most *at_once* of them concurrently, and return their results in order."""
     room = asyncio.Semaphore(at_once)
 
     async def one(job: Any) -> Any:
@@ -63,11 +63,11 @@ class Player:
     client: Client
 
     def session(self, spec: Mapping[str, Any]) -> Any:
-        """Open a session of a task that is given as it is."""
+        """Open a session of a task that is sent inline."""
         return self.client.environment("coding").session(task=self.sdk.task("coding", spec))
 
     async def by_index(self, split: str, index: int, code: str) -> Graded:
-        """Submit *code* for a task that is named by its place."""
+        """Submit *code* for the task at *index*."""
         async with self.client.environment("coding").session(split=split, index=index) as session:
             return await submitted(session, code)
 
@@ -77,12 +77,12 @@ class Player:
 
 
 async def submitted(session: Episode, code: str | None = None) -> Graded:
-    """Submit *code*, or the file that is there."""
+    """Submit *code*, or the solution file in the workspace if *code* is None."""
     return graded(await session.call_tool("submit", {} if code is None else {"code": code}))
 
 
 async def ran(session: Episode, command: str) -> str:
-    """Run *command* as the agent; what it is shown. Nothing but a submission may bring a reward or an end."""
+    """Run *command* as the agent and return its output. Only a submission may earn a reward or end the episode."""
     output = await session.call_tool("execute", {"command": command})
     assert (output.reward, output.finished) == (None, False), output
     return text(output)
@@ -93,7 +93,7 @@ async def prompt(session: Episode) -> str:
 
 
 async def rolled_out(client: ArealClient, sample: str | int, code: str) -> float:
-    """Answer in free text with a fenced block, as a model does that calls no tool; the trajectory's reward."""
+    """Answer in free text with a fenced block, like a model that calls no tool, and return the trajectory's reward."""
     said = f"This should do:\n\n```python\n{code}\n```\nIt handles the edges too."
     trajectory = await client.rollout(sample, lambda _: said)
     assert (trajectory.turns, trajectory.info["status"]) == (1, "completed"), trajectory

@@ -1,4 +1,4 @@
-"""A task whose solution is a repository: files at its start, or a commit of a git bundle, judged by pytest."""
+"""A task whose solution is a repository, which starts from files or from a commit of a git bundle. Pytest judges it."""
 
 import base64
 import subprocess
@@ -39,12 +39,12 @@ FROM_FILES: dict[str, Any] = {
 
 
 def mend(source: str = MENDED) -> str:
-    """Write *source* in the place of what is to be mended: a command for the agent."""
+    """Return a command for the agent that writes *source* into the file that must be mended."""
     return f"cat > calc/ops.py <<'END'\n{source}END"
 
 
 def from_bundle(folder: Path) -> dict[str, Any]:
-    """Make the same task of a git bundle with two commits, of which the first is the start; *folder* is for git."""
+    """Make the same task from a git bundle with two commits, of which the first is the start. git works in *folder*."""
     for name, source in FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(source)

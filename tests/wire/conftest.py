@@ -1,4 +1,4 @@
-"""Fixtures of the wire tests; what they run against is in ``targets.py``."""
+"""Fixtures of the wire tests. ``targets.py`` has the servers that they run against."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +16,7 @@ from tests.wire.targets import Folder, Target, World
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_clients() -> Iterator[None]:
-    """Keep the clients from asking the internet, a proxy, or keys of the person who runs the tests."""
+    """Keep the clients from contacting the internet or a proxy, and from using keys of the current user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENREWARD_DISABLE_UPDATE_CHECK", "1")
         for name in ("NO_PROXY", "no_proxy"):
@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 async def target(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Target]:
-    """A running server; on a gateway the test also has to leave no session and no unexpected error behind."""
+    """A running server. On a gateway, the test must leave no session and no unexpected error behind."""
     target = world.target(request.param)
     already_logged = len(target.log())
     yield target
@@ -67,14 +67,14 @@ async def client(target: Target, sdk: Sdk) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def http(target: Target) -> AsyncIterator[httpx.AsyncClient]:
-    """Plain HTTP with the target's key."""
+    """A plain HTTP client with the target's key."""
     async with target.http() as http:
         yield http
 
 
 @pytest.fixture
 async def narrow_worker(http: httpx.AsyncClient) -> None:
-    """Have the worker of ``narrow`` ready: openings wait 5 s there, and its first start may take longer."""
+    """Start the worker of ``narrow``: its first start may take longer than the 5 s for which an opening waits."""
 
     async def has_opened() -> None:
         response = await create(http, sid := new_sid(), env_name="narrow", task_spec={})
@@ -92,7 +92,7 @@ def folder(target: Target, tmp_path: Path) -> Folder:
 
 @pytest.fixture(scope="session")
 def driver_of() -> Iterator[DriverOf]:
-    """The driver of a release of OpenEnv's clients, one for all tests."""
+    """A function that returns the driver of a release of OpenEnv's clients, one driver for all tests."""
     drivers: dict[str, Driver] = {}
     with contextlib.ExitStack() as undo:
 

@@ -1,4 +1,4 @@
-"""Gateways with curricula, and a few arithmetic tasks whose prompts tell which of them was drawn."""
+"""Gateways with curricula, and a few arithmetic tasks whose prompts show which task was drawn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.wire.gateways import OPERATOR_KEY, Gateway
 
 SPLIT = "train:mine"
 SIMPLE = ("chain_sum", "products", "basic_arithmetic", "gcd")
-"""Families whose answers are one number."""
+"""Families of tasks whose answers are a single number."""
 NUMBER = 12
 IN_TURN = 'environment = "math"\ngroup_size = 4\nsampler = {kind = "sequential"}\n'
-"""A curriculum that draws one task after the other, so that a test knows which one a group has to get."""
+"""A curriculum that draws the tasks in order, so that a test knows which task a group must get."""
 
 
 def _simple_tasks() -> list[dict[str, Any]]:
@@ -34,23 +34,23 @@ TASKS = _simple_tasks()
 
 
 def asked(prompt: str) -> int:
-    """Which of `TASKS` a prompt asks."""
+    """Return the number of the task in `TASKS` that a prompt asks."""
     (number,) = [number for number, task in enumerate(TASKS) if task["instruction"] in prompt]
     return number
 
 
 def answer_of(number: int) -> str:
-    """The right answer to one of `TASKS`."""
+    """Return the right answer to a task of `TASKS`."""
     return str(TASKS[number]["evaluation"]["entry"]["answer"])
 
 
 def write_catalog(
     folder: Path, environments: Mapping[str, Mapping[str, Sequence[Any]]], sections: Mapping[str, str]
 ) -> Path:
-    """Write the files of the project's own *environments* anew, each with its splits of tasks; the catalog's folder.
+    """Write files for the project's *environments*, each with its splits of tasks, and return the catalog's folder.
 
     Args:
-        sections: what an environment's file says besides.
+        sections: Further lines for an environment's file, by environment.
     """
     images = folder / "environments"
     for name, splits in environments.items():
@@ -58,7 +58,7 @@ def write_catalog(
         tasks.mkdir(parents=True)
         for split, some in splits.items():
             (tasks / f"{split}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in some), "utf-8")
-        (images / name).mkdir(parents=True)  # a local worker runs in it; a container has its own
+        (images / name).mkdir(parents=True)  # a local worker runs in this folder; a container has its own
         for path in (PROJECT / "env_images" / name).iterdir():
             if path.name != "environment.toml":
                 (images / name / path.name).symlink_to(path)
@@ -81,9 +81,9 @@ def curricula_gateway(
     """Run a gateway of *kind* (see `tests.wire.catalog.serving`) whose math environment has `TASKS`.
 
     Args:
-        files: curricula in its folder, by name.
-        sections: what an environment's file says besides, by environment.
-        environments: others, with their splits of tasks.
+        files: The curricula in the gateway's folder, by name.
+        sections: Further lines for an environment's file, by environment.
+        environments: Other environments, with their splits of tasks.
     """
     offered = environments if environments is not None else {"math": {"train": TASKS}}
     with tempfile.TemporaryDirectory(prefix="curricula-") as name:
@@ -98,40 +98,40 @@ def curricula_gateway(
 
 
 class Operator:
-    """What an operator sees and sets of curricula."""
+    """An operator's view of curricula, and the operator's requests."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def define(self, name: str, **document: Any) -> None:
-        """Offer a curriculum by the API."""
+        """Define a curriculum over the API."""
         await self._ask("PUT", f"curriculum/{name}", json=document)
 
     async def state(self, name: str, **query: str) -> dict[str, Any]:
-        """How a curriculum stands."""
+        """Return the state of a curriculum."""
         state: dict[str, Any] = (await self._ask("GET", f"curriculum/{name}", params=query)).json()
         return state
 
     async def sample(self, name: str, **wish: Any) -> list[dict[str, Any]]:
-        """Draw for this one alone."""
+        """Draw tasks from a curriculum for this caller only."""
         draws: list[dict[str, Any]] = (await self._ask("POST", f"curriculum/{name}/sample", json=wish)).json()["draws"]
         return draws
 
     async def reset(self, name: str) -> None:
-        """Begin a curriculum anew."""
+        """Reset a curriculum to its beginning."""
         await self._ask("POST", f"curriculum/{name}/reset")
 
     async def feedback(self, name: str, outcomes: Sequence[Mapping[str, Any]]) -> None:
-        """Tell how tasks went."""
+        """Report outcomes of tasks."""
         await self._ask("POST", f"curriculum/{name}/feedback", json={"outcomes": list(outcomes)})
 
     async def records(self, environment: str = "math") -> dict[str, dict[str, Any]]:
-        """What is known of an environment's tasks, by id."""
+        """Return the records of an environment's tasks, by id."""
         lines = (await self._ask("GET", "records", params={"environment": environment})).text.splitlines()
         return {record["task"]: record for record in map(json.loads, lines)}
 
     async def eventually_records(self, attempts: int, environment: str = "math") -> dict[str, dict[str, Any]]:
-        """The records, once there are *attempts* in them: an end of a session is noted behind its answer."""
+        """Return the records once they hold *attempts*: the gateway records the end of a session after its answer."""
 
         async def check() -> dict[str, dict[str, Any]]:
             records = await self.records(environment)

@@ -1,4 +1,4 @@
-"""A relay between a client and a server that cuts connections on command: a network that fails."""
+"""A relay between a client and a server that cuts connections on command, like a failing network."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ _PIECE_BYTES = 65_536
 
 
 class Relay:
-    """Passes bytes both ways, counts what it has seen, and can drop every connection at once."""
+    """Passes bytes both ways, counts calls and task ids, and can drop all connections."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -20,18 +20,18 @@ class Relay:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
-        """Requests for a call that came from the client."""
+        """The number of requests for a call that came from the client."""
         self.task_ids = 0
-        """Streams that told the client their ``task_id``, those of new sessions included."""
+        """The number of streams that sent the client their ``task_id``, including those of new sessions."""
         self.url = ""
         self._is_mute = False
 
     def mute(self) -> None:
-        """Withhold what the server says from now on; it is lost with the next cut."""
+        """Withhold the server's bytes from now on. The next cut loses them."""
         self._is_mute = True
 
     def cut(self) -> None:
-        """Drop every connection without a farewell; later ones work."""
+        """Drop every connection abruptly. Later connections work."""
         self._is_mute = False
         for writer in self._writers:
             writer.transport.abort()
@@ -63,7 +63,7 @@ class Relay:
 
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[Relay]:
-    """A running relay in front of *url*."""
+    """Yield a running relay in front of *url*."""
     there = httpx.URL(url)
     assert there.port is not None
     between = Relay(there.host, there.port)

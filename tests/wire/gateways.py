@@ -1,4 +1,4 @@
-"""The gateway as a process, as its users run it, and what its operators see."""
+"""The gateway as a process, as its users run it, and its operators' view."""
 
 import sys
 import tempfile
@@ -18,17 +18,17 @@ OPERATOR_KEY = "operator-key-91d2"
 
 
 class Gateway:
-    """``gateway serve`` in a process of its own.
+    """``gateway serve`` in its own process.
 
     Args:
-        folder: For its log, sockets and state.
-        variables: Settings besides those that all share.
+        folder: The folder for the gateway's log, sockets and state.
+        variables: Settings in addition to the settings that all test gateways share.
     """
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self.socket_dir = Path(variables.get("GATEWAY_SOCKET_DIR", folder / "sockets"))
         self.variables = _settings(folder, self.socket_dir) | dict(variables)
-        """What another one needs to be a replica of this one, where both are on Redis."""
+        """The settings. Another gateway with these settings is a replica of this gateway, if both use Redis."""
         self._process = ServerProcess(
             [str(Path(sys.executable).parent / "gateway"), "serve"],
             variables=self.variables,
@@ -52,7 +52,7 @@ class Gateway:
         self._process.start()
 
     def restart(self) -> None:
-        """Start it again at the address it had, so that clients find it."""
+        """Start the gateway again at its previous address, so that clients find it."""
         port = httpx.URL(self.url).port
         self._process.start({"GATEWAY_PORT": str(port)})
 
@@ -63,11 +63,11 @@ class Gateway:
         return self._process.stop()
 
     async def sessions(self) -> list[dict[str, Any]]:
-        """The sessions that hold a slot."""
+        """Return the sessions that hold a slot."""
         return await self._admin("sessions")
 
     async def workers(self, environment: str | None = None) -> list[dict[str, Any]]:
-        """The workers that are known, of all environments or one."""
+        """Return the known workers of one environment, or of all environments."""
         workers = await self._admin("workers")
         return [worker for worker in workers if environment in (None, worker["environment"])]
 
@@ -101,5 +101,5 @@ def _settings(folder: Path, socket_dir: Path) -> dict[str, str]:
 
 
 def short_folder(parent: str | None = None) -> Path:
-    """A new folder with a short name: the path of a Unix socket in it has to fit into 107 bytes."""
+    """Create a folder with a short name: the path of a Unix socket in it is limited to 107 bytes."""
     return Path(tempfile.mkdtemp(prefix="gw-", dir=parent))

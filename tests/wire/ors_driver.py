@@ -1,4 +1,4 @@
-"""Stock ORS servers behind their upstream, without a gateway round it."""
+"""Unmodified ORS servers behind the gateway's upstream, without a gateway around it."""
 
 from __future__ import annotations
 

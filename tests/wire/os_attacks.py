@@ -1,7 +1,7 @@
-"""What root in a box tries over AReaL's steps to reach the server, the machine, a neighbour or its own reward.
+"""Attacks of root in a box, over AReaL's steps, on the server, the machine, a neighbour or the agent's own reward.
 
-Scripts say ``ESCAPED`` for each thing that worked and must not, and ``tried`` when they are through. Two names in
-braces are filled in by the test: ``{port}`` is one that listens on the machine, ``{socket}`` an abstract Unix socket.
+Scripts print ``ESCAPED`` for each forbidden action that worked, and ``tried`` at their end. The test fills in two names
+in braces: ``{port}`` is a listening port on the machine, and ``{socket}`` is an abstract Unix socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ python3 /tmp/listen.py > /tmp/listening &
 sleep 98765 &
 until grep -q listening /tmp/listening; do sleep 0.05; done
 """
-"""What another session of the same worker has while the attacks run."""
+"""Commands that set up another session of the same worker for the time of the attacks."""
 
 _PRELUDE = 'try() { "$@" >/dev/null 2>&1 && echo "ESCAPED: $*"; }\n'
 
@@ -147,18 +147,18 @@ for name in bash python3 ls cat grep stat find test wc cut head tail; do
     done
 done
 """
-"""Puts programs that lie in the place of those that scripts and judges call."""
+"""Replaces the programs that scripts and judges call by programs that lie."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A script, and what may become of the episode by it."""
+    """A script, and its permitted effects on the episode."""
 
     script: str
     says_tried: bool = True
-    """The script is read to its end; False where it may well cost the shell."""
+    """Whether the script is read to its end. False if it may end the shell."""
     may_end: bool = False
-    """The box may be ended for it: the episode's own failure, without a reward."""
+    """Whether the attack may end the box, which is the episode's own failure, without a reward."""
 
     @property
     def whole(self) -> str:

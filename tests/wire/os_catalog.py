@@ -1,4 +1,4 @@
-"""A catalog with one environment, os, whose tasks or settings are a test's own."""
+"""A catalog with only the os environment, with a test's own tasks or settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def serving_os(
     """Run a gateway of *kind* that serves the os environment with *tasks*, as `serving` does.
 
     Args:
-        tasks: The train split; none: the project's own tasks.
-        changes: Lines of environment.toml, and what stands there instead; each line is in it once.
+        tasks: The train split. Empty: the project's own tasks.
+        changes: Lines of environment.toml and their replacements. Each line occurs once in the file.
     """
     with tempfile.TemporaryDirectory(prefix="os-catalog-") as name:
         folder = Path(name)
@@ -39,7 +39,7 @@ def serving_os(
 
 
 def counting(name: str, **config: Any) -> dict[str, Any]:
-    """A task whose answer is 3, which is worked out in the box before the agent's first action."""
+    """Return a task whose answer is 3. The answer is computed in the box before the agent's first action."""
     return {
         "id": name,
         "instruction": "How many entries are in /srv/data?",

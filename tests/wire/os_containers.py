@@ -1,4 +1,4 @@
-"""The containers behind a gateway's workers, seen past the gateway."""
+"""The containers of a gateway's workers, inspected without the gateway."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.wire.gateways import Gateway
 
 LABEL_WORKER = "env-gateway.worker"
 SERVER_PROCESSES = 3
-"""What a worker runs without a session, at most: its first process, the server, and its spawner of sandboxes."""
+"""The most processes of a worker without a session: its first process, the server, and its spawner of sandboxes."""
 
 
 async def processes(gateway: Gateway) -> dict[str, list[str]]:
-    """The command lines that run in each worker's container."""
+    """Return the command lines that run in each worker's container."""
     return {worker: [" ".join(row[7:]) for row in found.top()["Processes"]] for worker, found in await _found(gateway)}
 
 
@@ -26,7 +26,7 @@ async def kill(gateway: Gateway, worker: str) -> None:
 
 
 async def nothing_is_left(gateway: Gateway) -> None:
-    """There is no session, no slot that counts as used, and no process of a box in any worker."""
+    """Assert that no session, no used slot, and no process of a box is left in any worker."""
     assert await gateway.sessions() == []
     health = await ArealClient(gateway.url).ask("GET", "/health")
     assert [health[name] for name in ("active_episodes", "queued", "leaked")] == [0, 0, 0], health

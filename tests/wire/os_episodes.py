@@ -13,7 +13,7 @@ from tests.wire.catalog import PROJECT
 
 TASKS = PROJECT / "tasks" / "os"
 MAX_TURNS = 8
-"""As ``[areal]`` of the environment has it."""
+"""The limit of turns in ``[areal]`` of the environment."""
 FIRST_LINE = "The output of the OS:\n"
 EMPTY = "The output of the OS is empty."
 TREE = (
@@ -22,26 +22,26 @@ TREE = (
     " -o -printf '%P %y %m %U %G %s %T@ %l\\n'"
     ' | sed -E "s/ ($hour|$((hour - 3600)))[.]0+ / hour /" | LC_ALL=C sort | sha256sum | cut -c1-64'
 )
-"""Prints a digest of what is in the box: names, kinds, modes, owners, sizes, times and links.
+"""Prints a digest of the files in the box: names, kinds, modes, owners, sizes, times and links.
 
-Not of /run, where commands arrive. Times at the beginning of this hour or the last are one: init scripts' files have
-that of the hour in which their box was made.
+The digest leaves out /run, where commands arrive. Times at the start of this hour and of the last hour count as equal:
+the files of init scripts have the time of the hour in which their box was made.
 """
 
 
 def tasks_of(split: str) -> list[dict[str, Any]]:
-    """The project's own tasks, in the order of their indices."""
+    """Return the project's own tasks, in the order of their indices."""
     return [json.loads(line) for line in (TASKS / f"{split}.jsonl").read_text("utf-8").split("\n") if line]
 
 
 def bash(script: str) -> str:
-    """Write what a model writes to run *script*."""
+    """Return the text that a model writes to run *script*."""
     return f"Think: I look at it.\nAct: bash\n```bash\n{script}\n```"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an episode ended."""
+    """The reward and the ``info`` at the end of an episode."""
 
     reward: float
     info: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Verdict:
 
 
 class Play:
-    """An episode that is under way."""
+    """A running episode."""
 
     def __init__(self, client: ArealClient, started: Mapping[str, Any]) -> None:
         self.id: str = started["episode_id"]
@@ -61,19 +61,19 @@ class Play:
         self._client = client
 
     async def say(self, text: str) -> dict[str, Any]:
-        """Take a turn; the whole reply."""
+        """Take a turn and return the whole reply."""
         reply: dict[str, Any] = await self._client.step(self.id, text)
         return reply
 
     async def observed(self, script: str) -> str:
-        """Run *script* in a turn that ends nothing; what the model reads then."""
+        """Run *script* in a turn that must not end the episode, and return the model's observation."""
         reply = await self.say(bash(script))
         assert (reply["done"], reply["reward"]) == (False, 0.0), reply
         content: str = reply["observation"]["content"]
         return content
 
     async def run(self, script: str) -> str:
-        """Run *script* as `observed` does; what it printed, and behind it what is told of the command or the shell."""
+        """Run *script* as `observed` does. Return its output, followed by any notice about the command or the shell."""
         content = await self.observed(script)
         if content.startswith(FIRST_LINE):
             return content.removeprefix(FIRST_LINE)
@@ -89,11 +89,11 @@ class Play:
         return self._ended(await self.say("Think: It is done.\nAct: finish"))
 
     async def end(self, answer: str | None) -> Verdict:
-        """End the episode; None is the end without an answer."""
+        """End the episode with *answer*, or without an answer if it is None."""
         return await (self.finish() if answer is None else self.answer(answer))
 
     async def cancel(self) -> None:
-        """End the episode, if it is still there."""
+        """Cancel the episode if it still exists."""
         with contextlib.suppress(Failed):
             await self._client.cancel(self.id)
 
@@ -106,7 +106,7 @@ class Play:
 
 @contextlib.asynccontextmanager
 async def playing(client: ArealClient, sample: str | int) -> AsyncIterator[Play]:
-    """Play *sample*; an episode that was not played to its end is cancelled."""
+    """Play *sample*, and cancel the episode if it was not played to its end."""
     play = Play(client, await client.start(sample))
     try:
         yield play

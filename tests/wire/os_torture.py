@@ -1,4 +1,4 @@
-"""Commands that are hard on a shell, and what the model has to read after each."""
+"""Commands that strain a shell, and the text that the model must read after each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CUT = "\n[truncated because the output is too long]"
 
 
 def cut(text: str) -> str:
-    """What is shown of an output of more than 800 characters."""
+    """Return the shown part of an output of more than 800 characters."""
     return text[:780] + CUT
 
 
@@ -22,7 +22,7 @@ def exactly(text: str) -> str:
 
 @dataclass(frozen=True)
 class Torture:
-    """A command and a pattern for all that is shown of it; then a second command, if any, likewise."""
+    """A command and a pattern for its whole output, and an optional second command with its pattern."""
 
     script: str
     seen: str = r"\A\Z"
@@ -224,4 +224,4 @@ HUNG: dict[str, Torture] = {
     "a program that swallows what is typed": Torture("script -qc 'echo inner' /dev/null", r"\Ainner\n"),
     "standard output to a file": Torture("exec > /tmp/kept; echo x", r"30 seconds", "cat /tmp/kept", r"x"),
 }
-"""Each reaches the time limit of a command, 30 s, so they are played at the same time."""
+"""Each reaches a command's time limit of 30 s, so they are played concurrently."""

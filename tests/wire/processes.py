@@ -1,4 +1,4 @@
-"""A server in a process of its own, with its output in a file that tests can read."""
+"""A server in its own process, with its output in a file that tests can read."""
 
 import os
 import re
@@ -11,15 +11,15 @@ from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 
 START_S = 60.0
-"""Generous: an official server takes 3 s to import on an idle core, and cores are shared."""
+"""Seconds to start. An official server takes 3 s to import on an idle core, and cores are shared."""
 STOP_S = scaled(30.0)
 
 
 class ServerProcess:
-    """One command that is started, killed and started again; all lives write to one log file.
+    """One command that tests start, kill and start again. All its runs write to one log file.
 
     Args:
-        ready: A pattern in the output that says "ready", whose first group is the address.
+        ready: A pattern for the output that reports readiness. Its first group is the address.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """All that was written to stdout and stderr, by every life."""
+        """Everything that all runs wrote to stdout and stderr."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self, variables: Mapping[str, str] | None = None) -> None:
-        """Start the command and wait until it says that it is ready."""
+        """Start the command and wait until it reports that it is ready."""
         self._variables.update(variables or {})
         self._read_from = len(self.log)
         with self._log.open("ab") as output:
@@ -60,13 +60,13 @@ class ServerProcess:
         self.address = eventually_now(self._address, within_s=START_S)
 
     def kill(self) -> None:
-        """End it without a chance to clean up."""
+        """Kill the process without a chance to clean up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_S)
 
     def stop(self) -> int:
-        """Ask it to end, and wait for it. Returns its exit status; -9 when it had to be killed."""
+        """Terminate the process and return its exit status, or -9 if it had to be killed."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
@@ -80,7 +80,7 @@ class ServerProcess:
         assert self._process is not None
         written = self.log[self._read_from :]
         if self._process.poll() is not None:
-            # Not an AssertionError: that would be waited for.
+            # Not an AssertionError, because `eventually_now` retries those.
             raise RuntimeError(f"{self._command[:3]} ended with {self._process.returncode}:\n{written[-4000:]}")
         found = self._ready.search(written)
         assert found is not None, f"{self._command[:3]} is not ready:\n{written[-4000:]}"
@@ -88,7 +88,7 @@ class ServerProcess:
 
 
 def _inherited() -> dict[str, str]:
-    """The parent's environment without what would configure a server behind the test's back."""
+    """Return the parent's environment without variables that would configure a server unnoticed."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""The protocol by hand, for what no client lets one say: exact bodies, streams line by line, dropped connections."""
+"""Raw protocol requests that no client can send: exact bodies, streams line by line, dropped connections."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import httpx
 from tests.deadlines import scaled
 
 MAX_LINE_BYTES = 65_536
-"""Clients on older releases of their HTTP library fail above twice that."""
+"""The most bytes in a line of a stream. Clients with older HTTP library releases fail above twice that size."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Outcome:
 
     events: tuple[Event, ...]
     lines: tuple[str, ...]
-    """The raw ``data:`` values, with at most the one space taken off that the format allows."""
+    """The raw ``data:`` values, without the one leading space that the format allows."""
 
     @property
     def task_id(self) -> str:
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def result(self) -> Any:
-        """The JSON that the chunks make together."""
+        """The JSON value that the chunks form together."""
         names = [event.name for event in self.events]
         assert names == ["task_id", *["chunk"] * (len(names) - 2), "end"], names
         return json.loads("".join(event.data for event in self.events[1:]))
@@ -87,14 +87,14 @@ def parse(body: str) -> Outcome:
 
 
 class Stream:
-    """A stream that is still coming in."""
+    """A stream that is still being received."""
 
     def __init__(self, pieces: AsyncIterator[str]) -> None:
         self._pieces = pieces
         self.text = ""
 
     async def read_until(self, mark: str) -> None:
-        """Read until *mark*, an end of lines or events, has come."""
+        """Read until *mark*, an end of lines or events, has arrived."""
         while mark not in self.text:
             self.text += (await anext(self._pieces)).replace("\r\n", "\n")
 
@@ -107,7 +107,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class RawEpisode:
-    """An open session, spoken to by hand."""
+    """An open session for raw requests."""
 
     http: httpx.AsyncClient
     sid: str
@@ -124,7 +124,7 @@ class RawEpisode:
         return await self.http.get(f"/{self.environment}/{operation}", headers=self.headers)
 
     async def ask(self, tool: str, input: Mapping[str, Any] | None = None, **more: Any) -> httpx.Response:
-        """Call *tool* and return the whole response, whatever it is."""
+        """Call *tool* and return the whole response, whatever its status is."""
         body = {"name": tool, "input": dict(input or {})} | more
         headers = self.headers | {"Accept": "text/event-stream"}
         return await self.http.post(f"/{self.environment}/call", headers=headers, json=body)
@@ -137,7 +137,7 @@ class RawEpisode:
 
     @asynccontextmanager
     async def streaming(self, tool: str, input: Mapping[str, Any]) -> AsyncIterator["Stream"]:
-        """Call *tool* and go on as soon as its ``task_id`` is here; leaving early hangs up."""
+        """Call *tool* and yield its stream once its ``task_id`` has arrived. An early exit disconnects."""
         body = {"name": tool, "input": dict(input)}
         headers = self.headers | {"Accept": "text/event-stream"}
         async with self.http.stream("POST", f"/{self.environment}/call", headers=headers, json=body) as response:
@@ -147,7 +147,7 @@ class RawEpisode:
             yield stream
 
     async def drop_after_task_id(self, tool: str, input: Mapping[str, Any]) -> str:
-        """Call *tool*, read its ``task_id`` and hang up."""
+        """Call *tool*, read its ``task_id`` and disconnect."""
         async with self.streaming(tool, input) as stream:
             return parse(stream.text).task_id
 
@@ -156,7 +156,7 @@ class RawEpisode:
 
 
 def new_sid() -> str:
-    """A session id that nobody used."""
+    """Return an unused session id."""
     return str(uuid.uuid4())
 
 
@@ -176,7 +176,7 @@ async def episode(
     sid: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[RawEpisode]:
-    """Open a session by hand; it is deleted at the end, whatever happened."""
+    """Open a session by a raw request, and delete it at the end in any case."""
     sid = sid or new_sid()
     opened = RawEpisode(http, sid, environment)
     try:
@@ -189,11 +189,11 @@ async def episode(
 
 
 async def send_bytes(host: str, port: int, request: bytes) -> bytes:
-    """Send *request* as it is on a connection of its own, and read until the server closes it or 10 s are over."""
+    """Send *request* unchanged on its own connection, and read until the server closes it or 10 s are over."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         answer = b""
-        # Whoever refuses a request early may close before it has read all of it.
+        # A server that refuses a request early may close the connection before it has read the whole request.
         with contextlib.suppress(ConnectionError):
             writer.write(request)
             async with asyncio.timeout(scaled(10)):

@@ -1,4 +1,4 @@
-"""The two official clients, unmodified, behind one face: what they have in common, and how each says a failure."""
+"""The two official clients, unmodified, behind one interface: their common methods, and how each reports a failure."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,7 +12,7 @@ from openreward.api.environments.types import Task as OpenRewardTask
 
 
 class Output(Protocol):
-    """What a call gives back."""
+    """The result of a call."""
 
     @property
     def blocks(self) -> Sequence[Any]: ...
@@ -35,7 +35,7 @@ class Episode(Protocol):
 
 
 class EnvironmentClient(Protocol):
-    """One environment, as a client sees it."""
+    """A client's view of one environment."""
 
     async def list_splits(self) -> list[str]: ...
     async def list_tasks(self, split: str) -> list[Any]: ...
@@ -59,15 +59,15 @@ class Sdk:
 
     name: str
     refused: type[Exception]
-    """Raised for ``ok: false``: the tool did not run."""
+    """The exception for ``ok: false``: the tool did not run."""
     failed: type[Exception]
-    """Raised for an ``error`` event: the tool failed, or its worker did."""
+    """The exception for an ``error`` event: the tool failed, or its worker did."""
     connect: Callable[[str, str | None], AbstractAsyncContextManager["Client"]]
-    """(base URL, key) → an open client."""
+    """Maps a base URL and a key to an open client."""
     task: Callable[[str, Mapping[str, Any]], Any]
-    """(environment, specification) → a task that no split holds."""
+    """Maps an environment and a specification to a task outside all splits."""
     secrets: Callable[[Mapping[str, str]], Mapping[str, Any]]
-    """Plain secrets in the package's own form."""
+    """Converts plain secrets to the package's own form."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ async def _ors(url: str, key: str | None) -> AsyncIterator[Client]:
     try:
         yield Client(lambda name: cast(EnvironmentClient, client.environment(name)))
     finally:
-        for session in client.environments._clients.values():  # the package has no close of its own for async users
+        for session in client.environments._clients.values():  # the package has no close method for async users
             await session.close()
 
 
@@ -124,11 +124,11 @@ SDKS = {sdk.name: sdk for sdk in (ORS, OPENREWARD)}
 
 
 def text(output: Output) -> str:
-    """The text of an output of one text block."""
+    """Return the text of an output that has one text block."""
     assert [block.type for block in output.blocks] == ["text"], output
     return str(output.blocks[0].text)
 
 
 def names(tools: Sequence[Any]) -> list[str]:
-    """The names of listed tools."""
+    """Return the names of listed tools."""
     return [tool.name for tool in tools]

@@ -1,4 +1,4 @@
-"""What the gateway runs on besides itself in the full stack: Docker, Redis, and images of the test environments."""
+"""The parts of the full stack next to the gateway: Docker, Redis, and images of the test environments."""
 
 import shutil
 import subprocess
@@ -18,11 +18,11 @@ INSTANCE_LABEL = "env-gateway.instance"
 ENVIRONMENT_LABEL = "env-gateway.environment"
 IMAGES = ("probe", "counter", "slowsetup", "judge")
 SHARED_MEMORY = "/dev/shm"
-"""A folder below it has one path for this machine, for a root filesystem on it, and for their engine."""
+"""A folder below this path has the same path for this machine, for a root filesystem on it, and for their engine."""
 
 
 class Redis:
-    """A Redis server of its own on a Unix socket, without persistence."""
+    """A separate Redis server on a Unix socket, without persistence."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "redis.sock"
@@ -45,7 +45,7 @@ class Redis:
             self._process.wait(scaled(20))
 
     def database(self) -> redis.Redis:
-        """Its data, seen past the gateway."""
+        """Return a client for the server's data, independent of the gateway."""
         return redis.Redis(unix_socket_path=str(self.socket), decode_responses=True)
 
     def _answers(self) -> None:
@@ -57,7 +57,7 @@ class Redis:
 
 
 class Containers:
-    """The containers of one gateway, seen past it."""
+    """The containers of one gateway, inspected without the gateway."""
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
@@ -69,9 +69,9 @@ class Containers:
             built_once(self._engine.api, f"env-gateway/wire-{name}", files_of(WIRE / "environments" / name))
 
     def list(self) -> list[Any]:
-        """All containers of this gateway, dead ones too."""
+        """Return all containers of this gateway, including dead containers."""
         own: dict[str, Any] = {"label": f"{INSTANCE_LABEL}={self.instance}"}
-        return self._engine.containers.list(all=True, filters=own, ignore_removed=True)  # each is looked at by itself
+        return self._engine.containers.list(all=True, filters=own, ignore_removed=True)  # inspects each
 
     def count(self, environment: str) -> int:
         """Count the containers of this gateway's workers of *environment*."""
@@ -92,7 +92,7 @@ class Containers:
 
 
 class Stack:
-    """The gateway on Docker and Redis, of one test process; several can live side by side."""
+    """The gateway on Docker and Redis, for one test process. Several stacks can run concurrently."""
 
     def __init__(self) -> None:
         self.instance = f"wire-{uuid.uuid4().hex[:8]}"
@@ -102,7 +102,7 @@ class Stack:
         self.gateway = Gateway(self.folder, self.settings())
 
     def replica(self, name: str) -> Gateway:
-        """Another gateway on the same store, engine, sockets and secret; not started yet."""
+        """Create another gateway on the same store, engine, sockets and secret, without starting it."""
         folder = self.folder / name
         folder.mkdir()
         return Gateway(folder, self.settings() | {"GATEWAY_STATE_DIR": str(self.folder / "state")})
@@ -124,7 +124,7 @@ class Stack:
     def close(self) -> None:
         self.gateway.stop()
         self.redis.stop()
-        # Workers outlive a gateway on purpose: the next one adopts them.
+        # Workers outlive a gateway on purpose, because the next gateway adopts them.
         self.containers.remove_all()
         self.containers.close()
         shutil.rmtree(self.folder, ignore_errors=True)

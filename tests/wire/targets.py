@@ -1,17 +1,17 @@
-"""The servers that the wire tests run against: two official ones, our environment server, and two gateways.
+"""The servers for the wire tests: two official servers, the gateway's own environment server, and two gateways.
 
 ``embedded`` is the gateway with its own store and local processes, ``stack`` the gateway with Redis and Docker. A
-target is started when the first test asks for it and lives until the test process ends.
+target starts for the first test that uses it and lives until the test process ends.
 
 A test names the targets whose code can change its outcome:
 
 * `ONE_GATEWAY`: the gateway answers from the request and the task files, or passes a worker's bytes on. Neither the
-  store nor the backend takes part. Bodies, paths, keys, discovery, outputs and tool errors are of this kind.
-* `BOTH_GATEWAYS`: the store or the backend takes part. That is the life of a session, a call that loses its worker or
-  its connection, expiry, and secrets; besides them each frontend has one episode there.
-* `OURS`: the environment server, when it runs alone, answers the request by code of its own, and the gateway answers
-  in its place otherwise: HTTP, discovery, the creation and deletion of a session. The gateway passes calls as bytes,
-  so a row on the gateway tests the environment server's calls too.
+  store nor the backend takes part. Examples are bodies, paths, keys, discovery, outputs and tool errors.
+* `BOTH_GATEWAYS`: the store or the backend takes part. Examples are the life of a session, a call that loses its
+  worker or its connection, expiry, and secrets. Each frontend also has one episode there.
+* `OURS`: the environment server alone answers the request with its own code; behind a gateway, the gateway answers
+  instead. Examples are HTTP, discovery, and the creation and deletion of a session. The gateway passes calls as
+  bytes, so a row on the gateway also tests the environment server's calls.
 * `OFFICIAL`: the reference, for every row that it can run.
 """
 
@@ -34,7 +34,7 @@ from tests.wire.processes import ServerProcess
 from tests.wire.stack import Stack
 
 OFFICIAL = ("ors-server", "openreward-server")
-"""The servers of the two packages: each is driven by its own client, and shows what the client expects."""
+"""The servers of the two packages. Each is driven by its own client, and shows the behavior that the client expects."""
 ONE_GATEWAY = ("embedded",)
 BOTH_GATEWAYS = (*ONE_GATEWAY, "stack")
 ENVSERVER = "envserver"
@@ -48,21 +48,21 @@ class Folder:
     """A folder that a test shares with the workers of its target."""
 
     inside: str
-    """Its path as workers see it: the ``folder`` of a task."""
+    """The folder's path for workers: the ``folder`` of a task."""
     roots: "Roots"
 
     def open_gate(self, token: str) -> None:
-        """Let go on what waits for *token*."""
+        """Release the calls that wait for *token*."""
         for root in self.roots():
             (root / f"{token}.gate").touch()
 
     def runs(self, token: str) -> int:
-        """How often a tool noted *token*."""
+        """Return how often a tool recorded *token*."""
         return sum(_words(root / "ledger").count(token) for root in self.roots())
 
 
 def _words(file: Path) -> list[str]:
-    """The words of a file; none where there is no file, or where its worker ends meanwhile."""
+    """Return the words of a file, or an empty list if there is no file or its worker ends in the meantime."""
     try:
         return file.read_text().split()
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def _words(file: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Roots:
-    """Where a shared folder is on this side; a container has a folder of its own, which is not known beforehand."""
+    """The paths of a shared folder for the test. A container has its own folder, which is unknown beforehand."""
 
     path: Path
     per_worker: bool = False
@@ -84,12 +84,12 @@ class Roots:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One running server, and how to look behind it."""
+    """One running server, and access to its log, gateway and stack."""
 
     name: str
     url: str
     key: str | None = None
-    """The key that a client uses; None where none is asked for."""
+    """The key that a client uses. None: the server requires no key."""
     log: Any = field(default=lambda: "", repr=False)
     """Returns the server's output."""
     gateway: Gateway | None = None
@@ -106,13 +106,13 @@ class Target:
         return port
 
     def folder(self, tmp_path: Path) -> Folder:
-        """Make a folder that the workers see too."""
+        """Return a folder that the workers see too."""
         if self.stack is not None:
             return Folder("/run/envserver", Roots(self.stack.gateway.socket_dir, per_worker=True))
         return Folder(str(tmp_path), Roots(tmp_path))
 
     def http(self, *, key: str | None = None, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
-        """A client that sends what it is told and nothing else; with this target's key unless *key* is another."""
+        """Return a client that sends only the test's requests, with this target's key or with *key*."""
         keys = {"X-API-Key": used} if (used := self.key if key is None else key) else {}
         sent = keys | dict(headers or {})
         return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=scaled(90))
@@ -128,9 +128,9 @@ class World:
         self._undo = contextlib.ExitStack()
 
     def target(self, name: str) -> Target:
-        """Look a target up; the first time, start it."""
+        """Return the target *name*, and start it at the first use."""
         if name in self._failed:
-            # Once is enough: each try may take a minute.
+            # One failed start is enough: each attempt may take a minute.
             pytest.fail(f"{name} did not start before: {self._failed[name]}")
         if name not in self._targets:
             try:
@@ -165,7 +165,7 @@ class World:
 
 
 def gateway_target(name: str, gateway: Gateway, stack: Stack | None = None) -> Target:
-    """The target that a running gateway is."""
+    """Return the target for a running gateway."""
     return Target(
         name=name, url=gateway.url, key=TRAINER_KEYS["alice"], log=lambda: gateway.log, gateway=gateway, stack=stack
     )
@@ -197,23 +197,23 @@ def on(*names: str) -> pytest.MarkDecorator:
 
 
 def with_clients(*names: str) -> pytest.MarkDecorator:
-    """Run a test on each of these targets with each client: an official server only with its own."""
+    """Run a test on each of these targets with each client. An official server runs only with its own client."""
     pairs = [(name, sdk) for name in names for sdk in _SDKS.get(name, ("ors", "openreward"))]
     rows = [pytest.param(name, sdk, marks=_marks(name), id=f"{name}-{sdk}") for name, sdk in pairs]
     return pytest.mark.parametrize(("target", "sdk"), rows, indirect=True)
 
 
 def token() -> str:
-    """A word that stands nowhere yet."""
+    """Return a unique word."""
     return uuid.uuid4().hex
 
 
 async def runs_once(folder: Folder, word: str) -> None:
-    """Assert, for `eventually`, that a tool noted *word*: then its call has begun."""
+    """Assert, for `eventually`, that a tool recorded *word* once: its call has then started."""
     assert folder.runs(word) == 1
 
 
 def tasks_of(environment: str, split: str) -> Iterator[dict[str, Any]]:
-    """The tasks of a split, straight from its file."""
+    """Yield the tasks of a split, directly from its file."""
     for line in (WIRE / "tasks" / environment / f"{split}.jsonl").read_text().splitlines():
         yield json.loads(line)

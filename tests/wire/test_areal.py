@@ -1,4 +1,4 @@
-"""AReaL's Task Server API, spoken to as its client does."""
+"""AReaL's Task Server API, called as AReaL's own client calls it."""
 
 import asyncio
 import io
@@ -19,7 +19,7 @@ MAX_TURNS = 20
 
 
 def areal(target: Target, environment: str = "probe") -> ArealClient:
-    """A client that has its key in the path, since it can send no header."""
+    """Return a client that has its key in the path, because it cannot send headers."""
     return ArealClient(f"{target.url}/k/{target.key}/areal/{environment}/")
 
 
@@ -30,14 +30,14 @@ def client(target: Target) -> ArealClient:
 
 @pytest.fixture
 async def episode(client: ArealClient) -> AsyncIterator[str]:
-    """An episode on the first sample; cancelled at the end, if it is still there."""
+    """An episode on the first sample. The fixture cancels it at the end if it still exists."""
     started = await client.start(0)
     yield started["episode_id"]
     await client.request("POST", "/episode/cancel", json={"episode_id": started["episode_id"]})
 
 
 async def lives(client: ArealClient, episode: str) -> int:
-    """The turn that an episode's next step is."""
+    """Assert that the episode still runs, and return the turn of the step that this takes."""
     reply = await client.tool(episode, "echo", text="still here")
     assert reply["observation"] == {"type": "text", "content": "still here"}
     turn: int = reply["info"]["turn"]
@@ -73,7 +73,7 @@ async def test_the_task_is_described_below_either_prefix_with_or_without_a_slash
 
 
 @on(*BOTH_GATEWAYS)
-async def test_health_counts_what_lives(client: ArealClient, episode: str) -> None:
+async def test_health_counts_live_episodes_and_workers(client: ArealClient, episode: str) -> None:
     health = await client.ask("GET", "/health")
 
     assert health["status"] == "healthy"
@@ -113,7 +113,7 @@ async def test_a_start_answers_with_the_first_observation(
 
 
 @on(*ONE_GATEWAY)
-async def test_a_start_without_config_is_one_with_an_empty_one(client: ArealClient) -> None:
+async def test_a_start_without_a_config_works(client: ArealClient) -> None:
     reply = await client.ask("POST", "/episode/start", json={"sample_id": 0})
 
     await client.cancel(reply["episode_id"])
@@ -132,8 +132,8 @@ async def test_an_unknown_sample_is_404(client: ArealClient, sample: str | int) 
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_setup_that_fails_is_500_with_its_reason_and_nothing_is_left(target: Target) -> None:
-    # Its first task whose setup raises; that it has one is a matter of the file.
+async def test_a_setup_that_fails_is_500_with_its_reason_and_leaves_no_session(target: Target) -> None:
+    # The first task whose setup raises; the task file is expected to have one.
     client = areal(target, "slowsetup")
     failing = next(index for index, task in enumerate(list(tasks_of("slowsetup", "train"))) if "error" in task)
 
@@ -147,7 +147,7 @@ async def test_a_setup_that_fails_is_500_with_its_reason_and_nothing_is_left(tar
 
 @pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
-async def test_without_a_free_slot_a_start_is_503_and_nothing_was_begun(target: Target) -> None:
+async def test_a_start_without_a_free_slot_is_503_and_leaves_no_episode(target: Target) -> None:
     narrow = areal(target, "narrow")
     first = await narrow.start(0)
     try:
@@ -165,7 +165,7 @@ async def test_without_a_free_slot_a_start_is_503_and_nothing_was_begun(target: 
 
 @pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
-async def test_a_client_that_goes_during_its_start_leaves_nothing_behind(target: Target) -> None:
+async def test_a_client_that_disconnects_during_its_start_leaves_no_session(target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
     narrow = areal(target, "narrow")
@@ -188,7 +188,7 @@ async def test_a_client_that_goes_during_its_start_leaves_nothing_behind(target:
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_step_goes_on_with_an_observation_a_reward_and_its_turn(client: ArealClient, episode: str) -> None:
+async def test_a_step_returns_an_observation_and_a_reward_and_its_turn(client: ArealClient, episode: str) -> None:
     reply = await client.tool(episode, "echo", text="hello")
 
     assert reply == {
@@ -205,7 +205,7 @@ async def test_a_step_goes_on_with_an_observation_a_reward_and_its_turn(client: 
 
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize(("reward", "success"), [(1.0, True), (0.5, False), (0.0, False)])
-async def test_the_last_step_has_no_observation_but_the_reward(
+async def test_the_last_step_returns_the_reward_and_no_observation(
     client: ArealClient, reward: float, success: bool
 ) -> None:
     episode = (await client.start(0))["episode_id"]
@@ -238,7 +238,7 @@ async def test_a_steps_reward_is_a_number(client: ArealClient, episode: str, giv
             {"type": "text", "content": "I cannot decide.<|im_end|>"},
             "call one by its name",
             {"thought": None, "action": None, "content": None},
-            id="a text that means no tool",
+            id="a text that names no tool",
         ),
         pytest.param(
             {"type": "structured", "content": {"name": "nosuch", "arguments": {}}},
@@ -262,11 +262,11 @@ async def test_a_steps_reward_is_a_number(client: ArealClient, episode: str, giv
             {"type": "structured", "content": {"free": "form"}},
             "call one by its name",
             {"thought": None, "action": None, "content": '{"free": "form"}'},
-            id="an object for a default tool that is none",
+            id="an object without a default tool",
         ),
     ],
 )
-async def test_what_the_environment_refuses_is_an_observation_and_costs_a_turn(
+async def test_a_refused_or_failed_action_is_an_observation_and_costs_a_turn(
     client: ArealClient, episode: str, action: dict[str, Any], words: str, parsed: dict[str, Any]
 ) -> None:
     reply = await client.act(episode, action)
@@ -286,7 +286,7 @@ async def test_control_tokens_in_output_reach_no_chat_template(client: ArealClie
 
 
 @on(*ONE_GATEWAY)
-async def test_an_image_is_a_line_where_text_is_served(client: ArealClient, episode: str) -> None:
+async def test_an_image_becomes_a_line_of_text_in_a_text_observation(client: ArealClient, episode: str) -> None:
     reply = await client.tool(episode, "image")
 
     assert reply["observation"] == {"type": "text", "content": "[image: image/png]"}
@@ -337,7 +337,7 @@ async def test_steps_of_one_episode_run_one_after_the_other(client: ArealClient)
     assert sorted(reply["info"]["turn"] for reply in replies) == [1, 2, 3, 4]
 
 
-# -- the end --------------------------------------------------------------------------------------------------------
+# -- the end of an episode ------------------------------------------------------------------------------------------
 
 
 async def is_gone(client: ArealClient, episode: str, *, because: str = "") -> None:
@@ -389,12 +389,12 @@ async def test_a_cancel_works_while_a_step_runs_and_the_step_is_404(client: Area
 
 
 @on(*BOTH_GATEWAYS)
-async def test_an_episode_left_alone_expires_and_says_so(target: Target) -> None:
+async def test_an_idle_episode_expires_and_later_errors_give_that_reason(target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
     brief = areal(target, "brief")
     episode = (await brief.start(0))["episode_id"]
-    slept = await brief.tool(episode, "sleep", seconds=3)  # beyond its idle time of 2 s
+    slept = await brief.tool(episode, "sleep", seconds=3)  # longer than the environment's idle time of 2 s
 
     async def nobody() -> None:
         assert await gateway.sessions() == []
@@ -408,7 +408,7 @@ async def test_an_episode_left_alone_expires_and_says_so(target: Target) -> None
 
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize("episode", ["", "nosuch", "00000000-0000-4000-8000-000000000000", "\ud800", "x" * 5000])
-async def test_an_episode_that_never_was_is_not_found(client: ArealClient, episode: str) -> None:
+async def test_an_episode_id_that_was_never_issued_is_not_found(client: ArealClient, episode: str) -> None:
     status, body = await client.request("POST", "/episode/cancel", json={"episode_id": episode})
 
     assert status == (404 if episode else 400)
@@ -428,7 +428,7 @@ async def test_an_episode_of_another_key_or_environment_is_not_found(target: Tar
     assert turn == 1
 
 
-# -- what is malformed ----------------------------------------------------------------------------------------------
+# -- malformed requests ---------------------------------------------------------------------------------------------
 
 TEXT = {"type": "text", "content": "x"}
 MALFORMED: dict[str, Any] = {
@@ -472,7 +472,7 @@ async def test_a_malformed_body_is_400_and_costs_no_turn(
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize("data", [b"", b"  ", b"{", b"\xff", b"null", b'"x"', b'{"sample_id": NaN}', b"[" * 100_000])
 @pytest.mark.parametrize("path", ["/episode/start", "/episode/step", "/episode/cancel"])
-async def test_what_is_no_json_object_is_400(client: ArealClient, path: str, data: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_400(client: ArealClient, path: str, data: bytes) -> None:
     status, answer = await client.request("POST", path, data=data)
 
     assert (status, answer["error"]) == (400, "bad request")
@@ -504,7 +504,7 @@ async def test_unknown_routes_and_methods_have_the_same_error_body(
 
 
 @on(*ONE_GATEWAY)
-async def test_an_unknown_environment_is_404_and_a_body_that_is_too_large_413(target: Target) -> None:
+async def test_an_unknown_environment_is_404_and_a_too_large_body_is_413(target: Target) -> None:
     unknown, _ = await areal(target, "nosuch").request("GET", "/task/info")
     large, answer = await areal(target).request("POST", "/episode/start", data=io.BytesIO(b" " * (9 * 2**20)))
 
@@ -516,7 +516,7 @@ async def test_an_unknown_environment_is_404_and_a_body_that_is_too_large_413(ta
 
 
 @on(*BOTH_GATEWAYS)
-async def test_the_members_of_a_group_start_alike_and_share_nothing(target: Target) -> None:
+async def test_the_members_of_a_group_start_from_the_same_task_and_share_no_state(target: Target) -> None:
     counter = areal(target, "counter")
 
     started = await asyncio.gather(*(counter.start("0") for _ in range(8)))
@@ -531,7 +531,7 @@ async def test_the_members_of_a_group_start_alike_and_share_nothing(target: Targ
 
 
 @on(*BOTH_GATEWAYS)
-async def test_of_many_starts_at_once_each_succeeds_or_is_told_that_there_is_no_room(target: Target) -> None:
+async def test_each_of_many_concurrent_starts_succeeds_or_is_503_for_capacity(target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
     probe = areal(target)

@@ -1,4 +1,4 @@
-"""Over AReaL's API: what dies is an error and never a reward, and what a restart must not forget."""
+"""Failures over AReaL's API: a dead worker is an error and never a reward, and a restart keeps the count of turns."""
 
 import asyncio
 import os
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.wire
 
 
 def areal(url: str, environment: str = "probe") -> ArealClient:
-    """A client with alice's key in its path."""
+    """Return a client with alice's key in its path."""
     return ArealClient(f"{url}/k/{TRAINER_KEYS['alice']}/areal/{environment}")
 
 
 async def turn_of(client: ArealClient, episode: str) -> int:
-    """Take one more turn; which it was."""
+    """Take one more turn and return its number."""
     turn: int = (await client.tool(episode, "echo", text="x"))["info"]["turn"]
     return turn
 
@@ -35,7 +35,7 @@ async def test_a_worker_killed_in_mid_step_is_500_and_its_episode_is_gone(target
     pid = (await client.tool(episode, "pid"))["observation"]["content"]
     (worker,) = {one["worker"] for one in await gateway.sessions() if one["name"] == episode}
     running = asyncio.create_task(client.tool(episode, "block", seconds=60))
-    await turn_of_another(client)  # several requests, one after the other: by then the step above is at its worker
+    await turn_of_another(client)  # several requests in sequence: afterwards the step above has reached its worker
     if target.stack is not None:
         target.stack.containers.kill(worker)
     else:
@@ -58,7 +58,7 @@ async def test_a_worker_killed_in_mid_step_is_500_and_its_episode_is_gone(target
 
 
 async def turn_of_another(client: ArealClient) -> None:
-    """Play a whole episode beside whatever runs."""
+    """Play a whole episode next to the tests' other episodes."""
     episode = (await client.start(1))["episode_id"]
     await client.tool(episode, "finish", reward=0.0)
 
@@ -75,7 +75,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def second(stack: Stack) -> Iterator[Gateway]:
-    """Another replica."""
+    """A second replica."""
     second = stack.replica("second")
     try:
         second.start()
@@ -86,7 +86,7 @@ def second(stack: Stack) -> Iterator[Gateway]:
 
 @pytest.mark.docker
 @pytest.mark.redis
-async def test_turns_are_counted_over_a_gateway_that_is_killed_and_on_every_replica(
+async def test_the_count_of_turns_survives_a_killed_gateway_and_is_the_same_on_every_replica(
     stack: Stack, second: Gateway
 ) -> None:
     one, other = areal(stack.gateway.url), areal(second.url)

@@ -1,4 +1,4 @@
-"""A game over AReaL's API with observations as objects: an agent that reads nothing else sees the board."""
+"""A game over AReaL's API with observations as objects: an agent that reads only the object sees the board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of the math environment over AReaL's API, played by its client, on processes and on Docker."""
+"""AReaL's client plays rollouts of the math environment over AReaL's API, on processes and on Docker."""
 
 import asyncio
 import json
@@ -25,7 +25,9 @@ def answer_of(task: dict[str, Any]) -> str:
     return str(task["evaluation"]["entry"]["answer"])
 
 
-async def test_right_answers_are_rewarded_whatever_the_id_and_wrong_ones_are_not(client: ArealClient) -> None:
+async def test_right_answers_are_rewarded_by_index_and_by_task_id_and_wrong_answers_are_not(
+    client: ArealClient,
+) -> None:
     right = [
         await client.rollout(sample, lambda _: f"Let me think. <answer>{answer_of(TRAIN[0])}</answer>")
         for sample in ("0", TRAIN[0]["id"])
@@ -50,7 +52,7 @@ async def test_a_group_of_eight_gets_the_same_prompt_and_a_reward_each(client: A
     assert (await client.ask("GET", "/health"))["active_episodes"] == 0
 
 
-async def test_the_task_is_that_of_the_catalog(client: ArealClient) -> None:
+async def test_the_task_served_is_the_catalogs_task(client: ArealClient) -> None:
     info = await client.info()
     started = await client.start(TRAIN[2]["id"])
     await client.cancel(started["episode_id"])

@@ -1,4 +1,4 @@
-"""Rollouts of the os environment over AReaL's API, played by its client, on local processes and on Docker."""
+"""AReaL's client plays rollouts of the os environment over AReaL's API, on local processes and on Docker."""
 
 import asyncio
 import shutil
@@ -24,7 +24,7 @@ TASKS = {task["id"]: task for task in (*TRAIN, *TEST)}
 
 @pytest.fixture(scope="module", params=[EMBEDDED, on_stack("os")])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    if request.param == EMBEDDED:  # in a container there are always others
+    if request.param == EMBEDDED:  # a container always has other users
         need_other_users()
     with serving(request.param, "os") as gateway:
         yield gateway
@@ -36,13 +36,13 @@ def client(gateway: Gateway) -> ArealClient:
 
 
 def agent(*turns: str) -> Callable[[str], str]:
-    """A model that says *turns*, one after the other, whatever it reads."""
+    """Return a model that says *turns* in order, whatever it reads."""
     left = iter(turns)
     return lambda _: next(left)
 
 
 def solving(name: str) -> Callable[[str], str]:
-    """A model that knows the reference solution of a task."""
+    """Return a model that knows the reference solution of a task."""
     reference = TASKS[name]["reference"]
     answer = reference["answer"]
     end = "Act: finish" if answer is None else f"Act: answer({answer})"
@@ -67,7 +67,7 @@ async def test_the_task_is_described_for_trainers(client: ArealClient) -> None:
     }
 
 
-@pytest.mark.parametrize("gateway", [on_stack("os")], indirect=True)  # whose image has a box of its own
+@pytest.mark.parametrize("gateway", [on_stack("os")], indirect=True)  # its image has its own box
 async def test_one_task_of_each_template_is_solved_by_its_reference(gateway: Gateway, client: ArealClient) -> None:
     free = asyncio.Semaphore(8)
 
@@ -82,7 +82,7 @@ async def test_one_task_of_each_template_is_solved_by_its_reference(gateway: Gat
     await eventually(lambda: nothing_is_open(gateway))
 
 
-async def test_a_rollout_is_told_in_full(client: ArealClient) -> None:
+async def test_the_replies_of_a_rollout_have_all_their_fields(client: ArealClient) -> None:
     command = COUNT["reference"]["commands"][0]
 
     async with playing(client, COUNT["id"]) as play:
@@ -112,7 +112,7 @@ async def test_a_rollout_is_told_in_full(client: ArealClient) -> None:
 
 
 @pytest.mark.parametrize("end", ["Act: answer(certainly not)", "Act: answer()", "Act: finish"])
-async def test_a_wrong_end_is_completed_without_a_reward(client: ArealClient, end: str) -> None:
+async def test_a_wrong_answer_completes_the_episode_without_a_reward(client: ArealClient, end: str) -> None:
     trajectory = await client.rollout(SEARCH["id"], agent(f"Think: I guess.\n{end}"))
 
     assert (trajectory.reward, trajectory.turns) == (0.0, 1)
@@ -128,7 +128,7 @@ async def test_structured_actions_play_the_same_episode(client: ArealClient) -> 
     assert ended["reward"] == 1.0
 
 
-async def test_a_group_of_eight_begins_alike_shares_nothing_and_is_rewarded_one_by_one(
+async def test_a_group_of_eight_starts_in_one_state_and_shares_nothing_and_each_member_gets_its_own_reward(
     gateway: Gateway, client: ArealClient
 ) -> None:
     right = COUNT["reference"]["answer"]
@@ -159,7 +159,7 @@ async def test_a_group_of_eight_begins_alike_shares_nothing_and_is_rewarded_one_
         pytest.param("cat <<'END'\na 'b\nEND", "a 'b", id="a here-document"),
     ],
 )
-async def test_what_a_command_prints_is_shown(client: ArealClient, script: str, seen: str) -> None:
+async def test_the_output_of_a_command_is_shown(client: ArealClient, script: str, seen: str) -> None:
     async with playing(client, COUNT["id"]) as play:
         assert await play.run(script) == seen
 
@@ -195,9 +195,9 @@ async def test_two_sessions_of_one_worker_do_not_see_each_other_or_the_server(cl
     assert kept == f"{secret}\n1"
 
 
-async def test_where_there_can_be_no_sandboxes_a_start_is_refused_until_the_machine_is_mended() -> None:
+async def test_a_start_is_refused_while_sandboxes_are_impossible_and_works_after_the_repair() -> None:
     need_other_users()
-    closed = short_folder()  # only this user may enter it, and a sandbox's root is another one
+    closed = short_folder()  # only this user may enter it, and a sandbox's root is another user
     with serving(EMBEDDED, "os", GATEWAY_SANDBOX_DIR=str(closed / "sandboxes")) as gateway:
         client = ArealClient(gateway.url)
 

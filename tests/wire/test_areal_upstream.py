@@ -1,4 +1,4 @@
-"""A small AReaL task server in a process of its own: driven as AReaL drives it, and as a worker of the gateway's."""
+"""A small AReaL task server in its own process, driven as AReaL's workflow drives it and as a worker of the gateway."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GUESS = Environment(
     server=Server(port=5000),
 )
 Run = Callable[..., str]
-"""Starts a server with these arguments; returns ``HOST:PORT``."""
+"""Starts a server with these arguments and returns its ``HOST:PORT``."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def client(place: str) -> ArealClient:
 
 
 async def counted(areal: ArealClient, **wanted: int) -> None:
-    """Return when the server's ``/health`` has these numbers."""
+    """Wait until the server's ``/health`` reports these numbers."""
 
     async def check() -> None:
         health = await areal.ask("GET", "/health")
@@ -76,7 +76,7 @@ async def counted(areal: ArealClient, **wanted: int) -> None:
 
 
 class Halving:
-    """An agent that finds the number: it halves what is left of the range."""
+    """An agent that finds the number by bisection."""
 
     def __init__(self) -> None:
         self.low, self.high = 1, 100
@@ -91,7 +91,7 @@ class Halving:
 
 
 class World:
-    """An upstream on the gateway's own transport, and sessions of it in one server."""
+    """An upstream on the gateway's own transport, and its sessions in one server."""
 
     def __init__(self, place: str) -> None:
         self.relay = HttpTransport()
@@ -148,7 +148,7 @@ async def world_of(place: str) -> AsyncIterator[World]:
 # -- the server, as AReaL's workflow drives it ----------------------------------------------------------------------
 
 
-async def test_the_server_plays_with_the_workflow(processes: Run) -> None:
+async def test_areals_workflow_wins_an_episode_on_the_server(processes: Run) -> None:
     trajectory = await client(processes()).rollout(42, Halving())
 
     assert trajectory.reward == 1.0
@@ -157,7 +157,7 @@ async def test_the_server_plays_with_the_workflow(processes: Run) -> None:
     assert trajectory.info["status"] == "completed"
 
 
-async def test_the_server_tells_of_its_task(processes: Run) -> None:
+async def test_the_server_describes_its_task(processes: Run) -> None:
     info = await client(processes()).info()
 
     assert {key: type(value) for key, value in info.items()} == {
@@ -171,7 +171,7 @@ async def test_the_server_tells_of_its_task(processes: Run) -> None:
     assert (info["num_samples"], info["observation_type"], info["action_type"]) == (100, "text", "text")
 
 
-async def test_the_server_goes_on_after_badly_formatted_text_until_the_turns_are_over(processes: Run) -> None:
+async def test_the_server_answers_badly_formatted_text_with_an_error_until_the_turn_limit(processes: Run) -> None:
     areal = client(processes())
     begun = await areal.start("3")
     first = await areal.step(begun["episode_id"], "forty-two?")
@@ -187,7 +187,7 @@ async def test_the_server_goes_on_after_badly_formatted_text_until_the_turns_are
     assert (last["info"]["success"], last["info"]["status"]) == (False, "task limit reached")
 
 
-async def test_the_server_gives_members_of_a_group_the_same_number(processes: Run) -> None:
+async def test_the_members_of_a_group_get_the_same_number_from_the_server(processes: Run) -> None:
     areal = client(processes())
 
     same = await asyncio.gather(*[areal.rollout("5", Halving()) for _ in range(8)])
@@ -225,7 +225,9 @@ async def test_the_server_gives_members_of_a_group_the_same_number(processes: Ru
         ("/nowhere", b"{}", 404),
     ],
 )
-async def test_the_server_refuses_in_the_apis_own_form(processes: Run, path: str, body: bytes, status: int) -> None:
+async def test_the_server_refuses_a_request_in_the_apis_form(
+    processes: Run, path: str, body: bytes, status: int
+) -> None:
     answered, reply = await client(processes()).request("POST", path, data=body)
 
     assert answered == status
@@ -235,7 +237,7 @@ async def test_the_server_refuses_in_the_apis_own_form(processes: Run, path: str
         assert reply["episode_id"] == "x"
 
 
-async def test_the_server_cancels_also_while_a_step_runs(processes: Run) -> None:
+async def test_the_server_cancels_an_episode_while_a_step_runs(processes: Run) -> None:
     areal = client(processes("--knobs"))
     episode = (await areal.start(1))["episode_id"]
     step = asyncio.ensure_future(areal.step(episode, "Act: sleep(100)"))
@@ -249,7 +251,7 @@ async def test_the_server_cancels_also_while_a_step_runs(processes: Run) -> None
         assert failed.value.status == 404
 
 
-async def test_the_server_forgets_who_is_idle(processes: Run) -> None:
+async def test_the_server_drops_an_idle_episode(processes: Run) -> None:
     areal = client(processes("--idle-s", "0.2"))
     episode = (await areal.start(1))["episode_id"]
     await counted(areal, active_episodes=0)
@@ -270,7 +272,7 @@ async def test_the_server_forgets_who_is_idle(processes: Run) -> None:
         pytest.param(("--prefix", ""), id="without the prefix"),
     ],
 )
-async def test_an_episode_is_won(processes: Run, arguments: tuple[str, ...]) -> None:
+async def test_an_upstream_plays_and_wins_an_episode(processes: Run, arguments: tuple[str, ...]) -> None:
     async with world_of(processes(*arguments)) as world:
         assert await world.upstream.ready(world.worker, GUESS) == 0
         session = await world.open()
@@ -288,7 +290,7 @@ async def test_an_episode_is_won(processes: Run, arguments: tuple[str, ...]) -> 
     assert (summary.reward, summary.finished, summary.steps) == (1.0, True, result.metadata["num_turns"])
 
 
-async def test_a_structured_server_is_given_objects(processes: Run) -> None:
+async def test_a_server_with_structured_actions_receives_objects(processes: Run) -> None:
     async with world_of(processes("--action", "structured")) as world:
         session = await world.open()
         first = await world.upstream.act(session, GUESS, Action(fields={"guess": 0}))
@@ -316,7 +318,7 @@ async def test_the_samples_are_tasks_and_each_can_be_opened(processes: Run) -> N
     assert [task["sample_id"] for task in tasks] == [98, 99]
 
 
-async def test_episodes_of_many_sessions_are_played_at_once_and_none_is_left(processes: Run) -> None:
+async def test_many_sessions_play_episodes_concurrently_and_leave_none_open(processes: Run) -> None:
     async with world_of(processes(fresh=True)) as world:
 
         async def episode(sample: int) -> float | None:
@@ -332,7 +334,7 @@ async def test_episodes_of_many_sessions_are_played_at_once_and_none_is_left(pro
         await world.counted(active_episodes=0)
 
 
-async def test_a_full_server_is_no_failure_and_has_room_again_after_a_close(processes: Run) -> None:
+async def test_a_full_server_reports_no_capacity_and_accepts_a_session_again_after_a_close(processes: Run) -> None:
     async with world_of(processes("--capacity", "1")) as world:
         session = await world.open()
         with pytest.raises(WorkerFull, match="no capacity"):
@@ -344,7 +346,7 @@ async def test_a_full_server_is_no_failure_and_has_room_again_after_a_close(proc
         await world.counted(active_episodes=0)
 
 
-async def test_another_replica_goes_on_with_the_episode(processes: Run) -> None:
+async def test_another_replica_continues_the_episode(processes: Run) -> None:
     async with world_of(processes()) as world, world_of(processes()) as other:
         session = await world.open(11, seed=3)
         await world.say(session, "Act: guess(0)")
@@ -357,7 +359,7 @@ async def test_another_replica_goes_on_with_the_episode(processes: Run) -> None:
     assert result.metadata["turn"] == 2
 
 
-async def test_a_session_that_the_server_forgot_is_not_found(processes: Run) -> None:
+async def test_a_session_that_the_server_dropped_is_not_found(processes: Run) -> None:
     async with world_of(processes("--idle-s", "0.2")) as world:
         session = await world.open()
         await world.counted(active_episodes=0)
@@ -366,7 +368,7 @@ async def test_a_session_that_the_server_forgot_is_not_found(processes: Run) -> 
         assert await world.upstream.close(session, GUESS) is None
 
 
-async def test_a_server_that_dies_in_mid_step_is_gone_and_so_is_a_close(processes: Run) -> None:
+async def test_a_step_and_a_close_fail_as_gone_when_the_server_dies_in_mid_step(processes: Run) -> None:
     async with world_of(processes("--knobs", fresh=True)) as world:
         session = await world.open()
         with pytest.raises(UpstreamGone) as gone:
@@ -377,7 +379,7 @@ async def test_a_server_that_dies_in_mid_step_is_gone_and_so_is_a_close(processe
     assert gone.value.sent
 
 
-async def test_a_close_ends_a_step_that_runs(processes: Run) -> None:
+async def test_a_close_ends_a_running_step(processes: Run) -> None:
     async with world_of(processes("--knobs")) as world:
         session = await world.open()
         step = asyncio.ensure_future(world.say(session, "Act: sleep(100)"))
@@ -390,7 +392,7 @@ async def test_a_close_ends_a_step_that_runs(processes: Run) -> None:
                 await late
 
 
-async def test_an_episode_that_begins_after_its_asker_left_is_cancelled(processes: Run, tmp_path: Path) -> None:
+async def test_an_episode_that_starts_after_a_cancelled_opening_is_cancelled(processes: Run, tmp_path: Path) -> None:
     gate = tmp_path / "go"
     async with world_of(processes("--slow-start-file", str(gate), fresh=True)) as world:
         session = world.session()
@@ -406,7 +408,7 @@ async def test_an_episode_that_begins_after_its_asker_left_is_cancelled(processe
         await world.counted(starting=0, active_episodes=0)
 
 
-async def test_a_slow_step_is_one_step_whoever_leaves(processes: Run, tmp_path: Path) -> None:
+async def test_a_slow_step_that_is_cancelled_and_repeated_runs_once(processes: Run, tmp_path: Path) -> None:
     gate = tmp_path / "go"
     async with world_of(processes("--slow-step-file", str(gate), fresh=True)) as world:
         session = await world.open()

@@ -1,7 +1,7 @@
-"""What the environment's author does wrong is a typed error in every protocol, and never a reward.
+"""A fault in the environment author's code is a typed error in every protocol, and never a reward.
 
-Every row of `ROWS` is played on its kind of worker by a client of every protocol. What the client is told depends on
-where the author's code fails, and on nothing else.
+A client of every protocol plays every row of `ROWS` on its kind of worker. The error that the client gets depends only
+on where the author's code fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.wire.openenv.clients import NEWEST, python_of
 pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients"), pytest.mark.timeout(240)]
 
 ROWS = [
-    # kind     what fails  what the client is told
+    # kind     what fails  what the client gets
     *((OWN, fails, expected) for fails, expected in OWN_ROWS),
     *((kind, "constructor", "no opening") for kind in (ORS, OPENREWARD, OPENENV)),
     *((kind, "reset", "no opening") for kind in (ORS, OPENREWARD, OPENENV, MCP, AREAL)),
@@ -51,14 +51,14 @@ ROWS = [
     (AREAL, "infinite reward", "the end"),
 ]
 CELLS = [(*row, way) for row in ROWS for way in WAYS if (*row[:2], way) != (OPENENV, "tool", "openenv-mcp")]
-"""But for an image of OpenEnv's Gym kind, which has no tools that JSON-RPC could call."""
+"""Leaves out OpenEnv's Gym kind over MCP: such an image has no tools that JSON-RPC could call."""
 OS_ROWS = [("reference", "no opening"), ("reference at the end", "the end")]
-"""A reference solution that fails, which the os environment runs before the agent's first action or at the end."""
+"""A failing reference solution, which the os environment runs before the agent's first action or at the end."""
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    python_of(NEWEST)  # makes the venv that the OpenEnv server runs in
+    python_of(NEWEST)  # creates the venv that the OpenEnv server runs in
     folder = short_folder()
     folder.chmod(0o755)  # the os environment's sandboxes are below it, and their root is another user
     settings = {
@@ -89,7 +89,7 @@ async def test_an_authors_fault_is_a_typed_error_and_never_a_reward(
 @pytest.mark.sandbox
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("fails", "expected"), OS_ROWS)
-async def test_a_reference_that_fails_is_its_authors_fault(
+async def test_a_failing_reference_solution_is_an_author_fault(
     gateway: Gateway, fails: str, expected: str, way: str
 ) -> None:
     need_bubblewrap()
@@ -98,7 +98,7 @@ async def test_a_reference_that_fails_is_its_authors_fault(
 
 
 async def _let_the_next_constructor_fail(gateway: Gateway) -> None:
-    """An OpenEnv server makes an environment before it knows the task; so the task before it says that it fails."""
+    """Play a task that makes the next constructor fail: OpenEnv servers create environments before they have a task."""
     before = await counted(gateway, OPENENV)
     spec = {"id": "next constructor", "config": {"fails": "next constructor"}}
     async with httpx.AsyncClient(
@@ -110,7 +110,7 @@ async def _let_the_next_constructor_fail(gateway: Gateway) -> None:
     await counted_as(gateway, OPENENV, before, unplayed=1)
 
 
-async def test_rewards_are_counted_of_episodes_that_the_agent_played(gateway: Gateway) -> None:
+async def test_only_episodes_that_an_agent_played_count_as_rewarded(gateway: Gateway) -> None:
     before = await counted(gateway, OWN)
     client = ArealClient(f"{gateway.url}/areal/{OWN}")
 
@@ -133,10 +133,10 @@ async def test_rewards_are_counted_of_episodes_that_the_agent_played(gateway: Ga
     ("environment", "fails"),
     [(OWN, "no rewards"), (ORS, "reward"), (ORS, "no rewards"), (OPENENV, "reward"), (OPENENV, "no rewards")],
 )
-async def test_an_end_without_any_reward_is_no_reward_of_0(
+async def test_an_episode_that_ends_without_any_reward_is_not_a_reward_of_0(
     gateway: Gateway, environment: str, fails: str, protocol: str
 ) -> None:
-    """Unmodified servers write a reward that is NaN as null, which nobody can tell from no reward."""
+    """Unmodified servers write a NaN reward as null, which cannot be distinguished from no reward."""
     play, _ = PROTOCOLS[protocol]
     before, already_logged = await counted(gateway, environment), len(gateway.log)
 
@@ -147,7 +147,7 @@ async def test_an_end_without_any_reward_is_no_reward_of_0(
     await counted_as(gateway, environment, before, author_fault=1)
     assert gateway.log[already_logged:].count("author_fault environment=") == 1
     assert "gave no reward in any of its" in _fault_line(gateway.log[already_logged:])
-    if protocol == "areal":  # whose clients want a number
+    if protocol == "areal":  # AReaL's clients need a number
         assert heard.errors == [(500, "author_fault")]
         assert not heard.is_done
     else:
@@ -159,7 +159,7 @@ async def test_an_end_without_any_reward_is_no_reward_of_0(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("task", ["late reward", "early reward"])
 @pytest.mark.parametrize("environment", [OWN, ORS, OPENENV])
-async def test_steps_that_give_no_reward_take_none_from_those_that_do(
+async def test_steps_without_a_reward_leave_the_rewards_of_other_steps_unchanged(
     gateway: Gateway, environment: str, task: str, protocol: str
 ) -> None:
     play, _ = PROTOCOLS[protocol]

@@ -1,6 +1,6 @@
-"""Requests that are wrong get the protocol's own error, word for word, and leave nothing behind.
+"""Wrong requests get the protocol's own error, word for word, and leave no session behind.
 
-The rows of the tables run on the official server as well: it is their source.
+The table rows also run on the official server, because they come from there.
 """
 
 import json
@@ -57,7 +57,7 @@ async def test_an_unknown_toolset_is_refused(http: httpx.AsyncClient) -> None:
     response = await create(http, sid, env_name="probe", task_spec={}, toolset_name="x")
 
     assert response.status_code == 400
-    # Which ones are valid differs: we offer none.
+    # The valid options differ: the gateway offers none.
     assert response.json()["detail"].startswith("unknown toolset 'x'; valid options are [")
 
 
@@ -73,7 +73,7 @@ async def test_a_wrong_call_is_refused_and_the_session_goes_on(http: httpx.Async
 
 
 async def ping(target: Target, value: str) -> bytes:
-    """Ping with this very text behind the header's colon: a client would refuse to send it."""
+    """Ping with exactly this text after the header's colon. An HTTP client would refuse to send it."""
     key = f"X-API-Key: {target.key}\r\n" if target.key else ""
     head = (
         f"POST /ping HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n{key}X-Session-ID:{value}\r\n\r\n"
@@ -82,7 +82,7 @@ async def ping(target: Target, value: str) -> bytes:
 
 
 @on(*OFFICIAL_AND_OURS)
-async def test_a_blank_session_id_is_none(target: Target) -> None:
+async def test_a_blank_session_id_counts_as_missing(target: Target) -> None:
     answer = await ping(target, " \t ")
 
     assert answer.startswith(b"HTTP/1.1 400")
@@ -118,7 +118,7 @@ async def test_two_different_session_ids_are_refused(http: httpx.AsyncClient) ->
         ("DELETE", "/probe/prompt", "GET"),
     ],
 )
-async def test_another_method_is_not_allowed(http: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_is_not_allowed(http: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
     response = await http.request(method, path, headers={"X-Session-ID": new_sid()})
 
     assert response.status_code == 405
@@ -130,13 +130,13 @@ async def test_another_method_is_not_allowed(http: httpx.AsyncClient, method: st
 @pytest.mark.parametrize(
     "body",
     [
-        pytest.param(b'{"env_name":"probe","task_spec":{"question":"\xff\xfe"}}', id="no UTF-8"),
+        pytest.param(b'{"env_name":"probe","task_spec":{"question":"\xff\xfe"}}', id="invalid UTF-8"),
         pytest.param(b'{"env_name":"probe","task_spec":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001, id="too deep"),
         pytest.param(b"\x00" * 64, id="zeros"),
         pytest.param(b"{}" * 64, id="many objects"),
     ],
 )
-async def test_garbage_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
     response = await http.post(
         "/create", content=body, headers={"X-Session-ID": new_sid(), "Content-Type": "application/json"}
     )
@@ -146,7 +146,7 @@ async def test_garbage_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
 
 
 @on(*OURS)
-async def test_a_lone_surrogate_in_a_task_hurts_nobody(http: httpx.AsyncClient) -> None:
+async def test_a_lone_surrogate_in_a_task_causes_no_server_error(http: httpx.AsyncClient) -> None:
     sid = new_sid()
     headers = {"X-Session-ID": sid, "Content-Type": "application/json"}
     body = b'{"env_name":"probe","task_spec":{"question":"\\ud800"}}'
@@ -159,7 +159,7 @@ async def test_a_lone_surrogate_in_a_task_hurts_nobody(http: httpx.AsyncClient) 
 
 
 @on(*ONE_GATEWAY)
-async def test_a_body_that_is_too_large_is_refused(http: httpx.AsyncClient) -> None:
+async def test_a_body_beyond_the_size_limit_is_refused(http: httpx.AsyncClient) -> None:
     question = "x" * (9 * 2**20)
 
     response = await create(http, new_sid(), env_name="probe", task_spec={"question": question})
@@ -193,7 +193,8 @@ async def test_a_large_task_within_the_limit_is_played(http: httpx.AsyncClient) 
 async def test_a_request_that_could_be_read_in_two_ways_is_answered_once_or_not_at_all(
     target: Target, head: bytes
 ) -> None:
-    # A second request behind the ambiguous one: whoever answers it took the rest of the first for a request.
+    # A second request follows the ambiguous request. An answer to it means that the server took the rest of the first
+    # for a request.
     key = f"X-API-Key: {target.key}\r\n".encode() if target.key else b""
     first = b"POST /create HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + key + head
     second = b"GET /list_environments HTTP/1.1\r\nHost: h\r\nConnection: close\r\n" + key + b"\r\n"
@@ -205,14 +206,14 @@ async def test_a_request_that_could_be_read_in_two_ways_is_answered_once_or_not_
 
 
 @on(*OURS)
-async def test_garbage_instead_of_a_request_is_refused(target: Target) -> None:
+async def test_bytes_that_are_not_http_are_refused(target: Target) -> None:
     answer = await send_bytes(target.host, target.port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
 
     assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
 
 
 @on(*OURS)
-async def test_headers_have_a_bound(target: Target) -> None:
+async def test_headers_that_are_too_large_are_refused(target: Target) -> None:
     key = f"X-API-Key: {target.key}\r\n" if target.key else ""
     head = f"GET /list_environments HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{key}".encode()
 

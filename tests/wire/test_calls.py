@@ -1,4 +1,4 @@
-"""A tool runs once per call, whatever becomes of the connection, of the session, or of the calls beside it."""
+"""A tool runs once per call, even if the connection drops, the session ends or other calls run concurrently."""
 
 import asyncio
 from typing import Any
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.wire
 
 
 async def round_trips(bystander: RawEpisode) -> None:
-    """Go to the worker and back: what was sent there before on other connections has arrived then."""
+    """Send three requests to the worker and wait: requests sent earlier on other connections have then arrived."""
     for _ in range(3):
         assert (await bystander.get("prompt")).status_code == 200
 
 
 @on(*OFFICIAL, *BOTH_GATEWAYS)
-async def test_a_result_is_told_again_whole(http: httpx.AsyncClient) -> None:
+async def test_a_repeated_call_gets_the_complete_result_again(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         first = await opened.call("big", {"n": 30_000})
         again = await opened.call("ignored", {"n": "ignored"}, task_id=first.task_id)
@@ -45,7 +45,7 @@ async def test_a_call_with_an_unknown_task_id_runs_nothing(
 
 
 @on(*OFFICIAL, *ONE_GATEWAY)
-async def test_a_null_task_id_is_none(http: httpx.AsyncClient) -> None:
+async def test_a_null_task_id_counts_as_missing(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         outcome = await opened.call("echo", {"text": "new"}, task_id=None)
 
@@ -53,7 +53,7 @@ async def test_a_null_task_id_is_none(http: httpx.AsyncClient) -> None:
 
 
 @on(*BOTH_GATEWAYS)
-async def test_the_result_of_another_session_is_not_told(http: httpx.AsyncClient) -> None:
+async def test_a_session_cannot_read_the_result_of_another_sessions_call(http: httpx.AsyncClient) -> None:
     async with episode(http) as one, episode(http) as other:
         secret = await one.call("echo", {"text": "for one alone"})
         stolen = await other.call("echo", {"text": "x"}, task_id=secret.task_id)
@@ -62,7 +62,9 @@ async def test_the_result_of_another_session_is_not_told(http: httpx.AsyncClient
 
 
 @on(*OFFICIAL, *BOTH_GATEWAYS)
-async def test_a_call_whose_connection_dropped_is_resumed_and_ran_once(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_call_whose_connection_dropped_is_resumed_and_runs_once(
+    http: httpx.AsyncClient, folder: Folder
+) -> None:
     word = token()
 
     async with episode(http, {"folder": folder.inside}) as opened:
@@ -102,7 +104,7 @@ async def test_a_call_abandoned_before_its_tool_started_never_runs(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_of_a_call_sent_three_times_during_the_setup_one_runs(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_call_sent_three_times_during_the_setup_runs_once(http: httpx.AsyncClient, folder: Folder) -> None:
     word, gate = token(), token()
     task = {"folder": folder.inside, "gate": f"{folder.inside}/{gate}.gate"}
 
@@ -142,7 +144,7 @@ async def test_a_call_waits_for_the_setup(client: Client, sdk: Sdk, folder: Fold
 
 
 @on("openreward-server", *BOTH_GATEWAYS)
-async def test_a_tool_that_may_runs_beside_another(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_concurrent_tool_runs_while_another_tool_runs(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
     async with episode(http, {"folder": folder.inside}) as opened:
@@ -157,7 +159,7 @@ async def test_a_tool_that_may_runs_beside_another(http: httpx.AsyncClient, fold
 
 
 @on("openreward-server", *BOTH_GATEWAYS)
-async def test_calls_of_one_tool_run_one_after_the_other(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_calls_of_one_blocking_tool_run_in_sequence(http: httpx.AsyncClient, folder: Folder) -> None:
     first, second = token(), token()
 
     async with episode(http, {"folder": folder.inside}) as opened, episode(http) as bystander:
@@ -175,7 +177,7 @@ async def test_calls_of_one_tool_run_one_after_the_other(http: httpx.AsyncClient
 
 
 @on("openreward-server", *BOTH_GATEWAYS)
-async def test_a_deletion_during_a_call_lets_the_call_end(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_deletion_during_a_call_lets_the_call_finish(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
     async with episode(http, {"folder": folder.inside}) as opened:
@@ -213,7 +215,7 @@ async def test_a_call_with_a_key_runs_once(http: httpx.AsyncClient, folder: Fold
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_call_with_a_key_joins_the_one_under_way(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_call_with_a_key_joins_the_running_call_with_that_key(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
     body = {"name": "hold", "input": {"token": word}}
 
@@ -238,7 +240,7 @@ async def test_a_call_with_a_key_joins_the_one_under_way(http: httpx.AsyncClient
         ("fail", {}, {"ok": False, "error": "the first line\nthe second line"}),
     ],
 )
-async def test_a_client_that_wants_json_gets_one_object(
+async def test_a_client_that_accepts_json_gets_one_object(
     http: httpx.AsyncClient, tool: str, input: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     async with episode(http) as opened:
@@ -252,7 +254,7 @@ async def test_a_client_that_wants_json_gets_one_object(
 
 
 @on(*ONE_GATEWAY)
-async def test_a_session_that_nobody_created_has_no_calls(http: httpx.AsyncClient) -> None:
+async def test_a_call_in_a_session_whose_create_was_refused_is_not_found(http: httpx.AsyncClient) -> None:
     sid = new_sid()
 
     refused = await create(http, sid, env_name="probe", split="train", index=99)

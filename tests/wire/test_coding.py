@@ -1,4 +1,4 @@
-"""The coding environment through the whole gateway on Docker and Redis: what solutions of its tasks are worth."""
+"""Solutions of the coding environment's tasks earn their rewards through the whole gateway, on Docker and Redis."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.wire.sdks import Sdk, names
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
 SAMPLE: dict[str, dict[tuple[int, str], dict[str, Any]]] = {"train": {}, "test": {}}
-"""Twelve tasks: of each split, the first of each level and kind. tests/envs/test_coding_tasks.py judges every task."""
+"""Twelve tasks: the first of each split, level and kind. tests/envs/test_coding_tasks.py judges every task."""
 for _split, _specs in SPECS.items():
     for _spec in _specs:
         SAMPLE[_split].setdefault((_spec["difficulty"], _spec["tags"][1]), _spec)
@@ -31,7 +31,7 @@ SCRIPTED: dict[str, Any] = {
         ],
     },
 }
-"""In the form that HumanEval's and MBPP's tasks take."""
+"""A task in the form of HumanEval's and MBPP's tasks."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ either = pytest.mark.parametrize("sdk", ["openreward"], indirect=True)
 @pytest.mark.parametrize(
     ("split", "sdk"), [pytest.param("train", "openreward"), pytest.param("test", "ors")], indirect=["sdk"]
 )
-async def test_each_reference_solution_is_worth_1_and_each_wrong_one_less(player: Player, split: str) -> None:
+async def test_each_reference_solution_earns_1_and_each_wrong_solution_less(player: Player, split: str) -> None:
     specs = list(SAMPLE[split].values())
 
     right = await all_of(player.by_index(split, SPECS[split].index(spec), problem_of(spec).reference) for spec in specs)
@@ -64,13 +64,15 @@ async def test_each_reference_solution_is_worth_1_and_each_wrong_one_less(player
     assert all(it.finished for it in wrong)
 
 
-# With the client that the sample above does not play their split with.
+# Uses the client that the sample above does not use for this split.
 @pytest.mark.parametrize(
     ("split", "kind", "sdk"),
     [pytest.param("train", "function", "ors"), pytest.param("test", "program", "openreward")],
     indirect=["sdk"],
 )
-async def test_a_task_is_worth_the_same_by_its_place_and_as_it_stands(player: Player, split: str, kind: str) -> None:
+async def test_a_solution_earns_the_same_for_a_task_by_index_and_for_the_task_inline(
+    player: Player, split: str, kind: str
+) -> None:
     spec = SAMPLE[split][1, kind]
     problem, index = problem_of(spec), SPECS[split].index(spec)
 
@@ -115,7 +117,7 @@ async def test_the_environment_offers_its_splits_its_tasks_and_its_tools(player:
     assert sorted(names(await coding.list_tools())) == ["execute", "read_file", "run_tests", "submit", "write_file"]
 
 
-async def test_fenced_code_in_free_text_earns_an_areal_trainer_the_same(gateway: Gateway) -> None:
+async def test_fenced_code_in_free_text_earns_the_same_rewards_over_areal(gateway: Gateway) -> None:
     client = ArealClient(gateway.url)
 
     right = await all_of(rolled_out(client, spec["id"], problem_of(spec).reference) for spec in SAMPLE["test"].values())
@@ -130,7 +132,7 @@ async def test_fenced_code_in_free_text_earns_an_areal_trainer_the_same(gateway:
 
 @either
 @pytest.mark.parametrize("start", ["files", "bundle"])
-async def test_a_repository_is_worked_on_in_its_sandbox_and_judged_by_pytest(
+async def test_an_agent_mends_a_repository_in_its_sandbox_and_pytest_judges_it(
     player: Player, start: str, tmp_path: Path
 ) -> None:
     spec = FROM_FILES if start == "files" else from_bundle(tmp_path)
@@ -164,7 +166,7 @@ async def test_a_repository_is_worked_on_in_its_sandbox_and_judged_by_pytest(
 
 
 @either
-async def test_a_test_command_can_ask_the_repository_it_began_with(player: Player, tmp_path: Path) -> None:
+async def test_a_test_command_can_read_the_git_history_of_the_repository(player: Player, tmp_path: Path) -> None:
     spec = from_bundle(tmp_path)
     asked = "git show HEAD:README.md | grep -q subtracts && git diff --name-only HEAD | grep -qx calc/ops.py"
     spec["evaluation"] = {**spec["evaluation"], "command": f"{asked} && {spec['evaluation']['command']}"}

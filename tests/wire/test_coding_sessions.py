@@ -1,4 +1,4 @@
-"""Coding sessions on Docker and Redis: groups of one task, judges that fail, and what is left behind."""
+"""Coding sessions on Docker and Redis: groups on one task, failing judges, and no processes left behind."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ from tests.wire.sdks import OPENREWARD, SDKS, Episode, Sdk
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
 DEADLINE_S = scaled(40.0)
-"""An answer later than this counts as a client that hangs."""
+"""Seconds after which a missing answer counts as a client that hangs."""
 LONG: dict[str, Any] = {
     "instruction": "Write the function `def wait() -> int`.",
     "evaluation": {
@@ -34,7 +34,7 @@ LONG: dict[str, Any] = {
     },
 }
 WAITING = "import time\ndef wait():\n    time.sleep(90)\n    return 777310645982\n"
-"""Right, and long enough in its judge for everything that happens meanwhile."""
+"""A right solution that runs in its judge for longer than the test's other actions."""
 AT_ONCE_DONE = "def wait(): return 777310645982\n"
 ONE_TREE, TWO_TREES = (
     {
@@ -52,7 +52,7 @@ RIGHT = problem_of(SPECS["train"][0]).reference
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Coding as it is; and as `hasty`, whose sessions expire after two seconds."""
+    """The coding environment, and a copy of it named `hasty` whose sessions expire after two seconds."""
     folder = tmp_path_factory.mktemp("catalog")
     described = (PROJECT / "env_images" / "coding" / "environment.toml").read_text()
     hasty = re.sub(r"(?m)^idle_s = .*$", "idle_s = 2", described.replace('name = "coding"', 'name = "hasty"'))
@@ -71,7 +71,7 @@ def gateway(catalog: Path) -> Iterator[Gateway]:
 
 @pytest.fixture(autouse=True)
 async def machine(gateway: Gateway) -> AsyncIterator[Machine]:
-    """After each test no session and no process may be left."""
+    """Assert after each test that no session and no process is left."""
     machine = Machine(gateway)
     try:
         yield machine
@@ -93,7 +93,7 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Group:
-    """Sessions of one task that act at the same instants."""
+    """Sessions on one task that act concurrently."""
 
     def __init__(self, player: Player, spec: dict[str, Any], *, size: int = AT_ONCE) -> None:
         self._openings = [player.session(spec) for _ in range(size)]
@@ -107,7 +107,7 @@ class Group:
         await asyncio.gather(*(opening.__aexit__(*error) for opening in self._openings))
 
     async def all_run(self, command: str) -> list[str]:
-        """Run *command* in all of them; in it, `{}` is the session's number."""
+        """Run *command* in every session; `{}` in it is replaced by the session's number."""
         return await asyncio.gather(
             *(ran(session, command.replace("{}", str(number))) for number, session in enumerate(self.sessions))
         )
@@ -122,7 +122,7 @@ STATE = (
 )
 
 
-async def test_eight_sessions_of_one_task_begin_alike_and_share_nothing(player: Player) -> None:
+async def test_eight_sessions_of_one_task_start_in_the_same_state_and_share_nothing(player: Player) -> None:
     async with Group(player, FROM_FILES) as group:
         states = await asyncio.gather(*(ran(session, STATE) for session in group.sessions))
         await group.all_run("echo {} | tee mark /tmp/mark /dev/shm/mark /root/mark; sleep 30{} & ")
@@ -151,7 +151,7 @@ async def test_parallel_submissions_each_get_their_own_verdict(player: Player) -
 
 
 HOGS = {
-    # Its processes stay at the limit until they are killed. Those of a shell give up after some failed forks.
+    # Its processes stay at the limit until they are killed. A shell's fork bomb gives up after some failed forks.
     "a fork bomb": "python3 -c 'import os\nwhile True:\n    try: os.fork()\n    except OSError: pass'",
     "memory": "python3 -c 'held = [b\"x\" * (1 << 20) * 64 for _ in range(99)]'",
     "processors": "for i in 1 2 3 4; do timeout 3 sh -c 'while :; do :; done' & done; wait",
@@ -159,7 +159,7 @@ HOGS = {
 }
 
 
-async def test_hogs_in_their_sandboxes_change_no_reward_beside_them(player: Player) -> None:
+async def test_resource_hogs_in_sandboxes_change_no_reward_of_other_sessions(player: Player) -> None:
     async with Group(player, ORCHARD) as group:
         hogs = [
             asyncio.create_task(ran(session, command))
@@ -175,7 +175,7 @@ async def test_hogs_in_their_sandboxes_change_no_reward_beside_them(player: Play
     assert "MemoryError" in told[1] or "ended by its watchdog (memory)" in told[1]
 
 
-async def test_hogs_in_their_judges_change_no_reward_beside_them(player: Player) -> None:
+async def test_resource_hogs_in_judges_change_no_reward_of_other_sessions(player: Player) -> None:
     hogs = (
         "import os\ndef harvest(tree):\n    while True: os.fork()\n",
         "import os\ndef harvest(tree):\n    any(os.fork() == 0 for _ in range(100))\n    while True: pass\n",
@@ -195,9 +195,7 @@ async def test_hogs_in_their_judges_change_no_reward_beside_them(player: Player)
 
 
 @pytest.mark.parametrize("sdk", SDKS.values(), ids=list(SDKS))
-async def test_a_judge_that_is_killed_is_a_failed_call_without_a_reward(
-    gateway: Gateway, machine: Machine, sdk: Sdk
-) -> None:
+async def test_a_killed_judge_is_a_failed_call_without_a_reward(gateway: Gateway, machine: Machine, sdk: Sdk) -> None:
     async with sdk.connect(gateway.url, None) as client, asyncio.timeout(DEADLINE_S):
         player = Player(sdk, client)
         async with player.session(LONG) as session:
@@ -214,7 +212,7 @@ async def test_a_judge_that_is_killed_is_a_failed_call_without_a_reward(
     assert following.reward == 1.0
 
 
-async def test_after_its_judge_failed_a_session_is_refused_and_its_neighbour_goes_on(
+async def test_a_session_whose_judge_failed_is_refused_and_its_neighbour_goes_on(
     http: httpx.AsyncClient, machine: Machine
 ) -> None:
     async with episode(http, LONG, environment="coding") as opened, episode(http, LONG, environment="coding") as beside:
@@ -235,7 +233,7 @@ async def test_after_its_judge_failed_a_session_is_refused_and_its_neighbour_goe
     assert neighbour["output"]["reward"] == 1.0
 
 
-async def test_an_agents_sandbox_that_is_lost_is_an_error_and_not_a_new_start(
+async def test_the_loss_of_an_agents_sandbox_is_an_error_and_not_a_fresh_sandbox(
     http: httpx.AsyncClient, machine: Machine
 ) -> None:
     async with episode(http, ORCHARD, environment="coding") as opened:
@@ -246,7 +244,7 @@ async def test_an_agents_sandbox_that_is_lost_is_an_error_and_not_a_new_start(
     assert "lost" in failed.error
 
 
-async def test_a_spawner_that_is_killed_fails_the_sessions_of_its_worker_and_the_next_ones_are_judged(
+async def test_a_killed_spawner_fails_the_sessions_of_its_worker_and_later_sessions_are_judged(
     player: Player, http: httpx.AsyncClient, machine: Machine
 ) -> None:
     async with episode(http, LONG, environment="coding") as judged, episode(http, LONG, environment="coding") as idle:
@@ -254,7 +252,7 @@ async def test_a_spawner_that_is_killed_fails_the_sessions_of_its_worker_and_the
         before = await machine.tree(judged.sid)
         submission = asyncio.create_task(judged.call("submit", {"code": WAITING}))
         await eventually(lambda: machine.judged_in(judged.sid, before))
-        # Mostly one and the same: a worker has room for both.
+        # Usually the same spawner: a worker has room for both sessions.
         for spawner in {before.spawner, (await machine.tree(idle.sid)).spawner}:
             await machine.kill(spawner)
         outcomes = [await submission, await idle.call("execute", {"command": "true"})]
@@ -264,7 +262,7 @@ async def test_a_spawner_that_is_killed_fails_the_sessions_of_its_worker_and_the
     assert [it.reward for it in following] == [1.0, 1.0]
 
 
-async def test_over_areal_a_judge_that_is_killed_is_500_environment_failed(gateway: Gateway, machine: Machine) -> None:
+async def test_a_killed_judge_is_500_environment_failed_over_areal(gateway: Gateway, machine: Machine) -> None:
     client = ArealClient(gateway.url)
     episode_id = (await client.start(0))["episode_id"]
     await client.tool(episode_id, "execute", command="true")
@@ -284,7 +282,7 @@ async def test_over_areal_a_judge_that_is_killed_is_500_environment_failed(gatew
     assert reward == 1.0
 
 
-async def test_over_areal_a_worker_that_dies_while_it_judges_is_500_environment_lost(
+async def test_a_worker_that_dies_while_it_judges_is_500_environment_lost_over_areal(
     gateway: Gateway, machine: Machine
 ) -> None:
     client = ArealClient(gateway.url)
@@ -298,7 +296,7 @@ async def test_over_areal_a_worker_that_dies_while_it_judges_is_500_environment_
 
     with pytest.raises(Failed) as failed:
         await submission
-    await eventually(lambda: lost(gateway, worker))  # until then another episode may still be given a slot of it
+    await eventually(lambda: lost(gateway, worker))  # until then another episode may still get one of its slots
     reward = await rolled_out(client, 0, RIGHT)
 
     assert (failed.value.status, failed.value.body["status"]) == (500, "environment_lost")
@@ -310,25 +308,27 @@ async def lost(gateway: Gateway, worker: str) -> None:
     assert worker not in [each["id"] for each in await gateway.workers()]
 
 
-# -- what is left -----------------------------------------------------------------------------------------------------
+# -- processes and mounts that are left -------------------------------------------------------------------------------
 
 
-async def test_a_hang_up_in_mid_command_leaves_the_session_and_its_delete_leaves_nothing(
+async def test_a_deletion_after_a_disconnect_in_mid_command_leaves_no_process(
     http: httpx.AsyncClient,
 ) -> None:
     async with episode(http, ORCHARD, environment="coding") as opened:
         await opened.drop_after_task_id("execute", {"command": "sleep 300 & echo begun > mark; sleep 300"})
-    # The fixture waits until no process is left: both sleeps have to be gone.
+    # The fixture waits until no process is left: both sleeps must have ended.
 
 
-async def test_a_trainer_that_vanishes_as_it_opens_leaves_nothing(http: httpx.AsyncClient, gateway: Gateway) -> None:
+async def test_a_trainer_that_disconnects_during_its_creates_leaves_no_process(
+    http: httpx.AsyncClient, gateway: Gateway
+) -> None:
     sids = [new_sid() for _ in range(AT_ONCE)]
     openings = [asyncio.create_task(create(http, sid, env_name="coding", task_spec=ORCHARD)) for sid in sids]
     await eventually(lambda: some_session(gateway))
     for opening in openings:
         opening.cancel()
     answers = await asyncio.gather(*openings, return_exceptions=True)
-    for sid in sids:  # whatever was open before the hang-up
+    for sid in sids:  # for sessions that were open before the client disconnected
         await RawEpisode(http, sid, "coding").delete()
 
     assert len(answers) == AT_ONCE
@@ -338,9 +338,7 @@ async def some_session(gateway: Gateway) -> None:
     assert await gateway.sessions()
 
 
-async def test_a_session_that_is_left_alone_expires_with_all_that_runs_in_it(
-    http: httpx.AsyncClient, machine: Machine
-) -> None:
+async def test_an_idle_session_expires_with_all_its_processes(http: httpx.AsyncClient, machine: Machine) -> None:
     left = RawEpisode(http, new_sid(), "hasty")
     created = await create(http, left.sid, env_name="hasty", task_spec=ORCHARD)
     await left.call("execute", {"command": "setsid sleep 300 & python3 -c 'import time; time.sleep(300)' &"})
@@ -353,7 +351,7 @@ async def test_a_session_that_is_left_alone_expires_with_all_that_runs_in_it(
     assert "expired" in call.json()["detail"]
 
 
-async def test_ended_sessions_leave_no_mounts_but_a_layer_of_their_task(player: Player, machine: Machine) -> None:
+async def test_ended_sessions_leave_no_mounts_except_the_layer_of_their_task(player: Player, machine: Machine) -> None:
     async def mounted() -> list[int]:
         await eventually(machine.is_at_rest)
         return [await machine.mounts(tree.spawner) for tree in await machine.trees() if len(tree.parents) == 3]
@@ -364,14 +362,12 @@ async def test_ended_sessions_leave_no_mounts_but_a_layer_of_their_task(player: 
     then = await mounted()
 
     assert first
-    # A worker that had no session of this task before keeps its layer.
+    # A worker that had no session of this task before keeps the task's layer.
     assert sum(then) - sum(first) <= 2 * len(then)
     assert len(then) <= 3
 
 
-async def test_a_delete_while_a_solution_is_judged_ends_it_without_a_reward(
-    http: httpx.AsyncClient, machine: Machine
-) -> None:
+async def test_a_deletion_ends_a_running_judgement_without_a_reward(http: httpx.AsyncClient, machine: Machine) -> None:
     async with episode(http, LONG, environment="coding") as opened, asyncio.timeout(DEADLINE_S):
         await opened.call("execute", {"command": "sleep 300 &"})
         before = await machine.tree(opened.sid)

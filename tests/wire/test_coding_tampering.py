@@ -1,7 +1,7 @@
 """Tampering with the coding environment through the whole gateway, as root in a real sandbox of a real container.
 
-Whatever is tried, a submission earns what its solution solves, no hidden test is shown, and the next session of the
-same task is judged as if nothing had been.
+Whatever an agent tries, a submission earns only what its solution solves. No hidden test is shown, and the next session
+on the same task is judged normally.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -59,7 +59,7 @@ LATE = {
     ),
     "stops itself": "import os, signal\ndef secret(n):\n    os.kill(os.getpid(), signal.SIGSTOP)\n" + _KNOWN,
 }
-"""Right answers that come after their time."""
+"""Right answers that arrive after the time limit."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ async def test_no_program_earns_more_than_it_solves(player: Player) -> None:
     assert earned == {name: worth for name, (_, worth) in PROGRAMS.items()}
 
 
-async def test_what_answers_too_late_earns_nothing_and_ends(player: Player) -> None:
+async def test_an_answer_after_the_time_limit_earns_nothing_and_ends_the_episode(player: Player) -> None:
     results = await all_of(player.by_spec(ONE_CASE, source) for source in LATE.values())
     honest = await player.by_spec(ONE_CASE, "def secret(n):\n" + _KNOWN)
 
@@ -109,7 +109,7 @@ async def test_what_answers_too_late_earns_nothing_and_ends(player: Player) -> N
 
 
 async def attempted(player: Player, attempt: Attempt) -> tuple[list[str], float | None]:
-    """Make *attempt* and hand in; what the agent saw, and its reward."""
+    """Make *attempt* and submit. Return the texts that the agent saw, and its reward."""
     async with player.session(attempt.spec or ORCHARD) as session:
         seen = [await prompt(session)]
         seen += [await ran(session, step) for step in attempt.steps]
@@ -120,7 +120,7 @@ async def attempted(player: Player, attempt: Attempt) -> tuple[list[str], float 
 
 
 @pytest.mark.parametrize("attempt", IN_ITS_SANDBOX.values(), ids=list(IN_ITS_SANDBOX))
-async def test_root_in_its_sandbox_earns_what_it_hands_in(player: Player, attempt: Attempt) -> None:
+async def test_root_in_its_sandbox_earns_only_what_its_submission_solves(player: Player, attempt: Attempt) -> None:
     seen, reward = await attempted(player, attempt)
     following = await player.by_spec(ORCHARD, HONEST)
 
@@ -130,14 +130,14 @@ async def test_root_in_its_sandbox_earns_what_it_hands_in(player: Player, attemp
 
 
 @pytest.mark.parametrize("attempt", IN_ITS_REPOSITORY.values(), ids=list(IN_ITS_REPOSITORY))
-async def test_a_repository_earns_what_is_mended_in_it(player: Player, attempt: Attempt) -> None:
+async def test_a_tampered_repository_earns_only_the_tests_that_it_mends(player: Player, attempt: Attempt) -> None:
     seen, reward = await attempted(player, attempt)
 
     assert reward == attempt.worth
     assert [words for words in seen if HIDDEN.search(words) or SERVER.search(words)] == []
 
 
-async def test_after_all_that_a_mended_repository_is_worth_1(player: Player) -> None:
+async def test_a_mended_repository_earns_1_after_the_tampering_attempts(player: Player) -> None:
     async with player.session(FROM_FILES) as session:
         await ran(session, mend())
         result = await submitted(session)
@@ -145,7 +145,7 @@ async def test_after_all_that_a_mended_repository_is_worth_1(player: Player) -> 
     assert result.reward == 1.0
 
 
-async def test_an_archive_that_leads_out_of_the_workspace_earns_nothing(player: Player) -> None:
+async def test_a_forged_archive_that_leads_out_of_the_workspace_earns_nothing(player: Player) -> None:
     async with player.session(FROM_FILES) as session:
         shown = [await ran(session, step) for step in FORGED_TAR]
         result = await submitted(session)
@@ -174,7 +174,9 @@ SOLUTIONS = {
 
 
 @pytest.mark.parametrize(("command", "answer"), SOLUTIONS.values(), ids=list(SOLUTIONS))
-async def test_what_is_no_file_is_not_handed_in_and_ends_nothing(player: Player, command: str, answer: str) -> None:
+async def test_a_solution_that_is_not_a_regular_file_is_refused_and_the_episode_goes_on(
+    player: Player, command: str, answer: str
+) -> None:
     async with player.session(ORCHARD) as session:
         await ran(session, command)
         refused = await submitted(session)
@@ -198,7 +200,7 @@ async def test_what_is_no_file_is_not_handed_in_and_ends_nothing(player: Player,
         "/proc/1/environ",
     ],
 )
-async def test_a_link_to_a_file_of_the_system_gives_nothing_away(player: Player, path: str) -> None:
+async def test_a_solution_that_links_to_a_system_file_reveals_no_secret(player: Player, path: str) -> None:
     async with player.session(ORCHARD) as session:
         await ran(session, f"ln -s {path} solution.py")
         read = text(await session.call_tool("read_file", {"path": "solution.py"}))
@@ -209,7 +211,7 @@ async def test_a_link_to_a_file_of_the_system_gives_nothing_away(player: Player,
     assert result.reward in (None, 0.0)
 
 
-async def test_words_into_its_first_process_are_worth_nothing_and_at_most_end_its_sandbox(player: Player) -> None:
+async def test_input_to_the_sandboxs_first_process_earns_nothing_and_at_most_ends_the_sandbox(player: Player) -> None:
     async def alive() -> None:
         assert await ran(session, "echo alive") == "alive"
 
@@ -221,7 +223,7 @@ async def test_words_into_its_first_process_are_worth_nothing_and_at_most_end_it
     assert result.reward == 0.25
 
 
-async def test_a_task_is_graded_once_however_often_it_is_handed_in(player: Player) -> None:
+async def test_concurrent_submissions_of_a_session_are_graded_once(player: Player) -> None:
     async def handed_in(session: Episode, code: str) -> float | str:
         try:
             return float((await submitted(session, code)).reward or 0.0)

@@ -1,4 +1,4 @@
-"""The coding environment's tools through the gateway, on local processes and on Docker: what the agent is told."""
+"""The coding environment's tools through the gateway, on local processes and on Docker, and their replies."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,12 +20,12 @@ ONE_TREE = {
     **ORCHARD,
     "evaluation": {**ORCHARD["evaluation"], "test_cases": ORCHARD["evaluation"]["test_cases"][:2]},
 }
-"""With one hidden case, for sessions that are handed in only to show that they can be."""
+"""A task with one hidden case, for sessions whose submission only shows that they still work."""
 HASTY = {**ORCHARD, "config": {"execute_timeout_s": 1}}
 SHOWN_BYTES = 64 * 1024
 ON_EMBEDDED = pytest.param(EMBEDDED, marks=pytest.mark.sandbox)
 embedded = pytest.mark.parametrize("gateway", [ON_EMBEDDED], indirect=True)
-"""For what the environment decides by itself or test_coding.py checks on Docker: no container can matter."""
+"""For decisions that need no container: the environment makes them alone, or test_coding.py checks them on Docker."""
 
 
 @pytest.fixture(scope="module", params=[ON_EMBEDDED, on_stack("coding")])
@@ -50,14 +50,12 @@ async def session(player: Player) -> AsyncIterator[Episode]:
 
 
 async def used(session: Episode, tool: str, **arguments: Any) -> str:
-    """Call *tool*; what the agent is told."""
+    """Call *tool* and return the text that the agent gets."""
     return text(await session.call_tool(tool, arguments))
 
 
 @embedded
-async def test_right_and_wrong_solutions_of_some_tasks_are_told_apart_on_both_fronts(
-    gateway: Gateway, player: Player
-) -> None:
+async def test_right_and_wrong_solutions_get_their_rewards_over_ors_and_areal(gateway: Gateway, player: Player) -> None:
     specs = [next(spec for spec in SPECS["train"] if kind in spec["tags"]) for kind in ("function", "program")]
 
     right = await all_of(player.by_spec(spec, problem_of(spec).reference) for spec in specs)
@@ -71,7 +69,7 @@ async def test_right_and_wrong_solutions_of_some_tasks_are_told_apart_on_both_fr
     assert areal == 1.0
 
 
-async def test_the_opening_says_what_to_do_and_shows_the_public_example(session: Episode) -> None:
+async def test_the_prompt_states_the_task_and_shows_the_public_example(session: Episode) -> None:
     said = await prompt(session)
 
     assert ORCHARD["instruction"] in said
@@ -89,7 +87,7 @@ async def test_the_opening_says_what_to_do_and_shows_the_public_example(session:
         pytest.param("kill -9 $$", "[exit status -9]", id="a signal"),
         pytest.param("no-such", "no-such: command not found\n[exit status 127]", id="an unknown command"),
         pytest.param("cat", "[no output]", id="no input to wait for"),
-        pytest.param("printf '\\xff\\x00a'", "\ufffd\0a", id="bytes that are no text"),
+        pytest.param("printf '\\xff\\x00a'", "\ufffd\0a", id="bytes that are not text"),
         pytest.param("echo $0 $HOME $TERM", "bash /root dumb", id="its variables"),
     ],
 )
@@ -106,7 +104,7 @@ async def test_a_command_that_takes_too_long_is_stopped_and_the_next_one_runs(pl
     assert then == "alive"
 
 
-async def test_output_is_cut_and_said_so(session: Episode) -> None:
+async def test_long_output_is_cut_with_a_notice(session: Episode) -> None:
     shown = await ran(session, "yes | head -c 300000; yes e | head -c 300000 >&2; false")
 
     assert shown.endswith("\n[the output was cut]\n[exit status 1]")
@@ -119,14 +117,14 @@ async def test_a_background_job_outlives_its_command(session: Episode) -> None:
     assert await ran(session, f"kill -0 {process} && echo alive; kill {process}") == "alive"
 
 
-async def test_background_processes_that_have_ended_do_not_count_for_ever(session: Episode) -> None:
-    # As a build or a test run leaves them, and more than a sandbox may have at a time.
+async def test_background_processes_that_have_ended_do_not_count_against_the_limit(session: Episode) -> None:
+    # As a build or a test run leaves them: more processes than a sandbox may have concurrently.
     told = await ran(
         session,
         "for i in $(seq 200); do (true &); done; while ps -e -o stat= | grep -q Z; do sleep 0.05; done; echo alive",
     )
 
-    assert told == "alive"  # and not stopped at the command's limit
+    assert told == "alive"  # the command was not stopped at its time limit
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ async def test_background_processes_that_have_ended_do_not_count_for_ever(sessio
         pytest.param("-rf 'a\" $b\n.txt", "/root/task/-rf 'a\" $b\n.txt", id="a name that shells would misread"),
     ],
 )
-async def test_a_file_comes_back_as_it_was_written(session: Episode, path: str, place: str) -> None:
+async def test_a_file_is_read_back_exactly_as_it_was_written(session: Episode, path: str, place: str) -> None:
     content = "  ä\t€ 🌍\r\n\n" + "x" * 1000 + "\n\n"
 
     told = await used(session, "write_file", path=path, content=content)
@@ -149,7 +147,7 @@ async def test_a_file_comes_back_as_it_was_written(session: Episode, path: str, 
     assert there == content
 
 
-async def test_links_are_followed_inside(session: Episode) -> None:
+async def test_links_inside_the_sandbox_are_followed(session: Episode) -> None:
     await ran(session, "mkdir /data; ln -s /data/real.txt link.txt; ln -s /data folder")
     await used(session, "write_file", path="link.txt", content="one")
     await used(session, "write_file", path="folder/other.txt", content="two")
@@ -158,7 +156,7 @@ async def test_links_are_followed_inside(session: Episode) -> None:
     assert await used(session, "read_file", path="folder/real.txt") == "one"
 
 
-async def test_large_and_binary_files_are_shown_as_far_as_they_can_be(session: Episode) -> None:
+async def test_large_files_are_cut_and_binary_files_are_shown_with_replacement_characters(session: Episode) -> None:
     await ran(session, "yes | head -c 100000 > large; printf 'a\\xff\\0b' > binary; touch empty")
 
     large = await used(session, "read_file", path="large")
@@ -175,12 +173,12 @@ async def test_large_and_binary_files_are_shown_as_far_as_they_can_be(session: E
     [
         pytest.param("execute", {"command": "echo a\0b"}, "The command was not run: ", id="a command with a zero byte"),
         pytest.param(
-            "execute", {"command": "echo \ud800"}, "The command was not run: ", id="a command that is no text"
+            "execute", {"command": "echo \ud800"}, "The command was not run: ", id="a command that is not text"
         ),
         pytest.param("execute", {"command": ": " + "x" * 140_000}, "Argument list too long", id="too long a command"),
         pytest.param("read_file", {"path": "x" * 5000}, " cannot be read: ", id="too long a path"),
         pytest.param(
-            "write_file", {"path": "\ud800", "content": ""}, " was not written: ", id="a path that is no text"
+            "write_file", {"path": "\ud800", "content": ""}, " was not written: ", id="a path that is not text"
         ),
         pytest.param("read_file", {"path": "no"}, "/root/task/no cannot be read: ", id="no such file"),
         pytest.param("read_file", {"path": "/etc"}, "/etc cannot be read: ", id="a directory to read"),
@@ -189,24 +187,26 @@ async def test_large_and_binary_files_are_shown_as_far_as_they_can_be(session: E
         pytest.param(
             "write_file", {"path": "/etc", "content": ""}, "/etc was not written: ", id="a directory to write"
         ),
-        pytest.param("write_file", {"path": "/proc/x", "content": ""}, "was not written: ", id="no place for files"),
+        pytest.param(
+            "write_file", {"path": "/proc/x", "content": ""}, "was not written: ", id="a filesystem without new files"
+        ),
         pytest.param("write_file", {"path": "/etc/passwd/x", "content": ""}, "was not written: ", id="below a file"),
         pytest.param(
             "write_file",
             {"path": "x", "content": "é" * 524_289},
             "Not written: a file may have 1048576 bytes here.",
             id="too large",
-            # What the client itself thinks of such a request.
+            # The client itself warns about such a request.
             marks=pytest.mark.filterwarnings("ignore:.*Sending a large body:ResourceWarning"),
         ),
         pytest.param("submit", {}, "There is no solution: /root/task/solution.py cannot be read", id="no solution"),
         pytest.param("submit", {"code": "x" * 262_145}, "Not submitted: a solution may have 262144", id="too long"),
         pytest.param(
-            "run_tests", {}, "There is no solution: /root/task/solution.py cannot be read", id="nothing to try"
+            "run_tests", {}, "There is no solution: /root/task/solution.py cannot be read", id="no solution to test"
         ),
     ],
 )
-async def test_what_cannot_be_done_is_told_with_its_reason_and_ends_nothing(
+async def test_a_failed_tool_call_is_reported_with_its_reason_and_the_episode_goes_on(
     player: Player, tool: str, arguments: dict[str, Any], told: str
 ) -> None:
     async with player.session(ONE_TREE) as session:
@@ -232,7 +232,7 @@ async def test_what_cannot_be_done_is_told_with_its_reason_and_ends_nothing(
         pytest.param("submit", {"code": 3}, "code", id="a number for code"),
     ],
 )
-async def test_a_call_that_does_not_fit_is_refused_by_name_and_nothing_runs(
+async def test_a_call_with_wrong_arguments_is_refused_by_argument_name_and_nothing_runs(
     session: Episode, tool: str, arguments: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(OPENREWARD.refused) as refused:
@@ -242,7 +242,7 @@ async def test_a_call_that_does_not_fit_is_refused_by_name_and_nothing_runs(
     assert await ran(session, "ls -A | wc -l") == "0"
 
 
-async def test_public_tests_tell_what_was_wrong_and_give_no_reward(session: Episode) -> None:
+async def test_public_tests_report_the_failure_and_earn_no_reward(session: Episode) -> None:
     told = []
     for source in ("def harvest(tree): return 7", "def harvest(tree): return tree + 1", "def yield_(: 1", WRONG):
         await used(session, "write_file", path="solution.py", content=source)
@@ -268,7 +268,7 @@ HOGS = {
 
 
 @pytest.mark.parametrize("reason", HOGS)
-async def test_a_sandbox_that_went_past_its_limits_is_replaced_and_the_agent_is_told(
+async def test_a_sandbox_that_exceeds_its_limits_is_replaced_and_the_agent_is_notified(
     session: Episode, reason: str
 ) -> None:
     await used(session, "write_file", path="solution.py", content=HONEST)
@@ -284,7 +284,7 @@ async def test_a_sandbox_that_went_past_its_limits_is_replaced_and_the_agent_is_
     assert result.reward == 0.25
 
 
-async def test_a_full_disk_is_told_and_can_be_emptied(session: Episode) -> None:
+async def test_a_full_disk_is_reported_and_can_be_emptied(session: Episode) -> None:
     full = await ran(session, "head -c 400000000 /dev/zero > /root/full")
     refused = await used(session, "write_file", path="solution.py", content=HONEST * 100)
     await ran(session, "rm /root/full")

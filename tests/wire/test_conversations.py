@@ -1,4 +1,4 @@
-"""What one of the two protocols has beyond the other: conversations, final messages, judged groups; and our own."""
+"""Features of only one ORS package (conversations, final messages, judged groups) and the gateway's additions."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ async def test_a_conversation_arrives_with_all_kinds_of_blocks(target: Target) -
         OPENREWARD.connect(target.url, target.key) as client,
         client.environment("judge").session(task) as session,
     ):
-        messages: list[Any] = await session.get_messages()  # type: ignore[attr-defined]  # this client's alone
+        messages: list[Any] = await session.get_messages()  # type: ignore[attr-defined]  # only this client has it
         prompt = await session.get_prompt()
 
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
@@ -36,7 +36,7 @@ async def test_a_conversation_arrives_with_all_kinds_of_blocks(target: Target) -
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_the_prompt_of_a_conversation_is_flattened_alike(http: httpx.AsyncClient) -> None:
+async def test_the_prompt_of_a_conversation_is_flattened_as_by_the_official_server(http: httpx.AsyncClient) -> None:
     async with episode(http, {"question": "Why?"}, environment="judge") as opened:
         prompt = (await opened.get("prompt")).json()
 
@@ -48,7 +48,7 @@ async def test_the_prompt_of_a_conversation_is_flattened_alike(http: httpx.Async
 
 
 @on("openreward-server", *BOTH_GATEWAYS)
-async def test_a_terminal_tool_is_not_listed_and_takes_the_final_message(target: Target) -> None:
+async def test_a_terminal_tool_is_not_listed_and_receives_the_final_message(target: Target) -> None:
     task = OPENREWARD.task("judge", {})
 
     async with (
@@ -56,8 +56,8 @@ async def test_a_terminal_tool_is_not_listed_and_takes_the_final_message(target:
         client.environment("judge").session(task) as session,
     ):
         listed = names(await session.list_tools())
-        terminal: Any = await session.terminal_tool()  # type: ignore[attr-defined]  # this client's alone
-        last: Any = await session.call_terminal_tool("abc")  # type: ignore[attr-defined]  # this client's alone
+        terminal: Any = await session.terminal_tool()  # type: ignore[attr-defined]  # only this client has it
+        last: Any = await session.call_terminal_tool("abc")  # type: ignore[attr-defined]  # only this client has it
 
     assert listed == ["given"]
     assert (terminal.name, terminal.arg, terminal.description) == ("answer", "text", "Take the final message.")
@@ -65,7 +65,7 @@ async def test_a_terminal_tool_is_not_listed_and_takes_the_final_message(target:
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_a_group_is_scored_in_order(target: Target) -> None:
+async def test_the_scores_of_a_group_come_in_the_order_of_its_candidates(target: Target) -> None:
     said = [Message(role="assistant", blocks=[TextBlock(text=word)]) for word in "abc"]
     candidates = [GroupCandidate(messages=said[:1], metadata={"n": 1}), said, said[:2]]
 
@@ -79,14 +79,14 @@ async def test_a_group_is_scored_in_order(target: Target) -> None:
             still_open = await strict.call_tool("given")
         async with client.environment("probe").session(OPENREWARD.task("probe", {})) as other:
             with pytest.raises(ScoreGroupUnsupported):
-                await other.score_group(candidates)  # type: ignore[attr-defined]  # this client's alone
+                await other.score_group(candidates)  # type: ignore[attr-defined]  # only this client has it
 
     assert [(score.reward, score.metadata) for score in scores] == [(1.0, {"n": 1}), (3.0, None), (2.0, None)]
     assert still_open.blocks
 
 
 @on("openreward-server", *OURS)
-async def test_what_an_environment_can_is_told_with_its_tools(http: httpx.AsyncClient) -> None:
+async def test_the_list_of_tools_states_the_abilities_of_the_environment(http: httpx.AsyncClient) -> None:
     listed = (await http.get("/judge/tools")).json()
 
     assert listed["terminal_tool"] == {"name": "answer", "arg": "text", "description": "Take the final message."}

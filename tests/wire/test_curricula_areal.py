@@ -1,4 +1,4 @@
-"""AReaL's workflow trains from a curriculum: its environment's file names the split, and its client notices nothing."""
+"""AReaL's unmodified workflow trains from a curriculum, because the environment's file names the curriculum's split."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def training(kind: str) -> Iterator[Gateway]:
 
 @pytest.fixture(params=[EMBEDDED, on_stack("math")])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A gateway of the test's own: records begin with it."""
+    """A gateway for one test, because its records must start empty."""
     with training(request.param) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Gateway]:
-    """A gateway for tests that look at no records."""
+    """A gateway for tests that do not check records."""
     with training(EMBEDDED) as gateway:
         yield gateway
 
 
 @pytest.fixture
 async def client(shared: Gateway) -> ArealClient:
-    """A client of that one, whose draws begin anew."""
+    """A client of the shared gateway, with the curriculum's draws reset."""
     await Operator(shared).reset("mine")
     return ArealClient(shared.url)
 
@@ -55,16 +55,16 @@ def give_up(prompt: str) -> str:
 
 
 async def group(client: ArealClient, sample: str | int) -> list[Trajectory]:
-    """A group on one sample at once, one half of it right."""
+    """Play a group on one sample concurrently, with right answers from half of its members."""
     return await asyncio.gather(*(client.rollout(sample, solve if n % 2 else give_up) for n in range(GROUP)))
 
 
 def drawn(group: list[Trajectory]) -> set[int]:
-    """The tasks that a group was asked."""
+    """Return the numbers of the tasks that the members of a group got."""
     return {asked(trajectory.seen[0]) for trajectory in group}
 
 
-async def test_an_epoch_over_all_samples_trains_on_what_the_curriculum_draws(gateway: Gateway) -> None:
+async def test_an_epoch_over_all_samples_trains_on_the_tasks_that_the_curriculum_draws(gateway: Gateway) -> None:
     client = ArealClient(gateway.url)
     count = (await client.info())["num_samples"]
     groups = [await group(client, sample) for sample in range(count)]
@@ -78,7 +78,7 @@ async def test_an_epoch_over_all_samples_trains_on_what_the_curriculum_draws(gat
     assert (await client.ask("GET", "/health"))["active_episodes"] == 0
 
 
-async def test_a_sample_is_one_handle_whether_it_is_a_number_or_a_text(client: ArealClient) -> None:
+async def test_a_sample_is_the_same_handle_as_a_number_and_as_a_text(client: ArealClient) -> None:
     samples: tuple[str | int, ...] = (7, "7", f"{SPLIT}/7", 7)
     first = [asked((await client.rollout(sample, solve)).seen[0]) for sample in samples]
     second = [asked((await client.rollout(sample, solve)).seen[0]) for sample in samples]
@@ -87,7 +87,7 @@ async def test_a_sample_is_one_handle_whether_it_is_a_number_or_a_text(client: A
     assert second == [1] * GROUP
 
 
-async def test_the_task_that_is_told_is_the_one_that_was_drawn(client: ArealClient) -> None:
+async def test_a_start_describes_the_task_that_was_drawn(client: ArealClient) -> None:
     for number in range(2):
         for _ in range(GROUP):
             started = await client.start(0)
@@ -96,7 +96,7 @@ async def test_the_task_that_is_told_is_the_one_that_was_drawn(client: ArealClie
             assert started["info"]["task_description"] == TASKS[number]["instruction"]
 
 
-async def test_a_member_that_is_cancelled_before_it_acted_has_had_its_place_and_is_no_attempt(
+async def test_a_member_cancelled_before_its_first_action_uses_its_place_in_the_group_but_is_not_an_attempt(
     gateway: Gateway,
 ) -> None:
     client = ArealClient(gateway.url)

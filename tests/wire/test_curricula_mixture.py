@@ -1,4 +1,4 @@
-"""A curriculum of two environments: a split in each of them, which draws from its own tasks, and a mixture of both."""
+"""A curriculum of two environments: each has a split that draws from its own tasks, and a sample mixes both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
 
 @pytest.fixture
 async def operator(gateway: Gateway) -> Operator:
-    """The curriculum begins anew for each test."""
+    """The operators' client, with the curriculum reset for each test."""
     operator = Operator(gateway)
     await operator.reset("mine")
     return operator
@@ -80,7 +80,7 @@ async def test_the_split_of_an_environment_draws_from_its_own_tasks(
         assert task["instruction"] in prompt
 
 
-async def test_a_sample_is_from_both_by_their_weights(operator: Operator) -> None:
+async def test_a_sample_draws_from_both_environments_by_their_weights(operator: Operator) -> None:
     draws = await operator.sample("mine", count=40)
     state = await operator.state("mine")
 
@@ -91,7 +91,9 @@ async def test_a_sample_is_from_both_by_their_weights(operator: Operator) -> Non
     assert state["shares"] == {"math": 0.75, "game": 0.25}
 
 
-async def test_a_sample_of_one_environment_goes_on_with_its_split_s_draws(gateway: Gateway, operator: Operator) -> None:
+async def test_a_sample_of_one_environment_continues_the_draws_of_its_split(
+    gateway: Gateway, operator: Operator
+) -> None:
     client = ArealClient(f"{gateway.url}/areal/game")
     for _ in range(2):
         started = await client.start(f"{SPLIT}/0")
@@ -104,7 +106,7 @@ async def test_a_sample_of_one_environment_goes_on_with_its_split_s_draws(gatewa
     assert [draw["number"] for draw in draws] == [1, 2, 3]
 
 
-async def test_outcomes_of_an_environment_that_is_not_in_it_are_refused(operator: Operator) -> None:
+async def test_outcomes_of_an_environment_outside_the_curriculum_are_refused(operator: Operator) -> None:
     with pytest.raises(AssertionError, match="chess"):
         await operator.feedback("mine", [{"environment": "chess", "task": "e4", "reward": 1.0}])
 

@@ -1,4 +1,4 @@
-"""Both ORS packages train from a curriculum's split, with the very code that trains on any other split."""
+"""Both ORS packages train from a curriculum's split with the same code as from any other split."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.wire
 GROUP = 4
 WRONG = "certainly not this"
 Agent = Callable[[int, int], str]
-"""(which of the tasks is asked, which member of the group answers) → its answer."""
+"""Maps the number of the task and the number of the group's member to the member's answer."""
 
 
 @pytest.fixture
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A gateway of the test's own: records and draws begin with it."""
+    """A gateway for one test, because its records and draws must start anew."""
     with curricula_gateway(request.param, files={"mine": IN_TURN}) as gateway:
         yield gateway
 
@@ -34,7 +34,7 @@ def on(*kinds: Any) -> pytest.MarkDecorator:
 
 
 async def episode(math: EnvironmentClient, member: int, agent: Agent, **task: Any) -> tuple[int, float]:
-    """Play one episode: which task was asked, and its reward."""
+    """Play one episode and return the number of its task and its reward."""
     async with math.session(**task) as session:
         number = asked("".join(block.text for block in await session.get_prompt()))
         output = await session.call_tool("submit", {"answer": agent(number, member)})
@@ -43,12 +43,12 @@ async def episode(math: EnvironmentClient, member: int, agent: Agent, **task: An
 
 
 async def group(math: EnvironmentClient, agent: Agent, **task: Any) -> list[tuple[int, float]]:
-    """Play a group on one task at once, as GRPO has it."""
+    """Play a group on one task concurrently, as GRPO does."""
     return await asyncio.gather(*(episode(math, member, agent, **task) for member in range(GROUP)))
 
 
 async def train(sdk: Sdk, gateway: Gateway, split: str, agent: Agent) -> list[list[tuple[int, float]]]:
-    """Train for an epoch on whatever split it is: fetch all tasks ahead, then play a group on each."""
+    """Train for an epoch on any split: fetch all tasks first, then play a group on each."""
     async with sdk.connect(gateway.url, None) as client:
         math = client.environment("math")
         assert split in [str(getattr(one, "name", one)) for one in await math.list_splits()]
@@ -65,7 +65,7 @@ def half_right(number: int, member: int) -> str:
 
 
 @on(EMBEDDED, on_stack("math"))
-async def test_a_split_is_trained_on_whether_it_is_a_curriculum_s_or_not(gateway: Gateway) -> None:
+async def test_the_same_code_trains_on_a_curriculums_split_and_on_an_ordinary_split(gateway: Gateway) -> None:
     rewards = {}
     for name, sdk in SDKS.items():
         for split in ("train", SPLIT):
@@ -84,7 +84,7 @@ async def test_a_split_is_trained_on_whether_it_is_a_curriculum_s_or_not(gateway
 
 
 @on(EMBEDDED)
-async def test_tasks_that_were_fetched_ahead_stand_for_new_draws_in_the_next_epoch(gateway: Gateway) -> None:
+async def test_tasks_that_were_fetched_earlier_yield_new_draws_in_the_next_epoch(gateway: Gateway) -> None:
     for sdk in SDKS.values():
         await Operator(gateway).reset("mine")
         async with sdk.connect(gateway.url, None) as client:
@@ -109,8 +109,8 @@ async def test_tasks_that_were_fetched_ahead_stand_for_new_draws_in_the_next_epo
 
 
 @on(EMBEDDED, on_stack("math"))
-async def test_draws_leave_the_tasks_that_are_solved(gateway: Gateway) -> None:
-    """The agent always knows the answers of even tasks, and those of odd ones in half of its tries."""
+async def test_a_target_success_sampler_stops_drawing_solved_tasks(gateway: Gateway) -> None:
+    """The agent always knows the answers of even tasks, and in half of its attempts those of odd tasks."""
     operator = Operator(gateway)
     sampler = {"kind": "target_success", "explore": 0.0, "width": 0.05, "prior": 1.0}
     await operator.define("apt", environment="math", seed=1, group_size=GROUP, sampler=sampler)

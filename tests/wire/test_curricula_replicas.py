@@ -1,4 +1,4 @@
-"""Draws belong to no gateway: two replicas, and those that come after both were killed, hand out the same ones."""
+"""Draws are independent of gateways: two replicas make the same draws, even after both are killed and restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APT: dict[str, Any] = {"environment": "math", "seed": 11, "sampler": {"kind": "t
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Gateway]]:
-    """Two replicas on one Redis and one engine; a test that kills them starts them again."""
+    """Two replicas on one Redis and one engine. A test that kills them starts them again."""
     with curricula_gateway(STACK, files={"mine": IN_TURN}) as first:
         second = Gateway(tmp_path_factory.mktemp("second"), first.variables | {"GATEWAY_PORT": "0"})
         try:
@@ -39,14 +39,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Ga
 
 @pytest.fixture
 async def gateways(pair: tuple[Gateway, Gateway]) -> tuple[Gateway, Gateway]:
-    """The two, whose draws begin anew."""
+    """The two replicas, with the curriculum's draws reset."""
     await Operator(pair[0]).reset("mine")
     return pair
 
 
 @contextlib.asynccontextmanager
 async def trainers(gateways: Sequence[Gateway]) -> AsyncIterator[tuple[EnvironmentClient, EnvironmentClient]]:
-    """A trainer of each package, at a replica each."""
+    """Connect a trainer of each package, each to its own replica."""
     async with (
         ORS.connect(gateways[0].url, None) as one,
         OPENREWARD.connect(gateways[1].url, None) as other,
@@ -55,19 +55,19 @@ async def trainers(gateways: Sequence[Gateway]) -> AsyncIterator[tuple[Environme
 
 
 async def prompted(stack: contextlib.AsyncExitStack, math: EnvironmentClient, index: int) -> int:
-    """Open a session by a handle, which stays open with *stack*; the task that it is asked."""
+    """Open a session by a handle, keep it open with *stack*, and return the number of its task."""
     session = await stack.enter_async_context(math.session(split=SPLIT, index=index))
     return asked("".join(block.text for block in await session.get_prompt()))
 
 
 async def opened(math: EnvironmentClient, index: int) -> int:
-    """Open a session by a handle and end it; the task that it was asked."""
+    """Open a session by a handle, end it, and return the number of its task."""
     async with contextlib.AsyncExitStack() as stack:
         return await prompted(stack, math, index)
 
 
 def outcomes() -> list[dict[str, Any]]:
-    """What is told of tasks: solved in different shares, and some not tried at all."""
+    """Return outcomes of tasks: some tasks are solved in different shares, and others are not attempted."""
     return [
         {"environment": "math", "task": task["id"], "reward": float(attempt < number), "key": f"{number}-{attempt}"}
         for number, task in enumerate(TASKS[: NUMBER - 3])
@@ -75,7 +75,7 @@ def outcomes() -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_group_that_opens_half_at_each_replica_plays_one_task(gateways: tuple[Gateway, Gateway]) -> None:
+async def test_a_group_split_between_two_replicas_plays_one_task(gateways: tuple[Gateway, Gateway]) -> None:
     async with trainers(gateways) as both, contextlib.AsyncExitStack() as stack:
         groups = [
             await asyncio.gather(*(prompted(stack, both[member % 2], handle) for member in range(GROUP)))
@@ -85,7 +85,7 @@ async def test_a_group_that_opens_half_at_each_replica_plays_one_task(gateways: 
     assert groups == [[number] * GROUP for number in range(3)]
 
 
-async def test_a_create_that_is_said_again_at_the_other_replica_takes_no_second_place(
+async def test_a_create_repeated_at_the_other_replica_takes_no_second_place_in_the_group(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
     body, headers = {"env_name": "math", "split": SPLIT, "index": 0}, {"X-Session-ID": new_sid()}
@@ -102,7 +102,7 @@ async def test_a_create_that_is_said_again_at_the_other_replica_takes_no_second_
     assert drawn == [0] * (GROUP - 1) + [1]
 
 
-async def test_handles_stand_for_the_same_draws_after_both_gateways_were_killed(
+async def test_handles_mean_the_same_draws_after_both_gateways_were_killed(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
     async with trainers(gateways) as both:
@@ -121,7 +121,7 @@ async def test_handles_stand_for_the_same_draws_after_both_gateways_were_killed(
     assert then == [2, 3], "draws go on where they were"
 
 
-async def test_a_curriculum_of_the_api_its_records_and_its_draws_outlive_the_gateways(
+async def test_a_curriculum_defined_over_the_api_outlives_the_gateways_with_its_records_and_draws(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
     first, second = (Operator(gateway) for gateway in gateways)
@@ -143,7 +143,7 @@ async def test_a_curriculum_of_the_api_its_records_and_its_draws_outlive_the_gat
     assert again == [*drawn, *more], "the same seed and records give the same draws"
 
 
-async def test_two_gateways_that_know_nothing_of_each_other_draw_the_same_from_the_same() -> None:
+async def test_two_unrelated_gateways_make_the_same_draws_from_the_same_definition_and_records() -> None:
     drawn = []
     for kind in (EMBEDDED, STACK):
         with curricula_gateway(kind) as gateway:
@@ -151,7 +151,7 @@ async def test_two_gateways_that_know_nothing_of_each_other_draw_the_same_from_t
             await operator.define("apt", **APT)
             untold = await operator.sample("apt", count=DRAWS)
             await operator.feedback("apt", outcomes())
-            await operator.define("apt", **APT)  # another version of the definitions: what was weighed is weighed anew
+            await operator.define("apt", **APT)  # another version of the definition: the weights are computed anew
             drawn.append((untold, await operator.sample("apt", count=DRAWS)))
 
     assert drawn[0] == drawn[1]

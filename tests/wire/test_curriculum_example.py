@@ -1,4 +1,4 @@
-"""`examples/curriculum.py` as somebody types it: through a gateway of its own, scored on tasks that it never saw."""
+"""A user runs `examples/curriculum.py`: it starts its own gateway and scores the agent on tasks that it never saw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=WAIT_S)
 
 
-def test_it_learns_what_holds_on_tasks_that_it_never_saw(tmp_path: Path) -> None:
+def test_the_math_agent_improves_on_tasks_that_it_never_saw(tmp_path: Path) -> None:
     told, drawn = tmp_path / "results.json", tmp_path / "plot.svg"
 
     done = run(
@@ -51,7 +51,7 @@ def test_it_learns_what_holds_on_tasks_that_it_never_saw(tmp_path: Path) -> None
         assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
 
 
-def test_what_small_worlds_teach_holds_in_worlds_that_it_never_saw(tmp_path: Path) -> None:
+def test_the_game_agent_improves_in_worlds_that_it_never_saw(tmp_path: Path) -> None:
     told = tmp_path / "results.json"
 
     done = run(
@@ -73,14 +73,14 @@ def test_what_small_worlds_teach_holds_in_worlds_that_it_never_saw(tmp_path: Pat
     [
         pytest.param(
             ["--samplers", "uniform,best"],
-            "'best' is none of uniform, target_success, learning_progress, staged",
-            id="a sampler",
+            "'best' is not one of uniform, target_success, learning_progress, staged",
+            id="an unknown sampler",
         ),
         pytest.param(["--url", "http://127.0.0.1:1"], "one sampler and one seed", id="many runs on one gateway"),
         pytest.param(["--episodes", "4"], "10 checkpoints need 40", id="too few episodes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], reason: str) -> None:
+def test_invalid_arguments_are_refused_with_a_reason(arguments: list[str], reason: str) -> None:
     done = run(*arguments)
 
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The network fails under a client in mid-call: it asks again, and the tool still has run once."""
+"""The network fails during a client's call: the client asks again, and the tool has run only once."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ async def test_a_call_cut_after_its_task_id_is_resumed(target: Target, sdk: Sdk,
 
 @with_clients(*ONE_GATEWAY)
 async def test_a_call_cut_before_its_task_id_runs_once(target: Target, sdk: Sdk, folder: Folder) -> None:
-    # Both clients then ask again as if for the first time.
+    # Both clients then repeat the call without a task id.
     word = token()
     task = sdk.task("probe", {"folder": folder.inside})
 

@@ -1,4 +1,4 @@
-"""What a trainer can learn before it opens a session."""
+"""Information that a trainer can get before it opens a session."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ TOOLS = [
 
 
 @with_clients(*ALL)
-async def test_splits_and_tasks_are_those_of_the_files(client: Client) -> None:
+async def test_splits_and_tasks_match_the_task_files(client: Client) -> None:
     probe = client.environment("probe")
 
     assert await probe.list_splits() == ["train", "test"]
@@ -33,7 +33,7 @@ async def test_splits_and_tasks_are_those_of_the_files(client: Client) -> None:
     ("start", "stop"),
     [(None, None), (1, 3), (-2, None), (None, -1), (3, 1), (2, 99), (-99, 2), (99, None), (0, 0)],
 )
-async def test_ranges_are_those_of_a_python_slice(client: Client, start: int | None, stop: int | None) -> None:
+async def test_a_range_of_tasks_works_like_a_python_slice(client: Client, start: int | None, stop: int | None) -> None:
     expected = list(tasks_of("probe", "train"))[start:stop]
 
     tasks = await client.environment("probe").get_task_range("train", start, stop)
@@ -44,7 +44,7 @@ async def test_ranges_are_those_of_a_python_slice(client: Client, start: int | N
 
 @with_clients(*ALL)
 @pytest.mark.parametrize("index", [0, 4, -1, -5])
-async def test_a_task_is_found_by_its_index_also_from_the_end(client: Client, index: int) -> None:
+async def test_a_task_is_found_by_a_positive_or_negative_index(client: Client, index: int) -> None:
     task = await client.environment("probe").get_task("train", index)
 
     assert task.task_spec == list(tasks_of("probe", "train"))[index]
@@ -75,7 +75,7 @@ async def test_tools_come_in_the_form_of_a_model_provider(client: Client, provid
 
 
 @with_clients(*ALL)
-async def test_two_environments_are_told_apart(client: Client) -> None:
+async def test_two_environments_have_their_own_tools_and_tasks(client: Client) -> None:
     counter = client.environment("counter")
 
     assert names(await counter.list_tools()) == ["add", "stop"]
@@ -83,7 +83,7 @@ async def test_two_environments_are_told_apart(client: Client) -> None:
 
 
 @on(*ALL)
-async def test_health_and_the_environments_are_told_to_everybody(target: Target, http: httpx.AsyncClient) -> None:
+async def test_health_and_the_list_of_environments_are_served(target: Target, http: httpx.AsyncClient) -> None:
     health = await http.get("/health")
     environments = await http.get("/list_environments")
 
@@ -102,7 +102,7 @@ async def test_the_version_has_two_keys(http: httpx.AsyncClient) -> None:
 
 
 @on(*ALL)
-async def test_splits_have_a_type(http: httpx.AsyncClient) -> None:
+async def test_each_split_has_a_type(http: httpx.AsyncClient) -> None:
     assert (await http.get(SPLITS)).json() == [{"name": "train", "type": "train"}, {"name": "test", "type": "test"}]
 
 
@@ -125,7 +125,7 @@ async def test_a_tool_list_has_every_key_and_a_tool_exactly_three(http: httpx.As
         ("tasks", {"split": "train"}, "tasks"),
     ],
 )
-async def test_tasks_name_their_environment_as_the_path_spelled_it(
+async def test_tasks_name_their_environment_with_the_spelling_of_the_path(
     http: httpx.AsyncClient, operation: str, body: dict[str, Any], key: str
 ) -> None:
     response = await http.post(f"/PrObE/{operation}", json=body)
@@ -137,7 +137,9 @@ async def test_tasks_name_their_environment_as_the_path_spelled_it(
 
 @on(*ALL)
 @pytest.mark.parametrize(("index", "meant"), [("2", 2), (2.0, 2), (True, 1)])
-async def test_an_index_is_read_leniently(http: httpx.AsyncClient, index: object, meant: int) -> None:
+async def test_an_index_may_be_a_text_or_a_float_or_a_boolean(
+    http: httpx.AsyncClient, index: object, meant: int
+) -> None:
     response = await http.post("/probe/task", json={"split": "train", "index": index})
 
     assert response.status_code == 200, response.text
@@ -145,7 +147,7 @@ async def test_an_index_is_read_leniently(http: httpx.AsyncClient, index: object
 
 
 @on(*ALL)
-async def test_discovery_leaves_no_session(target: Target, http: httpx.AsyncClient) -> None:
+async def test_a_new_session_id_has_no_session_yet(target: Target, http: httpx.AsyncClient) -> None:
     response = await http.post("/create_session", json={}, headers={"Accept": "text/event-stream"})
     sid = response.text.split("data:")[1].split()[0]
 
@@ -156,7 +158,7 @@ async def test_discovery_leaves_no_session(target: Target, http: httpx.AsyncClie
 
 
 @on(*ALL)
-async def test_a_session_id_comes_as_a_stream(http: httpx.AsyncClient) -> None:
+async def test_a_session_id_arrives_in_an_event_stream(http: httpx.AsyncClient) -> None:
     response = await http.post("/create_session", json={}, headers={"Accept": "text/event-stream"})
 
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -167,7 +169,7 @@ async def test_a_session_id_comes_as_a_stream(http: httpx.AsyncClient) -> None:
 
 
 @with_clients("ors-server", "openreward-server", *OURS)
-async def test_a_wrong_choice_of_task_is_refused_before_it_is_sent(client: Client, sdk: Sdk) -> None:
+async def test_the_client_refuses_a_wrong_choice_of_task_before_it_sends_it(client: Client, sdk: Sdk) -> None:
     probe = client.environment("probe")
 
     with pytest.raises(ValueError, match="task"):

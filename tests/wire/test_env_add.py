@@ -1,4 +1,4 @@
-"""``gateway env add URL`` and ``--static``'s look at a server, against the real servers of all three protocols."""
+"""``gateway env add URL`` and ``--static`` inspect real servers of all three protocols."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Env = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start a server, once for each way to start it; returns its URL."""
+    """Start a server once for each command and return its URL."""
     urls: dict[object, str] = {}
     with ExitStack() as undo:
 
@@ -57,7 +57,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 
 OpenEnv = Callable[[str, str, int], str]
-"""Starts an official server of a kind, release and capacity, once for all tests that want it; returns its URL."""
+"""Starts an official server of a kind, release and capacity, once for all tests that use it, and returns its URL."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def openenv() -> Iterator[OpenEnv]:
 
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Env]:
-    """Runs ``gateway env`` on a catalog in *tmp_path*."""
+    """Run ``gateway env`` on a catalog in *tmp_path*."""
     variables = {"GATEWAY_CATALOG_DIR": str(tmp_path / "env_images"), "COLUMNS": "200"}
     with in_process(monkeypatch, capfd) as command:
         yield lambda *arguments: command("env", *arguments, **variables)
@@ -101,7 +101,7 @@ def own(start: Start) -> str:
 
 
 @pytest.mark.parametrize("package", ["ors", "openreward"])
-async def test_an_official_ors_server_tells_its_environments_splits_and_tools(world: World, package: str) -> None:
+async def test_an_official_ors_server_reports_its_environments_and_splits_and_tools(world: World, package: str) -> None:
     findings = await detect_url(official(world, package), timeout_s=30)
 
     assert findings.protocol is ServerProtocol.ORS
@@ -117,7 +117,7 @@ async def test_an_official_ors_server_tells_its_environments_splits_and_tools(wo
     assert any("Each of the others (counter, slowsetup" in remark for remark in findings.remarks)
 
 
-async def test_one_of_several_environments_is_looked_at_if_it_is_named(world: World) -> None:
+async def test_a_named_environment_of_several_is_inspected(world: World) -> None:
     url = official(world, "openreward")
 
     counter = await detect_url(url, timeout_s=30, environment="Counter")
@@ -129,14 +129,14 @@ async def test_one_of_several_environments_is_looked_at_if_it_is_named(world: Wo
         await detect_url(url, timeout_s=30, environment="nope")
 
 
-async def test_our_own_server_is_known_for_what_it_is(start: Start) -> None:
+async def test_the_gateways_own_server_is_recognized(start: Start) -> None:
     findings = await detect_url(own(start), timeout_s=30)
 
     assert (findings.protocol, findings.is_own) == (ServerProtocol.ORS, True)
     assert (findings.default_tool, findings.text_field) == ("submit", "answer")
 
 
-def test_the_command_of_the_docs_adds_a_server(start: Start, env: Env, tmp_path: Path) -> None:
+def test_the_command_in_the_docs_adds_a_server(start: Start, env: Env, tmp_path: Path) -> None:
     (line,) = re.findall(r"^gateway env (add http://\S+)", (PROJECT / "docs" / "images.md").read_text(), re.MULTILINE)
     url = own(start)
 
@@ -159,7 +159,7 @@ def test_the_command_of_the_docs_adds_a_server(start: Start, env: Env, tmp_path:
         ),
     ],
 )
-async def test_an_openenv_server_tells_its_capacity_by_refusing(
+async def test_the_capacity_of_an_openenv_server_is_known_from_its_refusal(
     openenv: OpenEnv, version: str, shown: str, splits: tuple[FoundSplit, ...]
 ) -> None:
     url = openenv("counter", version, 3)
@@ -170,13 +170,13 @@ async def test_an_openenv_server_tells_its_capacity_by_refusing(
     assert findings.capacity == Capacity(3, Finding.BY_SERVER)
     assert findings.splits == splits
     assert findings.fields == ("op", "by", "file")
-    assert findings.text_field == ""  # what has to be given is one of a closed list
+    assert findings.text_field == ""  # the field accepts only values of a closed list
     again = await detect_url(url, timeout_s=60)
-    assert again.trouble == ""  # no place was left taken
+    assert again.trouble == ""  # no slot was left taken
     assert again.capacity == Capacity(3, Finding.BY_SERVER)
 
 
-async def test_an_openenv_server_that_refuses_none_holds_at_least_what_was_tried(openenv: OpenEnv) -> None:
+async def test_an_openenv_server_without_a_refusal_holds_at_least_the_64_sessions_tried(openenv: OpenEnv) -> None:
     findings = await detect_url(openenv("counter", NEWEST, 100), timeout_s=60)
 
     assert findings.capacity == Capacity(64, Finding.AT_LEAST)
@@ -192,7 +192,7 @@ async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
     assert findings.capacity == Capacity(1, Finding.BY_SERVER)
 
 
-async def test_an_areal_server_tells_its_samples_and_turns(start: Start) -> None:
+async def test_an_areal_server_reports_its_samples_and_turns(start: Start) -> None:
     findings = await detect_url(areal(start), timeout_s=30)
 
     assert (findings.protocol, findings.trouble) == (ServerProtocol.AREAL, "")
@@ -201,7 +201,7 @@ async def test_an_areal_server_tells_its_samples_and_turns(start: Start) -> None
     assert findings.ready == "/api/health"
 
 
-async def test_a_static_server_is_one_worker_with_what_was_found(openenv: OpenEnv) -> None:
+async def test_a_static_server_is_one_worker_with_the_detected_settings(openenv: OpenEnv) -> None:
     url = openenv("counter", NEWEST, 3)
 
     environment = environment_of("remote", url + "/", await detect_url(url, timeout_s=60))
@@ -215,7 +215,7 @@ async def test_a_static_server_is_one_worker_with_what_was_found(openenv: OpenEn
     assert not environment.needs_an_engine
 
 
-async def test_what_is_no_server_of_ours_is_refused_with_what_was_seen(start: Start, tmp_path: Path) -> None:
+async def test_a_server_of_no_known_protocol_is_refused_with_its_answer(start: Start, tmp_path: Path) -> None:
     command = (sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path))
     url = start(*command, ready=r"\((http://[0-9.:]+)/\)")
 
@@ -232,13 +232,13 @@ async def test_what_is_no_server_of_ours_is_refused_with_what_was_seen(start: St
         ("http://user:pass@127.0.0.1:9", "has a user in it"),
     ],
 )
-async def test_where_nothing_answers_the_reason_is_told(url: str, reason: str) -> None:
+async def test_a_url_without_a_server_is_refused_with_the_reason(url: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         await detect_url(url, timeout_s=1)
 
 
-async def test_a_server_that_is_not_up_yet_is_waited_for(start: Start, tmp_path: Path) -> None:
-    """It listens only after it was asked for the first time."""
+async def test_detection_waits_for_a_server_that_is_not_up_yet(start: Start, tmp_path: Path) -> None:
+    """The server starts to listen only after the first request."""
     asked = asyncio.Event()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -269,8 +269,8 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def test_a_session_that_fails_is_told_and_ended(world: World) -> None:
-    """Its first tasks need what they are not given here; the server is a good one nevertheless."""
+async def test_a_server_is_recognized_although_its_first_tasks_fail(world: World) -> None:
+    """Its first tasks need values that they do not get here, but the server itself works."""
     url = official(world, "ors")
 
     findings = await detect_url(url, timeout_s=30, environment="counter")
@@ -279,7 +279,9 @@ async def test_a_session_that_fails_is_told_and_ended(world: World) -> None:
     assert findings.tools == ("add", "stop")
 
 
-def test_the_command_writes_a_file_that_loads_and_says_what_is_next(openenv: OpenEnv, env: Env, tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_loads_and_names_the_next_command(
+    openenv: OpenEnv, env: Env, tmp_path: Path
+) -> None:
     url = openenv("counter", NEWEST, 3)
 
     done = env("add", url, "--name", "remote")
@@ -315,7 +317,9 @@ def test_the_file_of_any_server_loads(start: Start, world: World, env: Env, tmp_
     )
 
 
-def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, env: Env, tmp_path: Path) -> None:
+def test_an_existing_file_is_kept_without_force_and_overwritten_with_force(
+    start: Start, env: Env, tmp_path: Path
+) -> None:
     url = areal(start)
     path = tmp_path / "env_images" / "guess" / "environment.toml"
     path.parent.mkdir(parents=True)
@@ -331,7 +335,7 @@ def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, env: Env
     assert [entry.name for entry in path.parent.iterdir()] == ["environment.toml"]
 
 
-def test_a_file_can_be_looked_at_without_being_written(start: Start, env: Env, tmp_path: Path) -> None:
+def test_print_shows_the_file_without_writing_it(start: Start, env: Env, tmp_path: Path) -> None:
     done = env("add", areal(start), "-n", "guess", "--print")
 
     assert 'name = "guess"' in done.stdout
@@ -348,7 +352,7 @@ def test_a_file_can_be_looked_at_without_being_written(start: Start, env: Env, t
         ((CLOSED_PORT, "--name", "x", "--timeout", "1"), "no answer within 1 s"),
     ],
 )
-def test_a_wrong_command_is_told_and_leaves_nothing(
+def test_a_wrong_command_fails_with_a_reason_and_writes_no_file(
     env: Env, tmp_path: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = env("add", *arguments)

@@ -1,4 +1,4 @@
-"""An episode from its opening to its end, with the official clients."""
+"""An episode from its opening to its end, played by the official clients."""
 
 import asyncio
 import base64
@@ -43,7 +43,7 @@ async def test_the_prompt_of_a_task_is_the_same_inline_and_by_reference(client: 
 
 
 @with_clients(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
-async def test_a_task_that_no_split_holds_is_played_as_it_is_given(client: Client, sdk: Sdk) -> None:
+async def test_a_task_outside_all_splits_is_played_as_the_trainer_sends_it(client: Client, sdk: Sdk) -> None:
     task = sdk.task("probe", {"question": "Größe? 你好 🙂", "nested": {"deep": [1, None, {"x": 2.5}]}})
 
     async with client.environment("probe").session(task=task) as session:
@@ -53,7 +53,7 @@ async def test_a_task_that_no_split_holds_is_played_as_it_is_given(client: Clien
 
 
 @with_clients(*OFFICIAL, *BOTH_GATEWAYS)
-async def test_a_session_has_a_state_of_its_own(client: Client, sdk: Sdk) -> None:
+async def test_each_session_has_its_own_state(client: Client, sdk: Sdk) -> None:
     counter = client.environment("counter")
 
     async with (
@@ -81,7 +81,7 @@ async def test_a_second_environment_is_reached_by_task(client: Client) -> None:
 
 @with_clients("openreward-server", *ONE_GATEWAY)
 async def test_a_second_environment_is_reached_by_split_and_index(client: Client) -> None:
-    # One of the clients does not name the environment in this case: the gateway takes it from the first path.
+    # One of the clients does not name the environment in this case: the gateway takes it from the first request's path.
     async with client.environment("counter").session(split="train", index=2) as session:
         prompt = await session.get_prompt()
         total = await session.call_tool("add", {"n": 1})
@@ -112,7 +112,7 @@ async def test_a_task_without_tools_of_its_own_lists_the_shared_ones(client: Cli
 
 
 @with_clients(*OFFICIAL, *ONE_GATEWAY)
-async def test_no_reward_is_not_a_reward_of_zero(client: Client, sdk: Sdk) -> None:
+async def test_a_missing_reward_is_distinct_from_a_reward_of_zero(client: Client, sdk: Sdk) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         rewards = [(await session.call_tool("score", {"reward": reward})).reward for reward in (0.0, None, -1.5, 1)]
 
@@ -120,7 +120,7 @@ async def test_no_reward_is_not_a_reward_of_zero(client: Client, sdk: Sdk) -> No
 
 
 @with_clients(*OFFICIAL, *ONE_GATEWAY)
-async def test_an_image_a_detail_and_metadata_arrive(client: Client, sdk: Sdk) -> None:
+async def test_images_and_details_and_metadata_reach_the_client(client: Client, sdk: Sdk) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         shown = await session.call_tool("image")
         noted = await session.call_tool("note", {"ignored": "a tool without arguments takes anything"})
@@ -133,7 +133,7 @@ async def test_an_image_a_detail_and_metadata_arrive(client: Client, sdk: Sdk) -
 
 
 @with_clients("openreward-server", *ONE_GATEWAY)
-async def test_after_the_end_no_call_runs(client: Client, sdk: Sdk, folder: Folder) -> None:
+async def test_no_call_runs_after_the_episode_has_finished(client: Client, sdk: Sdk, folder: Folder) -> None:
     word = token()
 
     async with client.environment("probe").session(task=sdk.task("probe", {"folder": folder.inside})) as session:
@@ -147,7 +147,7 @@ async def test_after_the_end_no_call_runs(client: Client, sdk: Sdk, folder: Fold
 
 
 @with_clients(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
-async def test_after_its_deletion_a_session_is_not_found(client: Client, sdk: Sdk, http: httpx.AsyncClient) -> None:
+async def test_a_deleted_session_is_not_found(client: Client, sdk: Sdk, http: httpx.AsyncClient) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         sid = session.sid
         await session.call_tool("pid")
@@ -173,7 +173,7 @@ async def test_a_session_id_can_be_used_again_after_its_deletion(http: httpx.Asy
 
 
 @with_clients(*OFFICIAL, *BOTH_GATEWAYS)
-async def test_many_episodes_at_once_do_not_mix(client: Client, sdk: Sdk) -> None:
+async def test_many_concurrent_episodes_do_not_mix(client: Client, sdk: Sdk) -> None:
     counter = client.environment("counter")
 
     async def play(start: int) -> float | None:
@@ -188,7 +188,7 @@ async def test_many_episodes_at_once_do_not_mix(client: Client, sdk: Sdk) -> Non
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_messages_are_the_prompt_as_one_user_turn(http: httpx.AsyncClient) -> None:
+async def test_the_messages_hold_the_prompt_as_one_user_turn(http: httpx.AsyncClient) -> None:
     async with episode(http, {"question": "Who?"}) as opened:
         prompt = (await opened.get("prompt")).json()
         messages = (await opened.get("messages")).json()
@@ -198,7 +198,7 @@ async def test_messages_are_the_prompt_as_one_user_turn(http: httpx.AsyncClient)
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_scoring_a_group_is_refused_by_an_environment_that_cannot(http: httpx.AsyncClient) -> None:
+async def test_an_environment_without_score_group_refuses_to_score_a_group(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         response = await opened.post("/probe/score_group", {"candidates": []})
 

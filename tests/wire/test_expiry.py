@@ -1,4 +1,4 @@
-"""A session that is left alone ends by itself, and only then. ``brief`` allows two seconds and has one slot."""
+"""A session expires when it is idle, and only then. ``brief`` has an idle time of two seconds and one slot."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from tests.wire.targets import BOTH_GATEWAYS, ONE_GATEWAY, Target, on, with_clie
 pytestmark = pytest.mark.wire
 
 IDLE_S = 2.0
-"""``idle_s`` of the environment."""
+"""The environment's ``idle_s``, in seconds."""
 
 
 async def nobody(gateway: Gateway) -> None:
@@ -25,7 +25,7 @@ async def nobody(gateway: Gateway) -> None:
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_session_left_alone_expires_and_its_slot_is_free(http: httpx.AsyncClient, target: Target) -> None:
+async def test_an_idle_session_expires_and_its_slot_is_free(http: httpx.AsyncClient, target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
     left = RawEpisode(http, new_sid(), "brief")
@@ -46,8 +46,10 @@ async def test_a_session_left_alone_expires_and_its_slot_is_free(http: httpx.Asy
 
 
 @with_clients(*ONE_GATEWAY)
-async def test_a_client_is_told_at_once_that_its_session_expired(client: Client, sdk: Sdk, target: Target) -> None:
-    # Both clients ping at the opening and then each 10 s: too seldom for this environment.
+async def test_a_client_learns_from_its_next_call_that_its_session_expired(
+    client: Client, sdk: Sdk, target: Target
+) -> None:
+    # Both clients ping at the opening and then every 10 s: too rarely for this environment.
     gateway = target.gateway
     assert gateway is not None
     opening = client.environment("brief").session(task=sdk.task("brief", {}))
@@ -75,7 +77,9 @@ async def test_a_session_id_can_be_used_again_after_its_expiry(http: httpx.Async
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_call_that_takes_longer_than_the_idle_time_is_no_idleness(http: httpx.AsyncClient) -> None:
+async def test_a_session_does_not_expire_during_a_call_that_takes_longer_than_the_idle_time(
+    http: httpx.AsyncClient,
+) -> None:
     async with episode(http, environment="brief") as opened:
         slept = await opened.call("sleep", {"seconds": 2 * IDLE_S})
         after = await opened.call("echo", {"text": "still here"})
@@ -95,7 +99,7 @@ def test_a_blocking_client_that_does_not_ping_keeps_its_session_through_a_long_c
 
 
 @on(*BOTH_GATEWAYS)
-async def test_pings_keep_a_session(http: httpx.AsyncClient) -> None:
+async def test_pings_keep_a_session_alive(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="brief") as opened:
         loop = asyncio.get_running_loop()
         end_at = loop.time() + 2.5 * IDLE_S

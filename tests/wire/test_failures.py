@@ -1,4 +1,4 @@
-"""Tools that fail, raise, refuse or take their time: outcomes that the agent sees, not errors of the way there."""
+"""Tools that fail, raise, refuse or take long: outcomes that the agent sees, not errors of the transport."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_an_error_of_a_tool_reaches_the_trainer(
 
 
 @on("ors-server", *ONE_GATEWAY)
-async def test_after_an_error_the_session_goes_on(http: httpx.AsyncClient) -> None:
+async def test_the_session_goes_on_after_an_error_of_a_tool(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         failed = await opened.call("fail")
         after = await opened.call("echo", {"text": "still here"})
@@ -47,8 +47,8 @@ async def test_after_an_error_the_session_goes_on(http: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     ("tool", "input", "message"),
     [
-        pytest.param("nope", {}, "'nope' is not a valid tool", id="a tool that is not there"),
-        pytest.param("reset", {}, "'reset' is not a valid tool", id="a method that is no tool"),
+        pytest.param("nope", {}, "'nope' is not a valid tool", id="an unknown tool"),
+        pytest.param("reset", {}, "'reset' is not a valid tool", id="a method that is not a tool"),
         pytest.param("echo", {}, "Tool input validation error: [", id="a missing argument"),
         pytest.param("big", {"n": "many"}, "Tool input validation error: [", id="an argument of a wrong type"),
     ],
@@ -81,7 +81,7 @@ async def test_a_refusal_names_its_reason(
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_a_setup_that_fails_is_told_on_each_request_until_the_session_is_deleted(
+async def test_a_failed_setup_is_reported_on_each_request_until_the_session_is_deleted(
     target: Target, http: httpx.AsyncClient
 ) -> None:
     async with episode(http, {"error": "no such puzzle"}, environment="slowsetup") as opened:
@@ -100,7 +100,7 @@ async def test_a_setup_that_fails_is_told_on_each_request_until_the_session_is_d
 
 
 @on("openreward-server", *ONE_GATEWAY)
-async def test_a_tool_that_blocks_delays_nobody_else(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_tool_that_blocks_delays_no_other_session(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
     async with episode(http, {"folder": folder.inside}) as one, episode(http) as other:

@@ -1,4 +1,4 @@
-"""What installations print, in the order of a newcomer's first commands: ``make run``, then ``make demo``."""
+"""The output of installations, in the order of a new user's first commands: ``make run``, then ``make demo``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MADE_HERE = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(600)]
 
 
-def test_an_installation_for_the_demo_after_one_to_run_prints_no_error(tmp_path: Path) -> None:
+def test_a_demo_installation_after_a_run_installation_prints_no_error(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=MADE_HERE, symlinks=True)
 
-    for mode in ("run", "demo"):  # conflicts show only where packages are there already
+    for mode in ("run", "demo"):  # conflicts show only if packages are already installed
         done = subprocess.run(
             ["scripts/install", mode], cwd=project, capture_output=True, text=True, timeout=scaled(300), check=False
         )

@@ -1,4 +1,4 @@
-"""Who may come in, and that a session belongs to the key that opened it."""
+"""Trainer and operator keys: which requests they allow, and that a session belongs to the key that opened it."""
 
 from collections.abc import AsyncIterator
 
@@ -18,16 +18,14 @@ pytestmark = pytest.mark.wire
 
 @pytest.fixture
 async def bob(target: Target) -> AsyncIterator[httpx.AsyncClient]:
-    """Plain HTTP with another trainer's key."""
+    """A plain HTTP client with another trainer's key."""
     async with target.http(key=TRAINER_KEYS["bob"]) as http:
         yield http
 
 
 @with_clients(*ONE_GATEWAY)
 @pytest.mark.parametrize("key", [None, "not-the-key", OPERATOR_KEY])
-async def test_a_client_without_a_trainers_key_is_turned_away_at_once(
-    target: Target, sdk: Sdk, key: str | None
-) -> None:
+async def test_a_client_without_a_trainer_key_is_refused(target: Target, sdk: Sdk, key: str | None) -> None:
     async with sdk.connect(target.url, key) as client:
         with pytest.raises((ors.client.AuthenticationError, AuthenticationError)):
             await client.environment("probe").list_splits()
@@ -39,7 +37,7 @@ async def test_a_client_without_a_trainers_key_is_turned_away_at_once(
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize("path", ["/admin/v1/sessions", "/admin/v1/workers", "/metrics"])
 @pytest.mark.parametrize("key", ["", TRAINER_KEYS["alice"], "not-the-key"])
-async def test_operators_doors_are_closed_to_trainers(target: Target, path: str, key: str) -> None:
+async def test_operator_routes_refuse_trainer_keys(target: Target, path: str, key: str) -> None:
     async with target.http(key=key) as http:
         response = await http.get(path)
 
@@ -48,7 +46,7 @@ async def test_operators_doors_are_closed_to_trainers(target: Target, path: str,
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_session_of_another_key_is_not_there(http: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
+async def test_a_session_of_another_key_is_not_found(http: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
     async with episode(http, {"start": 1}, environment="counter") as opened:
         stranger = RawEpisode(bob, opened.sid, "counter")
         answers = [
@@ -83,7 +81,7 @@ async def test_two_keys_may_choose_the_same_session_id(http: httpx.AsyncClient, 
 
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize("form", ["bearer", "path"])
-async def test_a_key_comes_as_a_bearer_or_in_the_path(target: Target, form: str) -> None:
+async def test_a_key_is_accepted_as_a_bearer_token_or_in_the_path(target: Target, form: str) -> None:
     key = TRAINER_KEYS["alice"]
     prefix = f"/k/{key}" if form == "path" else ""
     headers = {"Authorization": f"Bearer {key}"} if form == "bearer" else {}
@@ -100,7 +98,7 @@ async def test_a_key_comes_as_a_bearer_or_in_the_path(target: Target, form: str)
 
 
 @on(*ONE_GATEWAY)
-async def test_a_refusal_at_the_door_has_the_protocols_form(target: Target) -> None:
+async def test_a_refusal_without_a_key_has_the_form_of_the_protocol(target: Target) -> None:
     async with target.http(key="") as http:
         response = await create(http, new_sid(), env_name="probe", task_spec={})
 

@@ -1,4 +1,4 @@
-"""Many episodes at once on few workers: all are played, in turn; afterwards the surplus workers end."""
+"""Many concurrent episodes on few workers: all are played, in turn, and afterwards the surplus workers end."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ pytestmark = [pytest.mark.wire]
 
 EPISODES = 64
 MAX_WORKERS = 3
-"""``max_workers`` of the environment; with 16 slots each, 16 episodes have to wait."""
+"""The environment's ``max_workers``: with 16 slots each, 16 episodes must wait."""
 COUNT_EVERY_S = 0.2
 
 
 class Census:
-    """Counts the workers of the environment again and again."""
+    """Counts the environment's workers periodically."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -30,7 +30,7 @@ class Census:
             await asyncio.sleep(COUNT_EVERY_S)
 
     async def count(self) -> int:
-        """Count the environment's containers, or its workers where there are none."""
+        """Count the environment's containers, or its workers if it has no containers."""
         if self._target.stack is not None:
             return await asyncio.to_thread(self._target.stack.containers.count, "counter")
         assert self._target.gateway is not None
@@ -66,7 +66,7 @@ async def test_many_episodes_share_few_workers(target: Target) -> None:
     async def surplus_is_gone() -> None:
         assert target.gateway is not None
         assert await target.gateway.sessions() == []
-        # The openings of the last half minute let the pool keep one more worker than `min_workers`, which is 0.
+        # The openings of the last 30 s let the pool keep one more worker than `min_workers`, which is 0.
         assert await census.count() <= 1
 
     await eventually(surplus_is_gone, within_s=150)

@@ -1,4 +1,4 @@
-"""Stock ORS servers as workers: both official packages, unmodified, and our own server as a standard one."""
+"""Standard ORS servers as workers: unmodified servers of both official packages, and the gateway's own server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.wire
 
 SERVERS = (*OFFICIAL, "envserver")
 AWKWARD = "def f(x):\n" + "    return x  \n\n" * 40_000 + " " * 20_000 + "\u2028\u3000\u00a0é🙂" * 60_000
-"""More than 1 MB; white space, of which clients lose some, at cuts wherever they fall."""
+"""More than 1 MB of text with white space throughout: clients lose some white space at the cuts between pieces."""
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def on(*names: str) -> pytest.MarkDecorator:
 @on(*SERVERS)
 async def test_a_server_is_ready_when_it_serves_the_environment(server: Driver) -> None:
     assert await server.upstream.ready(server.worker, environment()) == 0
-    assert await server.upstream.ready(server.worker, environment("mine")) == 0  # its default one
+    assert await server.upstream.ready(server.worker, environment("mine")) == 0  # the server's default environment
     await server.upstream.alive(server.worker, environment())
     with pytest.raises(UpstreamError, match="not 'yours'"):
         await server.upstream.ready(server.worker, environment("mine", upstream_name="yours"))
 
 
 @on(*SERVERS)
-async def test_its_tasks_are_shown_through(server: Driver) -> None:
+async def test_the_servers_splits_and_tasks_are_served(server: Driver) -> None:
     there = environment("counter")
 
     splits = await server.upstream.splits(server.worker, there)
@@ -91,7 +91,7 @@ async def test_its_tasks_are_shown_through(server: Driver) -> None:
 
 
 @on(*SERVERS)
-async def test_tools_have_every_key_of_the_standard(server: Driver) -> None:
+async def test_the_list_of_tools_has_every_key_of_the_standard(server: Driver) -> None:
     tools = json.loads(await server.upstream.tools(server.worker, environment()))
 
     assert tools.keys() >= {"tools", "terminal_tool", "supports_score_group", "message_block_types"}
@@ -104,7 +104,7 @@ async def test_tools_have_every_key_of_the_standard(server: Driver) -> None:
 
 
 @on(*SERVERS)
-async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) -> None:
+async def test_an_episode_is_opened_by_its_task_or_by_its_index(server: Driver) -> None:
     async with server.on("counter", {"start": 41}) as episode:
         assert await server.upstream.prompt(episode.session, episode.there) == [TextBlock("The counter stands at 41.")]
         assert text(await episode.act("add", n=1)) == "42"
@@ -122,7 +122,7 @@ async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) 
 
 
 @on("openreward-server")
-async def test_a_toolset_is_the_servers_to_know(server: Driver) -> None:
+async def test_the_server_refuses_an_unknown_toolset(server: Driver) -> None:
     with pytest.raises(InvalidRequest, match=r"'nosuch'.*codex"):
         await server.upstream.open(server.session(), environment(), SessionSetup(spec={}, toolset="nosuch"))
 
@@ -136,7 +136,7 @@ async def test_secrets_reach_the_environment(server: Driver) -> None:
 
 
 @on(*SERVERS)
-async def test_configuration_that_would_be_lost_is_refused(server: Driver) -> None:
+async def test_configuration_that_an_ors_server_cannot_receive_is_refused(server: Driver) -> None:
     setup = SessionSetup(spec={}, seed=3, config={"seed": 3, "difficulty": "hard"})
 
     with pytest.raises(InvalidRequest, match="'difficulty'"):
@@ -146,7 +146,7 @@ async def test_configuration_that_would_be_lost_is_refused(server: Driver) -> No
 
 
 @on(*SERVERS)
-async def test_results_arrive_whole(server: Driver) -> None:
+async def test_results_arrive_complete(server: Driver) -> None:
     async with server.on() as episode:
         acted = await episode.act("echo", text=AWKWARD)
         forwarded = await episode.call("echo", {"text": AWKWARD})
@@ -163,7 +163,7 @@ async def test_results_arrive_whole(server: Driver) -> None:
 
 
 @on(*SERVERS)
-async def test_calls_that_fail_say_why(server: Driver) -> None:
+async def test_failed_calls_return_the_reason(server: Driver) -> None:
     async with server.on() as episode:
         unknown = await episode.call("nope", {})
         invalid = await episode.call("echo", {"words": 1})
@@ -177,7 +177,7 @@ async def test_calls_that_fail_say_why(server: Driver) -> None:
 
 
 @on("openreward-server", "envserver")
-async def test_after_the_end_no_call_runs(server: Driver) -> None:
+async def test_no_call_runs_after_the_episode_has_finished(server: Driver) -> None:
     async with server.on() as episode:
         ended = await episode.call("finish", {"reward": 0.5})
         after = await episode.act("echo", text="hi")
@@ -188,7 +188,7 @@ async def test_after_the_end_no_call_runs(server: Driver) -> None:
 
 
 @on(*SERVERS)
-async def test_a_text_is_the_input_of_the_tool_that_is_meant(server: Driver) -> None:
+async def test_a_text_is_the_input_of_the_default_tool(server: Driver) -> None:
     said = Action(text="hello")
     async with server.on(actions=ActionMapping(default_tool="echo")) as episode:
         assert text(await server.upstream.act(episode.session, episode.there, said)) == "hello"
@@ -200,7 +200,7 @@ async def test_a_text_is_the_input_of_the_tool_that_is_meant(server: Driver) -> 
 
 
 @on("openreward-server")
-async def test_a_text_is_the_final_message_where_a_tool_takes_one(server: Driver) -> None:
+async def test_a_text_is_the_final_message_for_a_terminal_tool(server: Driver) -> None:
     async with server.on("judge", {"question": "?"}) as episode:
         result = await server.upstream.act(episode.session, episode.there, Action(text="abc"))
 
@@ -208,7 +208,7 @@ async def test_a_text_is_the_final_message_where_a_tool_takes_one(server: Driver
 
 
 @on(*SERVERS)
-async def test_a_setup_that_runs_is_waited_for(server: Driver, shared: Folder) -> None:
+async def test_the_prompt_and_calls_wait_for_a_running_setup(server: Driver, shared: Folder) -> None:
     word = token()
     task = {"gate": f"{shared.inside}/{word}.gate", "folder": shared.inside}
     async with server.on("slowsetup", task) as episode:
@@ -224,7 +224,7 @@ async def test_a_setup_that_runs_is_waited_for(server: Driver, shared: Folder) -
 
 
 @on(*SERVERS)
-async def test_a_setup_that_fails_is_told_in_the_servers_words(server: Driver) -> None:
+async def test_a_failed_setup_is_an_author_fault_with_the_servers_message(server: Driver) -> None:
     async with server.on("slowsetup", {"error": "no such puzzle"}) as episode:
 
         async def refused() -> None:
@@ -239,7 +239,7 @@ async def test_a_setup_that_fails_is_told_in_the_servers_words(server: Driver) -
 
 
 @on(*SERVERS)
-async def test_a_key_stands_for_one_run(server: Driver, shared: Folder) -> None:
+async def test_calls_with_the_same_key_run_once(server: Driver, shared: Folder) -> None:
     word = token()
     async with server.on(task={"folder": shared.inside}) as episode:
         results = [await episode.act("count", key="k", token=word) for _ in range(3)]
@@ -251,7 +251,9 @@ async def test_a_key_stands_for_one_run(server: Driver, shared: Folder) -> None:
 
 
 @on(*SERVERS)
-async def test_a_call_that_was_left_goes_on_and_is_asked_for_by_its_task_id(server: Driver, shared: Folder) -> None:
+async def test_an_abandoned_call_goes_on_and_its_outcome_is_available_by_its_task_id(
+    server: Driver, shared: Folder
+) -> None:
     word = token()
     async with server.on(task={"folder": shared.inside}) as episode:
         headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
@@ -274,7 +276,7 @@ async def test_a_call_that_was_left_goes_on_and_is_asked_for_by_its_task_id(serv
 
 
 @on(*SERVERS)
-async def test_a_stream_that_breaks_is_resumed(server: Driver, upstream: ThirdPartyOrsUpstream, shared: Folder) -> None:
+async def test_a_broken_stream_is_resumed(server: Driver, upstream: ThirdPartyOrsUpstream, shared: Folder) -> None:
     word = token()
     host, port = server.worker.address.split(":")[1:]
     async with cutting(f"http://{host}:{port}") as between:
@@ -292,7 +294,7 @@ async def test_a_stream_that_breaks_is_resumed(server: Driver, upstream: ThirdPa
 
 
 @on(*SERVERS)
-async def test_a_stream_that_breaks_before_it_has_an_id_is_not_tried_again(
+async def test_a_stream_that_breaks_before_its_task_id_is_not_retried(
     server: Driver, upstream: ThirdPartyOrsUpstream, shared: Folder
 ) -> None:
     word = token()
@@ -337,7 +339,7 @@ async def test_a_closed_session_is_gone_and_its_id_is_free(server: Driver) -> No
 
 
 @on(*OFFICIAL)
-async def test_what_an_earlier_episode_left_under_its_id_is_ended(server: Driver) -> None:
+async def test_opening_a_session_ends_an_earlier_session_of_the_same_id_in_the_server(server: Driver) -> None:
     there = environment("counter")
     session = server.session()
     await server.upstream.open(session, there, SessionSetup(spec={"start": 1}))
@@ -361,12 +363,12 @@ async def test_a_call_that_outlives_its_session_makes_closing_an_error(server: D
         await server.upstream.close(session, there)
 
     shared.open_gate(word)
-    with pytest.raises(UpstreamGone):  # never "not found": it has run
+    with pytest.raises(UpstreamGone):  # never "not found": the call has run
         await call
 
 
 @on("ors-server", "openreward-server")
-async def test_conversations_and_group_scores_are_those_of_the_package_that_has_them(server: Driver) -> None:
+async def test_conversations_and_group_scores_come_from_a_server_that_supports_them(server: Driver) -> None:
     has_them = "judge" in await _environments(server)
     name = "judge" if has_them else "probe"
     async with server.on(name, {"question": "Hm?"}) as episode:

@@ -1,7 +1,7 @@
-"""Attacks from inside a box over AReaL's steps: nothing is reached, and the episode is still judged as it was meant.
+"""Attacks from inside a box over AReaL's steps: they reach nothing, and the episode is judged correctly.
 
-Each attack is played twice at the same time, once to a right answer and once to a wrong one, beside a neighbour in the
-same worker that has secrets of its own.
+Each attack is played twice concurrently, once to a right and once to a wrong answer. A neighbour in the same worker has
+its own secrets.
 """
 
 import asyncio
@@ -53,20 +53,20 @@ STATE = (
 
 @dataclass(frozen=True)
 class Street:
-    """A gateway with one worker, and one session in it that is never to notice anything."""
+    """A gateway with one worker, and one neighbour session in it that must not notice any attack."""
 
     gateway: Gateway
     client: ArealClient
     neighbour: Play
     state: str
-    """What the neighbour sees of itself before any attack."""
+    """The neighbour's view of itself before any attack."""
     fresh: str
-    """A digest of a box in which nothing was done."""
+    """The digest of an unused box."""
 
 
 @pytest.fixture(scope="module")
 def street() -> Iterator[Street]:
-    patient = {"max_turns = 8": "max_turns = 200"}  # the neighbour is asked all the time
+    patient = {"max_turns = 8": "max_turns = 200"}  # the neighbour runs commands throughout all tests
     with serving_os(STACK, tasks=TASKS, changes=patient, GATEWAY_SECRET=GATEWAY_SECRET) as gateway:
         yield asyncio.run(furnished(gateway))
 
@@ -83,9 +83,9 @@ async def furnished(gateway: Gateway) -> Street:
 
 
 async def played(client: ArealClient, attack: Attack, answer: str, named: dict[str, str]) -> float | None:
-    """Attack, look at the shell, answer; the reward, or None where the box was ended for the attack.
+    """Attack, check the shell and answer. Return the reward, or None if the attack ended the box.
 
-    A box that is ended is a failure of the agent's own, without a reward.
+    A box that ends is a failure of the agent's own and earns no reward.
     """
     script = attack.whole
     for name, value in named.items():
@@ -168,11 +168,11 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         pass
 print(files > 5000, bytes_read > 50_000_000, sorted(found))
 """
-"""The words come reversed, since the script itself is a file of the box and a text in its shell's memory."""
+"""The words come reversed, because the script itself is a file of the box and a text in its shell's memory."""
 
 
 async def searched(play: Play, search: str) -> str:
-    """Run *search* beside the episode's commands, each of which has 30 s; return what it printed."""
+    """Run *search* next to the episode's commands, which have 30 s each. Return the output of the search."""
     await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND")
     await play.run("((python3 -I /tmp/search.py > /tmp/found 2>&1; touch /tmp/searched) &)")
     waiting = "for i in $(seq 100); do [ -e /tmp/searched ] && cat /tmp/found && break; sleep 0.1; done"
@@ -200,7 +200,7 @@ async def test_no_secret_is_anywhere_in_a_box(street: Street) -> None:
     assert verdict.reward == 1.0
 
 
-async def test_a_search_like_that_finds_what_is_there(street: Street) -> None:
+async def test_the_search_for_secrets_finds_a_planted_word(street: Street) -> None:
     word = f"planted-{uuid.uuid4().hex}"
     search = _SEARCH.format(words=[word[::-1]])
 
@@ -214,7 +214,7 @@ async def test_a_search_like_that_finds_what_is_there(street: Street) -> None:
     assert "memory of" in found
 
 
-async def test_after_all_attacks_a_new_box_is_as_the_first_was(street: Street) -> None:
+async def test_a_new_box_after_all_attacks_is_identical_to_the_first(street: Street) -> None:
     async with playing(street.client, "count") as play:
         fresh = await play.run(TREE)
 
@@ -227,7 +227,7 @@ async def test_after_all_attacks_a_new_box_is_as_the_first_was(street: Street) -
     [
         pytest.param("echo hello > /srv/note", 1.0, id="a file"),
         pytest.param("echo hello > /root/x; ln -s /root/x /srv/note", 1.0, id="a link to a file of the box"),
-        pytest.param(f"echo hello > /srv/note; {GHOST}", 1.0, id="a file, and no program that tells the truth"),
+        pytest.param(f"echo hello > /srv/note; {GHOST}", 1.0, id="a file, and only programs that lie"),
         pytest.param("echo hello > /srv/note; rm -rf /usr /bin /lib*", 1.0, id="a file, and no program"),
         pytest.param(GHOST, 0.0, id="programs that lie, and no file"),
         pytest.param("mkfifo /srv/note; echo hello > /srv/note &", 0.0, id="a fifo"),
@@ -268,11 +268,11 @@ async def test_the_contents_of_a_file_are_judged_without_any_program_of_the_box(
         pytest.param("mkdir /srv/flag", id="a folder"),
     ],
 )
-async def test_a_check_that_cannot_run_for_what_the_agent_did_is_no_success(street: Street, script: str) -> None:
+async def test_a_check_that_the_agent_broke_is_not_a_success(street: Street, script: str) -> None:
     async with playing(street.client, "flagging") as play:
         await play.observed(script)
         reply = await play.say("Act: finish")
-        if not reply["done"]:  # told that the action failed, it may mend what it broke
+        if not reply["done"]:  # the agent learns that the action failed, and may repair its box
             assert reply["observation"]["content"].endswith("The action failed. Try another one.")
 
     assert reply["reward"] == 0.0

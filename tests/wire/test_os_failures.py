@@ -1,4 +1,4 @@
-"""What cannot be played says why, costs no reward and leaves nothing; what a model gets wrong costs it a turn."""
+"""Broken tasks and machines: an error with the cause, no reward, no session left. A model's mistake costs a turn."""
 
 import io
 import uuid
@@ -81,7 +81,7 @@ async def test_an_unknown_sample_is_404(gateway: Gateway, client: ArealClient, s
     assert await gateway.sessions() == []
 
 
-async def test_a_check_that_does_not_end_is_500_and_no_verdict(gateway: Gateway, client: ArealClient) -> None:
+async def test_a_check_that_does_not_end_is_500_without_a_verdict(gateway: Gateway, client: ArealClient) -> None:
     play = Play(client, await client.start("slow-check"))
 
     with pytest.raises(Failed) as failed:
@@ -104,7 +104,7 @@ LACKING = {
 
 @pytest.fixture(params=LACKING)
 def lacking(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """An image of the environment without what sandboxes need, and what is told of it."""
+    """An image of the environment in which the sandboxes lack a requirement, and the cause that its error names."""
     line, cause = LACKING[request.param]
     engine = docker.from_env(version="auto")
     image = f"env-gateway/wire-os-{uuid.uuid4().hex[:8]}"
@@ -119,7 +119,9 @@ def lacking(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         engine.close()
 
 
-async def test_an_image_without_what_sandboxes_need_opens_nothing_and_names_it(lacking: tuple[str, str]) -> None:
+async def test_an_image_that_cannot_run_sandboxes_opens_no_episode_and_names_the_cause(
+    lacking: tuple[str, str],
+) -> None:
     image, cause = lacking
     changed = {'image = "env-gateway/os"': f'image = "{image}"'}
     with serving_os(STACK, tasks=[counting("count")], changes=changed) as gateway:
@@ -136,7 +138,7 @@ async def test_an_image_without_what_sandboxes_need_opens_nothing_and_names_it(l
     assert all(cause in detail for detail in details), details
 
 
-# -- what a model gets wrong -----------------------------------------------------------------------------------------
+# -- mistakes of a model ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,12 +152,12 @@ async def test_an_image_without_what_sandboxes_need_opens_nothing_and_names_it(l
         pytest.param("Act: bash\n```bash\nls", id="a block without an end"),
         pytest.param("Act: answer 3", id="an answer without brackets"),
         pytest.param("act: finish", id="another label"),
-        pytest.param("Act: reset\nAct: /delete", id="a word that is no action"),
+        pytest.param("Act: reset\nAct: /delete", id="a word that is not an action"),
         pytest.param("\x00\ud83d\udc1a" * 3_000, id="noise"),
-        pytest.param("Act: answer(" * 3_000, id="brackets that nobody closes"),
+        pytest.param("Act: answer(" * 3_000, id="brackets that are not closed"),
     ],
 )
-async def test_a_text_without_an_action_is_told_so_and_costs_a_turn(client: ArealClient, text: str) -> None:
+async def test_a_text_without_an_action_gets_a_reminder_and_costs_a_turn(client: ArealClient, text: str) -> None:
     async with playing(client, "count") as play:
         reply = await play.say(text)
         following = await play.say(bash("ls /srv/data | wc -l"))
@@ -171,7 +173,7 @@ async def test_a_text_without_an_action_is_told_so_and_costs_a_turn(client: Area
 @pytest.mark.parametrize(
     "name", ["reset", "close", "step", "state", "_end", "_judged", "parse_text", "__init__", "delete"]
 )
-async def test_no_action_spells_anything_but_a_tool(client: ArealClient, name: str) -> None:
+async def test_an_action_can_call_only_a_tool(client: ArealClient, name: str) -> None:
     async with playing(client, "count") as play:
         for arguments in ({}, {"answer": "3"}, {"text": "x", "act": "y", "success": True}):
             reply = await client.tool(play.id, name, **arguments)
@@ -192,7 +194,7 @@ async def test_no_action_spells_anything_but_a_tool(client: ArealClient, name: s
         pytest.param("I do not know.", 0.0, "task limit reached", id="no action"),
     ],
 )
-async def test_the_last_turn_is_judged_if_it_answers_and_ends_the_episode_whatever_it_says(
+async def test_the_last_turn_ends_the_episode_and_is_judged_if_it_answers(
     client: ArealClient, said: str, reward: float, status: str
 ) -> None:
     async with playing(client, "count") as play:

@@ -1,4 +1,4 @@
-"""Groups: members of one sample that start in the same instant begin alike, share nothing, and leave nothing."""
+"""Groups: members of one sample that start concurrently have the same state, share nothing, and leave nothing."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.ma
 
 MEMBERS = 8
 SLOTS = 16
-"""Of one worker, as environment.toml has it."""
+"""The slots of one worker, as in environment.toml."""
 CONTENTS = "find /etc /home /opt /root /srv /var -xdev -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum"
 RANDOM = {"init": ["mkdir /srv/data; for i in 1 2 3; do echo $RANDOM > /srv/data/$RANDOM; done"]}
 CHANCE = {"init": ["mkdir /srv/data; for i in 1 2 3; do od -An -tx8 -N8 /dev/urandom > /srv/data/$i; done"]}
@@ -44,7 +44,7 @@ def gateway() -> Iterator[Gateway]:
 
 @contextlib.asynccontextmanager
 async def group(gateway: Gateway, *samples: str) -> AsyncIterator[list[Play]]:
-    """Start *samples* in the same instant; at the end all are cancelled, and nothing of them may be left."""
+    """Start *samples* concurrently. At the end, cancel all episodes and assert that nothing is left of them."""
     client = ArealClient(gateway.url)
     plays = [Play(client, started) for started in await asyncio.gather(*(client.start(sample) for sample in samples))]
     try:
@@ -59,7 +59,7 @@ async def ran(plays: list[Play], script: str) -> list[str]:
 
 
 @pytest.mark.parametrize("sample", PREPARED)
-async def test_a_group_begins_alike_and_shares_nothing(gateway: Gateway, sample: str) -> None:
+async def test_the_members_of_a_group_start_in_the_same_state_and_share_nothing(gateway: Gateway, sample: str) -> None:
     async with group(gateway, *[sample] * MEMBERS) as plays:
         first = await ran(plays, f"{TREE}; {CONTENTS}")
         await asyncio.gather(
@@ -77,7 +77,9 @@ async def test_a_group_begins_alike_and_shares_nothing(gateway: Gateway, sample:
     assert len(workers) == 1
 
 
-async def test_a_group_whose_init_leaves_processes_has_the_same_files_and_processes(gateway: Gateway) -> None:
+async def test_the_members_of_a_group_whose_init_starts_processes_have_the_same_files_and_processes(
+    gateway: Gateway,
+) -> None:
     async with group(gateway, *["live"] * MEMBERS) as plays:
         first = await ran(plays, f"{CONTENTS}; ls -l --full-time /srv/data; pgrep -c lamp")
         await plays[0].run("pkill lamp")
@@ -88,7 +90,7 @@ async def test_a_group_whose_init_leaves_processes_has_the_same_files_and_proces
     assert after == ["0", *["1"] * (MEMBERS - 1)]
 
 
-async def test_five_groups_in_one_instant_fill_no_more_workers_than_they_need(gateway: Gateway) -> None:
+async def test_five_concurrent_groups_use_no_more_workers_than_they_need(gateway: Gateway) -> None:
     samples = [sample for sample in PREPARED for _ in range(MEMBERS)]
 
     async with group(gateway, *samples) as plays:
@@ -104,7 +106,7 @@ async def test_five_groups_in_one_instant_fill_no_more_workers_than_they_need(ga
     assert [sample for sample, found in beginnings.items() if len(found) != 1] == []
 
 
-async def test_two_samples_with_random_numbers_begin_differently_and_each_the_same_again(gateway: Gateway) -> None:
+async def test_two_random_samples_start_in_different_states_and_each_in_the_same_state_again(gateway: Gateway) -> None:
     async with group(gateway, "random", "random-too") as plays:
         first = await ran(plays, "grep -r . /srv/data | sort")
     async with group(gateway, "random", "random-too") as plays:

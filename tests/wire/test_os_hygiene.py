@@ -1,4 +1,4 @@
-"""Clients that vanish, cancel or are slow, and workers that die: no reward is invented, and nothing is left."""
+"""Clients that disconnect, cancel or are slow, and workers that die: no reward is invented, and nothing is left."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.wire.os_episodes import Play, bash, playing
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 IDLE_S = 4.0
-"""In place of 300 s, for a gateway whose sessions are to expire."""
+"""Replaces the idle time of 300 s in a gateway whose sessions must expire."""
 TASKS = [
     counting("count"),
     counting("slow", init=["mkdir /srv/data; touch /srv/data/{a,b,c}", "sleep 9.75"], live_init=True),
@@ -36,19 +36,21 @@ def client(gateway: Gateway) -> ArealClient:
 
 
 async def runs(gateway: Gateway, command: str) -> None:
-    """*command* is the command line of a process in one of the workers."""
+    """Assert that *command* is the command line of a process in a worker."""
     running = [line for lines in (await os_containers.processes(gateway)).values() for line in lines]
     assert command in running, running
 
 
 async def hang_up(request: "asyncio.Task[object]") -> None:
-    """Close the connection that *request* waits on."""
+    """Close the connection on which *request* waits."""
     request.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await request
 
 
-async def test_a_client_that_hangs_up_during_start_leaves_nothing(gateway: Gateway, client: ArealClient) -> None:
+async def test_a_client_that_disconnects_during_start_leaves_no_session_or_process(
+    gateway: Gateway, client: ArealClient
+) -> None:
     starting = asyncio.create_task(client.start("slow"))
     await eventually(lambda: runs(gateway, "sleep 9.75"))
 
@@ -57,7 +59,7 @@ async def test_a_client_that_hangs_up_during_start_leaves_nothing(gateway: Gatew
     await eventually(lambda: os_containers.nothing_is_left(gateway))
 
 
-async def test_a_client_that_hangs_up_in_mid_step_leaves_an_episode_that_goes_on(
+async def test_an_episode_goes_on_after_its_client_disconnects_in_mid_step(
     gateway: Gateway, client: ArealClient
 ) -> None:
     async with playing(client, "count") as play:
@@ -91,7 +93,7 @@ async def test_a_cancel_in_mid_step_kills_the_command_and_the_step_is_404(
     await eventually(lambda: os_containers.nothing_is_left(gateway))
 
 
-async def test_a_worker_killed_in_mid_step_is_an_error_for_each_of_its_episodes_and_never_a_reward(
+async def test_a_worker_killed_in_mid_step_fails_each_of_its_episodes_and_never_earns_a_reward(
     gateway: Gateway, client: ArealClient
 ) -> None:
     plays = [Play(client, await client.start("count")) for _ in range(4)]
@@ -119,7 +121,7 @@ async def test_a_worker_killed_in_mid_step_is_an_error_for_each_of_its_episodes_
     await eventually(lambda: os_containers.nothing_is_left(gateway))
 
 
-async def test_an_episode_that_nobody_acts_in_expires_with_all_that_runs_in_it_and_a_long_step_is_not_idle() -> None:
+async def test_an_idle_episode_expires_with_its_processes_and_an_episode_with_a_long_step_does_not() -> None:
     with serving_os(STACK, tasks=TASKS, changes={"idle_s = 300": f"idle_s = {IDLE_S:g}"}) as gateway:
         client = ArealClient(gateway.url)
         async with playing(client, "count") as busy:

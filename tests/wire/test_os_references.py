@@ -1,6 +1,7 @@
-"""Tasks of the os environment, played through the whole gateway: a solution is right, and nothing else is.
+"""Tasks of the os environment through the whole gateway: only a correct solution is rewarded.
 
-Of each topic one; test_areal_os.py plays one of each template, and tests/envs/test_os_tasks.py all.
+This file plays one task of each topic. test_areal_os.py plays one of each template, and tests/envs/test_os_tasks.py
+plays all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,10 @@ from tests.wire.os_episodes import playing, tasks_of
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 AT_ONCE = 16
-"""As many rollouts as AReaL's example runs at once; one worker's slots."""
+"""The number of concurrent rollouts in AReaL's example, which is also a worker's number of slots."""
 TRAIN, TEST = tasks_of("train"), tasks_of("test")
 SAMPLE = {task["tags"][1]: task for task in reversed((*TEST, *TRAIN))}
-"""By topic its first task, of the test split where that has the topic."""
+"""The first task of each topic, from the test split if that split has the topic."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Attempt:
 
 
 def attempts(task: dict[str, Any]) -> dict[str, Attempt]:
-    """Play *task* as its reference solves it, as it must not be solved, and as one plays who does nothing.
+    """Return the ways to play *task*: the reference solution, a wrong solution, an empty answer, and no action at all.
 
-    Integers mean the train split, so that its tasks are played by index and by id, and those of test by id alone.
+    Integers mean the train split. Tasks of train are therefore played by index and by id, and tasks of test only by id.
     """
     name, reference = task["id"], task["reference"]
     by_index = str(TRAIN.index(task)) if task in TRAIN else name
@@ -73,7 +74,9 @@ async def test_a_reference_of_each_topic_is_rewarded_and_wrong_and_empty_solutio
     assert await complaints(played, everything, at_once=AT_ONCE) == {}
 
 
-async def test_a_task_of_either_split_is_known_by_its_id_and_integers_mean_train(client: ArealClient) -> None:
+async def test_a_task_of_either_split_is_found_by_its_id_and_an_integer_means_the_train_split(
+    client: ArealClient,
+) -> None:
     described = []
     for sample in (0, "0", TRAIN[0]["id"], TEST[0]["id"], len(TRAIN) - 1):
         async with playing(client, sample) as play:

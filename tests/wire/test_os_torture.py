@@ -1,4 +1,4 @@
-"""Commands that are hard on a shell, over AReaL's steps: after each the shell answers and the task can be solved."""
+"""Commands that strain a shell, over AReaL's steps: afterwards the shell answers and the task can be solved."""
 
 import re
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ def client() -> Iterator[ArealClient]:
 
 
 async def survived(client: ArealClient, torture: Torture) -> None:
-    """Play one torture, go on in the same shell, and solve the task."""
+    """Run one torture, continue in the same shell, and solve the task."""
     async with playing(client, TASK) as play:
         for script, pattern in ((torture.script, torture.seen), (torture.then, torture.seen_then)):
             if script:
                 seen = await play.run(script)
                 assert re.search(pattern, seen) is not None, f"after {script!r}: {seen!r}"
-        # The second time, as the first may still tell that a shell was replaced.
+        # The second output counts, because the first may still report that the shell was replaced.
         counted = [await play.run("set +xvef; command ls /srv/data | wc -l") for _ in range(2)]
         assert "3" in counted[-1], f"the shell does not answer any more: {counted}"
         verdict = await play.answer("3")
@@ -43,17 +43,17 @@ async def test_after_every_torture_the_shell_answers_and_the_task_can_be_solved(
     assert await complaints(partial(survived, client), TORTURES, at_once=AT_ONCE) == {}
 
 
-async def test_what_waits_for_ever_is_stopped_and_the_task_can_be_solved(client: ArealClient) -> None:
+async def test_a_command_that_waits_forever_is_stopped_and_the_task_can_be_solved(client: ArealClient) -> None:
     assert await complaints(partial(survived, client), HUNG, at_once=len(HUNG)) == {}
 
 
-async def test_what_ends_without_a_parent_is_gone_and_does_not_count_against_the_limit_of_processes(
+async def test_orphaned_processes_that_ended_are_reaped_and_do_not_count_against_the_process_limit(
     client: ArealClient,
 ) -> None:
     orphans = "for i in $(seq 100); do (true &); done"
 
     async with playing(client, TASK) as play:
-        for _ in range(4):  # more than the 256 processes of a session
+        for _ in range(4):  # more processes than the 256 that a session may have
             assert await play.run(orphans) == ""
         seen = await play.run("ps -eo stat= | grep -c Z")
         verdict = await play.answer("3")

@@ -1,4 +1,4 @@
-"""What a tool says arrives as it was said, however long it is and wherever it is cut."""
+"""A tool's output arrives unchanged, whatever its length and wherever it is cut."""
 
 import itertools
 import sys
@@ -13,14 +13,14 @@ from tests.wire.targets import OFFICIAL, ONE_GATEWAY, on, with_clients
 pytestmark = pytest.mark.wire
 
 CUT = 4096
-"""Where the official servers cut, in characters of the JSON text."""
+"""The position at which the official servers cut, in characters of the JSON text."""
 WHITE = "".join(chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace() and code > 0x20) + " "
 SOURCE = "".join(f"class C{n}:\n    def f(self) -> int:\n        return {n}\n\n\n" for n in range(1500))
 
 
 @with_clients(*OFFICIAL, *ONE_GATEWAY)
 @pytest.mark.parametrize("length", [0, 1, CUT - 1, CUT, CUT + 1, 100_000, 1_000_000])
-async def test_an_output_arrives_whole(client: Client, sdk: Sdk, length: int) -> None:
+async def test_an_output_of_any_length_arrives_complete(client: Client, sdk: Sdk, length: int) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         output = text(await session.call_tool("big", {"n": length}))
 
@@ -30,7 +30,7 @@ async def test_an_output_arrives_whole(client: Client, sdk: Sdk, length: int) ->
 
 @with_clients(*ONE_GATEWAY)
 @pytest.mark.parametrize("length", [1, CUT, 20_000])
-async def test_spaces_arrive_all(client: Client, sdk: Sdk, length: int) -> None:
+async def test_all_spaces_of_an_output_arrive(client: Client, sdk: Sdk, length: int) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         assert text(await session.call_tool("spaces", {"n": length})) == " " * length
 
@@ -42,8 +42,9 @@ async def test_a_program_keeps_its_indentation(client: Client, sdk: Sdk) -> None
 
 
 @with_clients(*ONE_GATEWAY)
-async def test_white_space_survives_each_place_of_a_cut(client: Client, sdk: Sdk) -> None:
-    # Around the cut, each character is tried as the last of a piece and as the first of the next one.
+async def test_white_space_survives_at_every_position_around_a_cut(client: Client, sdk: Sdk) -> None:
+    # Each character is tried as the last of a piece and as the first of the next piece, at every position around the
+    # cut.
     head = len('{"ok":true,"output":{"blocks":[{"text":"')
     lost = []
 
@@ -57,7 +58,7 @@ async def test_white_space_survives_each_place_of_a_cut(client: Client, sdk: Sdk
 
 
 @with_clients(*ONE_GATEWAY)
-async def test_runs_of_all_kinds_of_white_space_arrive(client: Client, sdk: Sdk) -> None:
+async def test_long_runs_of_every_kind_of_white_space_arrive(client: Client, sdk: Sdk) -> None:
     said = (WHITE * 400 + "·") * 3
 
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
@@ -70,11 +71,13 @@ async def test_runs_of_all_kinds_of_white_space_arrive(client: Client, sdk: Sdk)
     [
         pytest.param("🙂é漢" * 5000, id="characters of several bytes at every cut"),
         pytest.param("".join(map(chr, range(32))) + "\x7f\x80\x9f", id="control characters"),
-        pytest.param("data: x\n\nevent: end\ndata: {}\n\n: comment\r\n", id="what looks like the stream's own lines"),
+        pytest.param(
+            "data: x\n\nevent: end\ndata: {}\n\n: comment\r\n", id="text that looks like the stream's own lines"
+        ),
         pytest.param('"\\" \\u0000 \\n </script> &amp; \ufeff\ufffd\uffff', id="escapes"),
     ],
 )
-async def test_odd_text_arrives(client: Client, sdk: Sdk, said: str) -> None:
+async def test_unusual_text_arrives_unchanged(client: Client, sdk: Sdk, said: str) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         assert text(await session.call_tool("echo", {"text": said})) == said
 

@@ -1,4 +1,4 @@
-"""How a request finds its environment: paths with and without it, deployments, spellings."""
+"""How a request finds its environment: paths with and without the environment's name, deployments, spellings."""
 
 import httpx
 import ors.client
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.wire
 @on("openreward-server", *OURS)
 @pytest.mark.parametrize("name", ["probe", "local/probe", "Owner/Probe", "finqa", "http://elsewhere:9/x"])
 async def test_a_client_without_a_variant_talks_to_the_default_environment(target: Target, name: str) -> None:
-    # Its paths then bear no environment; what it calls the name travels as X-Deployment only.
+    # The client's paths then name no environment. The client sends its name only as X-Deployment.
     client = AsyncOpenReward(api_key=target.key)
     try:
         environment = client.environments.get(name, base_url=target.url)
@@ -34,7 +34,9 @@ async def test_a_client_without_a_variant_talks_to_the_default_environment(targe
 
 @on(*ONE_GATEWAY)
 @pytest.mark.parametrize("deployment", ["counter", "Owner/Counter", "local/counter"])
-async def test_a_deployment_that_is_an_environment_is_that_environment(target: Target, deployment: str) -> None:
+async def test_a_deployment_with_the_name_of_an_environment_selects_that_environment(
+    target: Target, deployment: str
+) -> None:
     client = AsyncOpenReward(api_key=target.key)
     try:
         environment = client.environments.get(deployment, base_url=target.url)
@@ -51,8 +53,8 @@ async def test_a_deployment_that_is_an_environment_is_that_environment(target: T
 
 
 @on("openreward-server", *OURS)
-async def test_a_base_url_with_a_trailing_slash_works(target: Target) -> None:
-    # That client then pings //ping.
+async def test_a_base_url_with_a_trailing_slash_works_with_the_openreward_client(target: Target) -> None:
+    # With such a base URL the openreward client pings //ping.
     client = AsyncOpenReward(api_key=target.key)
     try:
         environment = client.environments.get("probe", variant="probe", base_url=f"{target.url}/")
@@ -71,7 +73,7 @@ async def test_a_ping_with_two_slashes_is_a_ping(http: httpx.AsyncClient) -> Non
 
 
 @on("ors-server", *OURS)
-async def test_a_base_url_with_a_trailing_slash_works_with_the_other_client_too(target: Target) -> None:
+async def test_a_base_url_with_a_trailing_slash_works_with_the_ors_client(target: Target) -> None:
     async with ORS.connect(f"{target.url}/", target.key) as client:
         environment = client.environment("probe")
         async with environment.session(task=ORS.task("probe", {})) as session:
@@ -79,7 +81,7 @@ async def test_a_base_url_with_a_trailing_slash_works_with_the_other_client_too(
 
 
 @on(*ALL)
-async def test_a_name_is_matched_without_regard_to_case(target: Target, http: httpx.AsyncClient) -> None:
+async def test_the_name_of_an_environment_is_case_insensitive(target: Target, http: httpx.AsyncClient) -> None:
     sid = new_sid()
 
     tools = await http.get("/CoUnTeR/tools")
@@ -107,7 +109,7 @@ async def test_bare_paths_are_served_without_a_redirect(http: httpx.AsyncClient)
 
 
 @on("ors-server", "openreward-server", *OURS)
-async def test_bare_paths_reach_the_default_environment_at_last(http: httpx.AsyncClient) -> None:
+async def test_bare_paths_reach_the_default_environment_after_redirects(http: httpx.AsyncClient) -> None:
     tools = await http.get("/tools?a=b%20c", follow_redirects=True)
     splits = await http.get("/splits", follow_redirects=True)
     tasks = await http.post("/num_tasks", json={"split": "test"}, follow_redirects=True)
@@ -119,7 +121,7 @@ async def test_bare_paths_reach_the_default_environment_at_last(http: httpx.Asyn
 
 @on(*ALL)
 @pytest.mark.parametrize("path", ["/nosuch/tools", "/probe/nosuch", "/probe/tools/more"])
-async def test_a_path_that_is_none_is_not_found(http: httpx.AsyncClient, path: str) -> None:
+async def test_an_unknown_path_is_not_found(http: httpx.AsyncClient, path: str) -> None:
     response = await http.get(path, follow_redirects=True)
 
     assert response.status_code == 404
@@ -127,7 +129,7 @@ async def test_a_path_that_is_none_is_not_found(http: httpx.AsyncClient, path: s
 
 
 @on("openreward-server", *OURS)
-async def test_a_path_with_a_trailing_slash_is_sent_to_the_one_without(http: httpx.AsyncClient) -> None:
+async def test_a_path_with_a_trailing_slash_redirects_to_the_path_without_it(http: httpx.AsyncClient) -> None:
     response = await http.get("/probe/tools/")
     followed = await http.get("/probe/tools/", follow_redirects=True)
 
@@ -138,7 +140,7 @@ async def test_a_path_with_a_trailing_slash_is_sent_to_the_one_without(http: htt
 
 @on(*OURS)
 @pytest.mark.parametrize("host", ["sessions.example.org", "api.localhost", "gateway:8080"])
-async def test_any_host_is_served(http: httpx.AsyncClient, host: str) -> None:
+async def test_any_host_header_is_accepted(http: httpx.AsyncClient, host: str) -> None:
     assert (await http.get("/health", headers={"Host": host})).status_code == 200
     assert (await http.get("/probe/splits", headers={"Host": host})).status_code == 200
 
@@ -155,7 +157,9 @@ async def test_a_path_that_contradicts_the_session_is_a_conflict(http: httpx.Asy
 
 
 @on(*ONE_GATEWAY)
-async def test_an_environment_that_no_create_named_is_the_one_of_the_first_path(http: httpx.AsyncClient) -> None:
+async def test_a_session_whose_create_names_no_environment_takes_it_from_the_first_path(
+    http: httpx.AsyncClient,
+) -> None:
     sid = new_sid()
 
     created = await create(http, sid, split="train", index=1)
@@ -169,7 +173,7 @@ async def test_an_environment_that_no_create_named_is_the_one_of_the_first_path(
 
 
 @on(*ONE_GATEWAY)
-async def test_a_reference_that_holds_in_no_environment_is_refused_at_once(http: httpx.AsyncClient) -> None:
+async def test_a_create_with_a_split_that_no_environment_has_is_refused_immediately(http: httpx.AsyncClient) -> None:
     response = await create(http, new_sid(), split="nowhere", index=0)
 
     assert response.status_code == 400
@@ -177,7 +181,7 @@ async def test_a_reference_that_holds_in_no_environment_is_refused_at_once(http:
 
 
 @on("ors-server", *OURS)
-def test_the_environment_is_reached_from_a_shared_blocking_client(target: Target) -> None:
+def test_one_blocking_client_reaches_several_environments(target: Target) -> None:
     with ors.client.ORS(base_url=target.url, api_key=target.key) as client:
         listed = [names(client.environment(name).list_tools()) for name in ("counter", "slowsetup")]
 
@@ -185,7 +189,7 @@ def test_the_environment_is_reached_from_a_shared_blocking_client(target: Target
 
 
 @on(*ONE_GATEWAY)
-async def test_health_and_readiness_are_told_without_a_key(target: Target) -> None:
+async def test_health_and_readiness_need_no_key(target: Target) -> None:
     async with target.http(key="") as http:
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.get("/readyz")).status_code == 200

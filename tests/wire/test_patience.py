@@ -1,4 +1,4 @@
-"""Keepalives let both SDKs wait for a call or a setup that is longer than the 30 s for which they wait for a byte."""
+"""Keepalives let both SDKs wait for a call or a setup that takes longer than their 30 s timeout between two bytes."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ LONG_S = 35.0
 
 
 async def run(target: Target, sdk: Sdk, tool: str) -> str:
-    """Play an episode whose one call takes long."""
+    """Play an episode with one long call."""
     async with (
         sdk.connect(target.url, target.key) as client,
         client.environment("probe").session(task=sdk.task("probe", {})) as session,
@@ -22,7 +22,7 @@ async def run(target: Target, sdk: Sdk, tool: str) -> str:
 
 
 async def set_up(target: Target, sdk: Sdk, folder: Folder, word: str) -> list[str]:
-    """Play an episode whose setup takes long; both its call and its prompt have to wait for it."""
+    """Play an episode with a long setup, for which both its call and its prompt must wait."""
     task = sdk.task("slowsetup", {"folder": folder.inside, "setup_s": LONG_S})
     async with (
         sdk.connect(target.url, target.key) as client,
@@ -33,9 +33,9 @@ async def set_up(target: Target, sdk: Sdk, folder: Folder, word: str) -> list[st
 
 
 @on("stack")
-async def test_long_tools_and_long_setups_are_waited_for(target: Target, folder: Folder) -> None:
-    # The length is what is tested, so it cannot be shortened. All run at once and on one target: the keepalives come
-    # from the environment server, and a gateway on Docker passes the same bytes as one on local processes.
+async def test_both_sdks_wait_for_long_tools_and_long_setups(target: Target, folder: Folder) -> None:
+    # The test needs the full duration. All episodes run concurrently on one target: the environment server sends the
+    # keepalives, and a gateway on Docker passes the same bytes as a gateway on local processes.
     words = {sdk.name: token() for sdk in SDKS.values()}
 
     runs = asyncio.gather(*(run(target, sdk, tool) for sdk in SDKS.values() for tool in ("sleep", "block")))

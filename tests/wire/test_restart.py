@@ -1,6 +1,6 @@
-"""The embedded gateway ends, with or without warning, and is started again: each test has one of its own.
+"""The embedded gateway ends, with or without warning, and starts again. Each test has its own gateway.
 
-What the full stack keeps over a restart is tested in ``tests/docker``.
+``tests/docker`` tests the state that the full stack keeps across a restart.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ async def http(embedded: Target) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has waited for yet does not."""
+    """Return True if the process runs. A zombie process does not run."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it was read
+    except (FileNotFoundError, ProcessLookupError):  # ended before or during the read
         return False
 
 
@@ -51,7 +51,7 @@ async def gone(pids: set[int]) -> None:
 
 
 async def pids_of(http: httpx.AsyncClient, *environments: str) -> set[int]:
-    """The processes that serve these environments, which are probes under several names."""
+    """Return the processes that serve these environments, which are the probe under several names."""
     pids = set()
     for name in environments:
         async with episode(http, environment=name) as opened:
@@ -60,7 +60,7 @@ async def pids_of(http: httpx.AsyncClient, *environments: str) -> set[int]:
 
 
 @pytest.mark.usefixtures("narrow_worker")
-async def test_workers_of_a_gateway_that_is_killed_end_with_it(embedded: Target, http: httpx.AsyncClient) -> None:
+async def test_the_workers_of_a_killed_gateway_end_with_it(embedded: Target, http: httpx.AsyncClient) -> None:
     assert embedded.gateway is not None
     pids = await pids_of(http, "probe", "narrow")
     assert len(pids) == 2
@@ -70,7 +70,9 @@ async def test_workers_of_a_gateway_that_is_killed_end_with_it(embedded: Target,
     await eventually(lambda: gone(pids))
 
 
-async def test_after_a_kill_the_embedded_gateway_starts_afresh(embedded: Target, http: httpx.AsyncClient) -> None:
+async def test_a_killed_embedded_gateway_starts_again_without_its_sessions(
+    embedded: Target, http: httpx.AsyncClient
+) -> None:
     gateway = embedded.gateway
     assert gateway is not None
     before = RawEpisode(http, new_sid(), "probe")
@@ -88,7 +90,9 @@ async def test_after_a_kill_the_embedded_gateway_starts_afresh(embedded: Target,
 
 
 @pytest.mark.usefixtures("narrow_worker")
-async def test_a_gateway_that_is_asked_to_end_leaves_nothing(embedded: Target, http: httpx.AsyncClient) -> None:
+async def test_a_gateway_that_is_stopped_leaves_no_processes_or_sockets(
+    embedded: Target, http: httpx.AsyncClient
+) -> None:
     gateway = embedded.gateway
     assert gateway is not None
     pids = await pids_of(http, "probe", "narrow")
@@ -103,7 +107,7 @@ async def test_a_gateway_that_is_asked_to_end_leaves_nothing(embedded: Target, h
     assert "\nTraceback" not in gateway.log
 
 
-async def test_a_call_under_way_ends_before_a_gateway_that_is_asked_to(
+async def test_a_running_call_finishes_before_a_stopping_gateway_ends(
     embedded: Target, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     gateway = embedded.gateway
@@ -124,7 +128,7 @@ async def test_a_call_under_way_ends_before_a_gateway_that_is_asked_to(
 
 
 async def draining(target: Target) -> None:
-    """Assert that the gateway says of itself that it takes nobody any more, or does not listen at all."""
+    """Assert that the gateway reports that it accepts no more requests, or that it does not listen."""
     async with target.http(key="") as http:
         try:
             response = await http.get("/readyz")
@@ -133,6 +137,6 @@ async def draining(target: Target) -> None:
     assert response.status_code == 503
 
 
-def test_the_tests_see_processes(tmp_path: Path) -> None:
+def test_alive_distinguishes_running_processes_from_ended_ones(tmp_path: Path) -> None:
     assert alive(os.getpid())
     assert not alive(2**22 + 1)

@@ -1,7 +1,8 @@
 """Replicas are replaced one by one under load: no step fails, and none runs twice.
 
-Two gateways share a Redis and an engine, behind a small load balancer that asks each for ``/readyz`` and sends new
-connections to those that are ready. Steps have no retry here but the one that OpenEnv's 1001 allows.
+Two gateways share a Redis and an engine, behind a small load balancer. The balancer queries each for ``/readyz`` and
+sends new connections to the ready gateways. Steps are not retried here, except where OpenEnv's close code 1001 allows
+it.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis]
 KEY: Final = {"X-API-Key": TRAINER_KEYS["alice"]}
 ASK_EVERY_S: Final = 0.1
 NOTICE_S: Final = 2.0
-"""Many times what the balancer takes to notice; more on a slow machine."""
+"""Seconds of notice before a gateway stops listening: many times the balancer's delay, and more on a slow machine."""
 STEPS: Final = 8
-"""Of one episode; then another one begins."""
+"""The steps of one episode; then another episode starts."""
 PAUSE_S: Final = 0.1
-"""Between two steps of a client: more of them would show no more, and take the processor from all others."""
+"""Seconds between two steps of a client. More steps would show nothing more and take CPU time from the other clients.
+"""
 
 
 class Balancer:
-    """Passes connections on to gateways that say that they are ready."""
+    """Passes connections on to gateways that report that they are ready."""
 
     def __init__(self) -> None:
         self.gateways: list[Gateway] = []
         self.ready: list[Gateway] = []
         self.refused = 0
-        """Connections that a ready gateway did not take."""
+        """Connections that a ready gateway did not accept."""
         self.taken: dict[int, int] = {}
-        """Connections by gateway's process."""
+        """The number of connections for each gateway's process id."""
         self._turn = itertools.count()
         self._piping: set[asyncio.Task[None]] = set()
         self.url = ""
@@ -104,28 +106,28 @@ class Balancer:
 
 @dataclass(slots=True)
 class Load:
-    """What the clients did."""
+    """The state of the load, and the results of its clients."""
 
     folder: Folder
     stopping: bool = False
     steps: dict[str, int] = field(default_factory=dict)
-    """Steps that were answered, by client."""
+    """The number of answered steps for each client."""
     tokens: list[str] = field(default_factory=list)
-    """What ORS steps noted in their worker."""
+    """The tokens that ORS steps recorded in their worker."""
     moved: int = 0
-    """Sockets that were closed with 1001."""
+    """The number of sockets that were closed with 1001."""
 
     def stepped(self, client: str) -> None:
         self.steps[client] = self.steps.get(client, 0) + 1
 
     async def goes_on(self) -> None:
-        """Return when every client has made some more steps."""
+        """Wait until every client has made `STEPS` more steps."""
         before = dict(self.steps)
         await until(lambda: all(self.steps[name] >= count + STEPS for name, count in before.items()), within_s=60)
 
 
 async def ors(load: Load, name: str, url: str) -> None:
-    """Episodes over connections that are kept."""
+    """Play episodes over persistent connections."""
     async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=scaled(60)) as http:
         while not load.stopping:
             sid = {"X-Session-ID": new_sid()}
@@ -138,7 +140,7 @@ async def ors(load: Load, name: str, url: str) -> None:
                 answer = await http.post("/probe/call", json={"name": "count", "input": {"token": noted}}, headers=sid)
                 assert answer.status_code == 200, answer.text
                 assert parse(answer.text).text == "1"
-                if number % 4 == 0:  # one that is still under way when its replica is told to leave
+                if number % 4 == 0:  # this call may still run when its replica must stop
                     answer = await http.post(
                         "/probe/call", json={"name": "sleep", "input": {"seconds": 0.5}}, headers=sid
                     )
@@ -150,7 +152,7 @@ async def ors(load: Load, name: str, url: str) -> None:
 
 
 async def areal(load: Load, name: str, url: str) -> None:
-    """Episodes with a connection for each request."""
+    """Play episodes with one connection for each request."""
 
     async def ask(path: str, **body: Any) -> Any:
         async with httpx.AsyncClient(
@@ -174,7 +176,7 @@ async def areal(load: Load, name: str, url: str) -> None:
 
 
 async def openenv(load: Load, name: str, url: str) -> None:
-    """One session over sockets that follow each other: one that is closed with 1001 is opened again elsewhere."""
+    """Play one session over successive sockets: after a close with 1001 the client opens a new socket elsewhere."""
     async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=scaled(60)) as http:
         body = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
         id = (await http.post("/openenv/counter/mcp", json=body)).json()["result"]["session_id"]
@@ -192,11 +194,11 @@ async def openenv(load: Load, name: str, url: str) -> None:
             except ConnectionClosed as closed:
                 if closed.rcvd is None or closed.rcvd.code != 1001:
                     raise
-                load.moved += 1  # what got no reply was not begun: it is sent again
+                load.moved += 1  # a request without a reply was not started: the client sends it again
 
 
 def _openenv_requests(load: Load, name: str) -> Generator[str | None, Any, None]:
-    """What is said on a session, each given the reply to the one before; None ends it."""
+    """Yield a session's requests. Each receives the reply to the request before it; None ends the session."""
     while not load.stopping:
         reply = yield json.dumps({"type": "reset", "data": {"split": "train", "index": 0}})
         assert reply["type"] == "observation", reply
@@ -216,7 +218,7 @@ def _number(text: str) -> int:
 
 
 async def leaves(gateway: Gateway, balancer: Balancer) -> None:
-    """Tell a gateway to leave; it says so before it closes its listener, and ends well."""
+    """Stop a gateway, and assert that it reports unready before it closes its listener, and that it exits with 0."""
     ending = asyncio.ensure_future(asyncio.to_thread(gateway.stop))
     try:
         async with httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=scaled(10)) as http:
@@ -227,7 +229,7 @@ async def leaves(gateway: Gateway, balancer: Balancer) -> None:
 
             await eventually(unready)
             await until(lambda: gateway not in balancer.ready)
-            late = await http.get("/healthz")  # a new connection, after the balancer has turned away
+            late = await http.get("/healthz")  # a new connection, which the balancer no longer sends
             assert (late.status_code, late.headers.get("connection")) == (200, "close")
     finally:
         status = await ending
@@ -248,7 +250,7 @@ def stack() -> Iterator[Stack]:
 
 @contextlib.contextmanager
 def gateways(stack: Stack, *names: str) -> Iterator[list[Gateway]]:
-    """Gateways on one store and engine, not started."""
+    """Create gateways on one store and engine, without starting them."""
     shared = {"GATEWAY_STATE_DIR": str(stack.folder / "state"), "GATEWAY_DRAIN_NOTICE_S": str(scaled(NOTICE_S))}
     made = []
     for name in names:
@@ -310,7 +312,7 @@ async def test_replicas_are_replaced_one_by_one_and_no_step_fails_or_runs_twice(
 
 @contextlib.asynccontextmanager
 async def _unless_one_fails(clients: list[asyncio.Task[None]]) -> AsyncIterator[None]:
-    """Break off what is inside as soon as a client fails, with what it failed of."""
+    """Cancel the block as soon as a client fails, and raise an error with the client's failure."""
     task = asyncio.current_task()
     assert task is not None
     failed: list[BaseException] = []

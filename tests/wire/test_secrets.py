@@ -1,4 +1,4 @@
-"""Secrets reach the session that they are for, and nothing else: no log, no listing, no store, no other session."""
+"""Secrets reach only the session for which they are meant: no log, no listing, no store and no other session."""
 
 import base64
 import json
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.wire
 
 
 def packed(secrets: Any) -> str:
-    """A value of ``X-Secrets``."""
+    """Return a value for the ``X-Secrets`` header."""
     return base64.b64encode(json.dumps(secrets).encode()).decode()
 
 
 @with_clients("openreward-server", *BOTH_GATEWAYS)
-async def test_a_secret_of_the_client_reaches_its_session_alone(client: Client, sdk: Sdk) -> None:
+async def test_a_secret_of_the_client_reaches_only_its_session(client: Client, sdk: Sdk) -> None:
     word = token()
     probe = client.environment("probe")
 
@@ -37,7 +37,7 @@ async def test_a_secret_of_the_client_reaches_its_session_alone(client: Client, 
 
 
 @on(*OURS)
-async def test_secrets_come_in_the_body_or_in_the_header_which_wins(http: httpx.AsyncClient) -> None:
+async def test_secrets_are_read_from_the_body_and_the_header_and_the_header_wins(http: httpx.AsyncClient) -> None:
     sid = new_sid()
     header = packed({"BOTH": {"value": "header", "allowed_domains": ["h"]}, "HEADER": {"value": "h"}})
 
@@ -59,8 +59,8 @@ async def test_secrets_come_in_the_body_or_in_the_header_which_wins(http: httpx.
 
 
 @with_clients(*ONE_GATEWAY)
-async def test_the_trainers_own_key_is_kept_from_environments(client: Client, sdk: Sdk) -> None:
-    # One client puts the caller's key into the secrets of every session.
+async def test_the_trainers_own_key_does_not_reach_the_environment(client: Client, sdk: Sdk) -> None:
+    # One client adds the caller's key to the secrets of every session.
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         told = [text(await session.call_tool("secret", {"name": name})) for name in ("api_key", "OPENREWARD_API_KEY")]
 
@@ -71,8 +71,8 @@ async def test_the_trainers_own_key_is_kept_from_environments(client: Client, sd
 @pytest.mark.parametrize(
     "value",
     [
-        pytest.param("no base64!", id="no base64"),
-        pytest.param("YWJj", id="no JSON"),
+        pytest.param("no base64!", id="invalid base64"),
+        pytest.param("YWJj", id="invalid JSON"),
         pytest.param(packed([1]), id="a list"),
         pytest.param(packed({"A": {}}), id="no value"),
         pytest.param(packed({"A": {"value": 5}}), id="a number"),
@@ -122,7 +122,7 @@ async def test_no_log_listing_store_or_container_holds_a_secret_or_a_key(
 
 
 def _stored(target: Target) -> str:
-    """All that the store holds; nothing where it is the gateway's own memory."""
+    """Return the store's whole content, or an empty string if the store is the gateway's own memory."""
     if target.stack is None:
         return ""
     with redis.Redis(unix_socket_path=str(target.stack.redis.socket)) as client:
@@ -130,7 +130,7 @@ def _stored(target: Target) -> str:
 
 
 def _inspected(target: Target) -> str:
-    """All that the engine knows of the gateway's containers; nothing where there are none."""
+    """Return all that the engine knows of the gateway's containers, or an empty string if there is no engine."""
     if target.stack is None:
         return ""
     return "".join(json.dumps(container.attrs) for container in target.stack.containers.list())

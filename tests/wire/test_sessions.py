@@ -1,4 +1,4 @@
-"""The life of a session: opened once, deleted at any time, waiting for room, leaving none behind."""
+"""The life of a session: it opens once, may be deleted at any time, and a waiting create leaves no session behind."""
 
 import asyncio
 from typing import Any
@@ -14,12 +14,14 @@ from tests.wire.targets import ALL, BOTH_GATEWAYS, ENVSERVER, OFFICIAL, OURS, Fo
 pytestmark = pytest.mark.wire
 
 DEADLINE_S = scaled(60.0)
-"""Later counts as never."""
+"""Seconds after which an answer counts as missing."""
 EXISTS = '{"detail":"Session already exists"}'
 
 
 @on(ENVSERVER, *BOTH_GATEWAYS)
-async def test_many_identical_creates_at_once_open_one_session(http: httpx.AsyncClient, target: Target) -> None:
+async def test_many_identical_concurrent_creates_of_a_live_session_leave_one_session(
+    http: httpx.AsyncClient, target: Target
+) -> None:
     sid = new_sid()
     body: dict[str, Any] = {"env_name": "counter", "task_spec": {"start": 7}}
 
@@ -68,7 +70,9 @@ async def test_another_create_of_a_live_session_is_refused(http: httpx.AsyncClie
 
 
 @on("openreward-server", *OURS)
-async def test_a_live_session_is_told_before_an_unknown_environment(http: httpx.AsyncClient) -> None:
+async def test_a_create_for_a_live_session_is_refused_as_such_even_for_an_unknown_environment(
+    http: httpx.AsyncClient,
+) -> None:
     async with episode(http) as opened:
         refused = await create(http, opened.sid, env_name="nope", task_spec={})
 
@@ -76,7 +80,7 @@ async def test_a_live_session_is_told_before_an_unknown_environment(http: httpx.
 
 
 @on(*ALL)
-async def test_deleting_what_is_not_there_succeeds(http: httpx.AsyncClient) -> None:
+async def test_deleting_an_unknown_session_succeeds(http: httpx.AsyncClient) -> None:
     headers = {"X-Session-ID": "never-created"}
 
     deleted = await http.post("/delete", headers=headers)
@@ -96,7 +100,7 @@ async def test_a_session_can_be_deleted_twice(http: httpx.AsyncClient) -> None:
 
 
 @on(*ALL)
-async def test_delete_session_leaves_the_episode_alone(http: httpx.AsyncClient) -> None:
+async def test_delete_session_does_not_end_the_episode(http: httpx.AsyncClient) -> None:
     async with episode(http, {"start": 1}, environment="counter") as opened:
         await opened.call("add", {"n": 1})
         response = await opened.post("/delete_session")
@@ -110,7 +114,7 @@ async def test_delete_session_leaves_the_episode_alone(http: httpx.AsyncClient) 
 async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
     http: httpx.AsyncClient, target: Target
 ) -> None:
-    # The setup may not have begun, be under way, or be just done.
+    # At the deletion, the setup may not have started, may run, or may just have ended.
     already_logged = len(target.log())
 
     async with asyncio.timeout(DEADLINE_S):
@@ -118,12 +122,14 @@ async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
             async with episode(http):
                 pass
 
-    # A gateway gives up on a worker that does not answer; the trainer is not told.
+    # A gateway gives up on a worker that does not answer, without an error for the trainer. Only the log shows it.
     assert "session_close_failed" not in target.log()[already_logged:]
 
 
 @on("openreward-server", ENVSERVER, *BOTH_GATEWAYS)
-async def test_a_deletion_during_the_setup_ends_what_waits_for_it(http: httpx.AsyncClient, folder: Folder) -> None:
+async def test_a_deletion_during_the_setup_ends_the_requests_that_wait_for_the_setup(
+    http: httpx.AsyncClient, folder: Folder
+) -> None:
     task = {"folder": folder.inside, "gate": f"{folder.inside}/{token()}.gate"}
 
     async with (
@@ -159,7 +165,7 @@ async def test_any_text_can_be_a_session_id(http: httpx.AsyncClient, sid: str) -
 
 @pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
-async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
+async def test_a_create_waits_for_a_free_slot(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="narrow") as first:
         waiting = asyncio.create_task(create(http, sid := new_sid(), env_name="narrow", task_spec={}))
         for _ in range(3):
@@ -175,7 +181,7 @@ async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
 
 @pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
-async def test_without_room_in_time_a_create_is_told_when_to_come_again(
+async def test_a_create_that_gets_no_slot_in_time_is_429_with_a_retry_after(
     http: httpx.AsyncClient, target: Target
 ) -> None:
     async with episode(http, environment="narrow") as first:
@@ -191,7 +197,7 @@ async def test_without_room_in_time_a_create_is_told_when_to_come_again(
 
 @pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
-async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
+async def test_a_trainer_that_disconnects_while_it_waits_leaves_the_queue(
     http: httpx.AsyncClient, target: Target
 ) -> None:
     async with episode(http, environment="narrow") as first:
@@ -209,7 +215,7 @@ async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_trainer_that_hangs_up_while_a_worker_starts_leaves_nothing(
+async def test_a_trainer_that_disconnects_while_a_worker_starts_leaves_no_session(
     http: httpx.AsyncClient, target: Target
 ) -> None:
     gateway = target.gateway
@@ -230,7 +236,9 @@ async def test_a_trainer_that_hangs_up_while_a_worker_starts_leaves_nothing(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_operators_see_who_plays_what_where(http: httpx.AsyncClient, target: Target) -> None:
+async def test_operators_see_the_owner_and_task_and_worker_of_each_session(
+    http: httpx.AsyncClient, target: Target
+) -> None:
     gateway = target.gateway
     assert gateway is not None
 

@@ -1,4 +1,4 @@
-"""Tasks that come while the gateway serves: the command adds them, and every protocol's client plays them at once."""
+"""Tasks that an operator adds by command while the gateway serves: every protocol's client plays them immediately."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def driver() -> Iterator[Driver]:
 
 
 def command(*arguments: str | Path) -> Result:
-    """Run ``gateway tasks`` in this process: the imports of a new one take a second of CPU each time."""
+    """Run ``gateway tasks`` in this process, because the imports of a new process cost a second of CPU each time."""
     return CliRunner().invoke(app, ["tasks", *map(str, arguments)])
 
 
@@ -62,7 +62,7 @@ def written(folder: Path, task: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def added(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway:
-    """The gateway with `HELLO` in it, added by the command in a process of its own."""
+    """The gateway with the task `HELLO`, which the command added from its own process."""
     program = Path(sys.executable).with_name("gateway")
     task = written(tmp_path_factory.mktemp("tasks"), HELLO)
     done = subprocess.run(
@@ -76,7 +76,9 @@ def added(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
     return gateway
 
 
-async def test_an_openenv_client_resets_to_it_by_its_id_and_by_its_split(added: Gateway, driver: Driver) -> None:
+async def test_an_openenv_client_resets_to_an_added_task_by_its_id_and_by_its_split(
+    added: Gateway, driver: Driver
+) -> None:
     async with connected(driver, f"{added.url}/openenv/math") as client:
         for wish in ({"task": HELLO["id"]}, {"split": "custom", "index": 0}):
             seen = await client.reset(**wish)
@@ -86,7 +88,7 @@ async def test_an_openenv_client_resets_to_it_by_its_id_and_by_its_split(added: 
             assert (said["reward"], said["done"]) == (1.0, True)
 
 
-async def test_an_areal_client_starts_it_by_its_id(added: Gateway) -> None:
+async def test_an_areal_client_starts_an_added_task_by_its_id(added: Gateway) -> None:
     client = ArealClient(f"{added.url}/areal/math")
     episode = (await client.start(HELLO["id"]))["episode_id"]
 
@@ -96,7 +98,7 @@ async def test_an_areal_client_starts_it_by_its_id(added: Gateway) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS.values(), ids=SDKS)
-async def test_an_ors_client_finds_it_in_a_split_of_its_own(added: Gateway, sdk: Any) -> None:
+async def test_an_ors_client_finds_an_added_task_in_the_custom_split(added: Gateway, sdk: Any) -> None:
     async with sdk.connect(added.url, None) as client:
         math = client.environment("math")
         assert "custom" in await math.list_splits()
@@ -107,21 +109,21 @@ async def test_an_ors_client_finds_it_in_a_split_of_its_own(added: Gateway, sdk:
     assert (output.reward, output.finished) == (1.0, True)
 
 
-async def test_when_it_is_removed_nobody_finds_it_any_more(gateway: Gateway, driver: Driver, tmp_path: Path) -> None:
+async def test_no_client_finds_a_removed_task(gateway: Gateway, driver: Driver, tmp_path: Path) -> None:
     task = {**HELLO, "id": "custom/short-lived"}
     assert command("add", written(tmp_path, task), *at(gateway)).exit_code == 0
     async with connected(driver, f"{gateway.url}/openenv/math") as client:
         await client.reset(task=task["id"])
         assert command("remove", "math", task["id"], *at(gateway)).exit_code == 0
 
-        assert (await client.step({"answer": "hello"}))["reward"] == 1.0  # the episode that is open goes on
+        assert (await client.step({"answer": "hello"}))["reward"] == 1.0  # the open episode goes on
         with pytest.raises(ClientError, match="Unknown task: custom/short-lived"):
             await client.reset(task=task["id"])
     with pytest.raises(Failed):
         await ArealClient(f"{gateway.url}/areal/math").start(task["id"])
 
 
-async def test_a_task_beyond_its_rate_limit_is_told_so_by_each_protocol(
+async def test_a_task_beyond_its_rate_limit_is_refused_in_each_protocol(
     gateway: Gateway, driver: Driver, tmp_path: Path
 ) -> None:
     task = {**HELLO, "id": "custom/costly", "rate_limit": {"starts": 1, "per_s": 3600}}
@@ -130,7 +132,7 @@ async def test_a_task_beyond_its_rate_limit_is_told_so_by_each_protocol(
         await client.reset(task=task["id"])
         with pytest.raises(ClientError, match="EXECUTION_ERROR") as refused:
             await client.reset(task=task["id"])
-        assert (await client.step({"answer": "hello"}))["reward"] == 1.0  # the episode that is open goes on
+        assert (await client.step({"answer": "hello"}))["reward"] == 1.0  # the open episode goes on
     status, body = await ArealClient(f"{gateway.url}/areal/math").request(
         "POST", "/episode/start", json={"sample_id": task["id"], "config": {}}
     )
@@ -145,7 +147,7 @@ async def test_a_task_beyond_its_rate_limit_is_told_so_by_each_protocol(
 
 
 @pytest.mark.parametrize("gateway", [EMBEDDED], indirect=True)
-def test_what_the_environment_refuses_is_not_added(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_task_that_the_environment_refuses_is_not_added(gateway: Gateway, tmp_path: Path) -> None:
     task = {**HELLO, "id": "custom/unjudged", "evaluation": {"reward_function": "no_such_function('x')"}}
 
     tried = command("validate", written(tmp_path, task), *at(gateway))
@@ -157,7 +159,7 @@ def test_what_the_environment_refuses_is_not_added(gateway: Gateway, tmp_path: P
     assert "custom/unjudged" not in listed.stdout
 
 
-def test_where_signatures_are_required_only_trusted_ones_count(tmp_path: Path) -> None:
+def test_only_tasks_with_a_trusted_signature_are_added_when_signatures_are_required(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
     for name in ("ours", "theirs"):
@@ -189,7 +191,7 @@ def test_where_signatures_are_required_only_trusted_ones_count(tmp_path: Path) -
 @pytest.mark.docker
 @pytest.mark.redis
 @pytest.mark.needs("image:math")
-async def test_what_one_replica_was_given_another_one_plays_at_once_and_after_a_restart(
+async def test_a_task_added_at_one_replica_is_played_at_another_immediately_and_after_a_restart(
     driver: Driver, tmp_path: Path
 ) -> None:
     with (
@@ -215,5 +217,5 @@ class _Replica(Gateway):
 
 
 def _another(first: Gateway, folder: Path) -> _Replica:
-    """A further gateway on the same store and engine."""
+    """Return another gateway on the same store and engine."""
     return _Replica(folder, first.variables | {"GATEWAY_PORT": "0"})

@@ -1,7 +1,7 @@
-"""One task, one script of actions, three official clients: the reward is the same, whichever front the episode went by.
+"""One task and one script of actions give three official clients the same reward, over whichever frontend they play.
 
-ORS is spoken by its SDK, AReaL's API as its workflow does, OpenEnv by its package, which sends what is meant for the
-environment's default tool as a plain action.
+The ORS client is its SDK. AReaL's API is called as AReaL's workflow calls it. OpenEnv's package sends actions for the
+environment's default tool as plain actions.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class Case:
     task: Mapping[str, Any]
     scripts: Mapping[str, Sequence[Act]]
     worth: Mapping[str, float]
-    """Of scripts whose reward is known beforehand."""
+    """The scripts whose reward is known beforehand, with that reward."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a trainer got for an episode."""
+    """The total reward and the number of steps that a trainer got for an episode."""
 
     reward: float
     steps: int
 
 
 def first_task(environment: str) -> dict[str, Any]:
-    """The first of the project's own tasks."""
+    """Return the first of the project's own tasks for an environment."""
     lines = (PROJECT / "tasks" / environment / "train.jsonl").read_text("utf-8").split("\n")
     task: dict[str, Any] = json.loads(lines[0])
     return task
@@ -153,7 +153,7 @@ def browser() -> Case:
             "evaluation": {"reward_function": "element_text_equals('#said', 'pressed')"},
         },
         scripts={
-            # Elements are numbered in the page's order: html, head, title, body, button.
+            # Elements have numbers in the page's order: html, head, title, body, button.
             "pressed": [("act", {"action_str": "noop()"}), ("act", {"action_str": "click('4')"})],
             "left alone": [("act", {"action_str": "noop()"})] * 2,
         },
@@ -163,17 +163,17 @@ def browser() -> Case:
 
 CASES = {case.environment: case for case in (math(), os(), coding(), game(), chat(), browser())}
 IN_CONTAINERS_ONLY = ("browser",)
-"""What needs more than Python packages."""
+"""Environments that need more than Python packages."""
 
 
 def catalog(folder: Path) -> Path:
-    """Write the environments' files anew, each with the one task of its case; the catalog's folder."""
+    """Write the environments' files anew, each with the one task of its case, and return the catalog's folder."""
     images = folder / "environments"
     for name, case in CASES.items():
         tasks = folder / "tasks" / name
         tasks.mkdir(parents=True)
         (tasks / "train.jsonl").write_text(json.dumps(case.task) + "\n", "utf-8")
-        # A local worker runs in this folder; a container has its own.
+        # A local worker runs in this folder; a container has its own files.
         (images / name).mkdir(parents=True)
         for path in (PROJECT / "env_images" / name).iterdir():
             (images / name / path.name).symlink_to(path)
@@ -187,7 +187,7 @@ def catalog(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=[EMBEDDED, on_stack(*CASES)])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    if request.param == EMBEDDED:  # in a container there are always others
+    if request.param == EMBEDDED:  # a container always has other users
         need_other_users()
     with tempfile.TemporaryDirectory(prefix="three-clients-") as name:
         Path(name).chmod(0o755)
@@ -247,7 +247,7 @@ async def over_openenv(
 
 
 async def played(act: Callable[[Act], Awaitable[Any]], script: Sequence[Act]) -> Played:
-    """Act by *script*, which ends the episode with its last action and not before."""
+    """Play *script*, and assert that exactly its last action ends the episode."""
     total, ends = 0.0, []
     for action in script:
         reward, is_end = await act(action)
@@ -258,7 +258,7 @@ async def played(act: Callable[[Act], Awaitable[Any]], script: Sequence[Act]) ->
 
 
 @pytest.mark.parametrize("environment", [name for name in CASES if name not in IN_CONTAINERS_ONLY])
-async def test_the_same_actions_are_worth_the_same_over_every_front(
+async def test_the_same_actions_earn_the_same_reward_over_every_frontend(
     gateway: Gateway, driver: Driver, environment: str
 ) -> None:
     await expect_the_same_rewards(gateway, driver, environment)
@@ -266,7 +266,7 @@ async def test_the_same_actions_are_worth_the_same_over_every_front(
 
 @pytest.mark.parametrize("gateway", [on_stack(*CASES)], indirect=True)
 @pytest.mark.parametrize("environment", IN_CONTAINERS_ONLY)
-async def test_so_are_those_of_an_environment_that_runs_in_containers_only(
+async def test_the_same_actions_earn_the_same_reward_in_an_environment_that_needs_containers(
     gateway: Gateway, driver: Driver, environment: str
 ) -> None:
     await expect_the_same_rewards(gateway, driver, environment)
@@ -279,7 +279,7 @@ async def test_so_are_those_of_an_environment_that_runs_in_containers_only(
         pytest.param("game", ("act", {"message": "[right]"}), {"game": "grid", "turn": 1}, id="game"),
     ],
 )
-async def test_a_tool_client_of_openenv_reads_what_a_tool_says_beside_its_data(
+async def test_a_tool_client_of_openenv_gets_a_tools_text_next_to_its_data(
     gateway: Gateway, driver: Driver, environment: str, action: Act, seen: dict[str, Any]
 ) -> None:
     tool, arguments = action
@@ -292,7 +292,7 @@ async def test_a_tool_client_of_openenv_reads_what_a_tool_says_beside_its_data(
 
 
 async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment: str) -> None:
-    """Play each script of the case over each front."""
+    """Play each script of the case over each frontend, and compare the rewards."""
     case = CASES[environment]
     rewards: dict[str, list[float]] = {}
     for name, script in case.scripts.items():

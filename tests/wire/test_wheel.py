@@ -1,4 +1,4 @@
-"""The wheel has all that an installed gateway needs to serve the environments of the project, in whatever folder."""
+"""The wheel contains everything that an installed gateway needs to serve the project's environments, in any folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*command: str, cwd: Path = PROJECT, **variables: str) -> str:
 
 @pytest.fixture
 def sockets() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="gw-") as folder:  # a short name: a Unix socket's path has 107 bytes
+    with tempfile.TemporaryDirectory(prefix="gw-") as folder:  # short: a Unix socket's path has 107 bytes at most
         yield folder
 
 

@@ -1,4 +1,4 @@
-"""A worker that dies in mid-call: a typed error at once, never a second run, and nobody else is hit."""
+"""A worker that dies in mid-call: an immediate typed error, no second run, and no other session is affected."""
 
 import asyncio
 import os
@@ -18,18 +18,18 @@ from tests.wire.targets import BOTH_GATEWAYS, Folder, Target, on, runs_once, tok
 pytestmark = pytest.mark.wire
 
 DEADLINE_S = scaled(30.0)
-"""An answer later than this counts as a client that hangs."""
+"""Seconds after which a missing answer counts as a client that hangs."""
 
 
 async def worker_of(target: Target, sid: str) -> str:
-    """The worker that serves the session *sid*."""
+    """Return the worker that serves the session *sid*."""
     assert target.gateway is not None
     (session,) = [each for each in await target.gateway.sessions() if each["name"] == sid]
     return str(session["worker"])
 
 
 def kill(target: Target, worker: str, pid: str) -> None:
-    """Kill the worker without a warning; *pid* is what it says of itself, which holds for local processes."""
+    """Kill the worker without warning. *pid* is the process id that a local worker reported."""
     if target.stack is not None:
         target.stack.containers.kill(worker)
     else:
@@ -37,7 +37,7 @@ def kill(target: Target, worker: str, pid: str) -> None:
 
 
 @with_clients(*BOTH_GATEWAYS)
-async def test_a_worker_killed_in_mid_call_ran_the_tool_once(
+async def test_a_tool_whose_worker_is_killed_in_mid_call_runs_at_most_once(
     target: Target, client: Client, sdk: Sdk, folder: Folder
 ) -> None:
     word = token()
@@ -52,11 +52,11 @@ async def test_a_worker_killed_in_mid_call_ran_the_tool_once(
         with pytest.raises((sdk.failed, SessionTerminatedError)):
             await call
 
-    assert folder.runs(word) <= 1  # a container's own ledger is gone with it
+    assert folder.runs(word) <= 1  # a container's own ledger is lost with it
 
 
 @with_clients(*BOTH_GATEWAYS)
-async def test_after_the_death_of_its_worker_a_session_is_gone_and_the_next_one_plays(
+async def test_a_session_is_gone_after_the_death_of_its_worker_and_the_next_session_plays(
     target: Target, client: Client, sdk: Sdk, folder: Folder
 ) -> None:
     word = token()
@@ -78,7 +78,7 @@ async def test_after_the_death_of_its_worker_a_session_is_gone_and_the_next_one_
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_call_cut_off_by_its_workers_death_ends_with_an_error_event(
+async def test_a_call_whose_worker_dies_ends_with_an_error_event(
     target: Target, http: httpx.AsyncClient, folder: Folder
 ) -> None:
     word = token()
@@ -105,7 +105,7 @@ async def test_a_call_cut_off_by_its_workers_death_ends_with_an_error_event(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_no_status_orders_a_client_to_repeat_a_call_that_may_have_run(
+async def test_no_status_makes_a_client_repeat_a_call_that_may_have_run(
     target: Target, http: httpx.AsyncClient, folder: Folder
 ) -> None:
     words = [token() for _ in range(16)]
@@ -119,7 +119,7 @@ async def test_no_status_orders_a_client_to_repeat_a_call_that_may_have_run(
         answers = await asyncio.gather(*calls)
 
     for answer in answers:
-        # Both clients repeat what is answered with a status of 500 or more; 503 says that nothing was sent.
+        # Both clients repeat a call that gets a status of 500 or more; 503 means that nothing was sent.
         assert answer.status_code in (200, 410, 503), answer.text
         if answer.status_code == 200:
             assert parse(answer.text).error
@@ -131,13 +131,13 @@ async def lost(target: Target, worker: str) -> None:
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_create_beside_the_death_of_a_worker_finds_another(target: Target, http: httpx.AsyncClient) -> None:
+async def test_creates_find_another_worker_after_the_death_of_a_worker(target: Target, http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         pid = (await opened.call("pid")).text
         kill(target, await worker_of(target, opened.sid), pid)
         sids = [new_sid() for _ in range(8)]
         created = await asyncio.gather(*(create(http, sid, env_name="probe", task_spec={}) for sid in sids))
-        # A slot may have been granted on the dying worker; that is told, and the trainer asks again.
+        # A slot may have been assigned on the dying worker. The create then fails, and the trainer tries again.
         later = [new_sid() for _ in range(8)]
         await eventually(lambda: lost_all_of(target, pid, http))
         created_later = await asyncio.gather(*(create(http, sid, env_name="probe", task_spec={}) for sid in later))

@@ -1,8 +1,8 @@
 """The smallest worker: HTTP/1.1 over the Unix socket of ENVSERVER_SOCKET, standard library only.
 
-``GET /health`` answers ``{"status": "ok"}``; ``POST /run`` runs the Python program in its body in the worker and
-answers what it printed, so that a test can look around from inside. FAKE_WORKER says how it misbehaves: ``die`` (at
-once, with a line of log), ``flood`` (its log), ``stubborn`` (ignores SIGTERM).
+``GET /health`` answers ``{"status": "ok"}``. ``POST /run`` runs the Python program in its body in the worker and
+returns the printed output, so that a test can inspect the worker from inside. FAKE_WORKER selects a misbehavior:
+``die`` (immediately, with a log line), ``flood`` (its log), ``stubborn`` (ignores SIGTERM).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.redirect_stdout(printed):
             try:
                 exec(program, {})
-            except BaseException:  # noqa: BLE001  # whatever the program does, its test wants to see it
+            except BaseException:  # noqa: BLE001  # the test must see every error of its program
                 traceback.print_exc(file=printed)
         self.answer(printed.getvalue().encode())
 
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        os.write(1, f"request {self.command} {self.path}\n".encode())  # in one piece: a flood's lines come between
+        os.write(1, f"request {self.command} {self.path}\n".encode())  # one write: a flood's lines cannot split it
 
 
 class Server(socketserver.ThreadingUnixStreamServer):

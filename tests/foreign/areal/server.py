@@ -1,11 +1,11 @@
 """A task server for AReaL: guess the number.
 
-One file that serves AReaL's Task Server API under ``/api``, as somebody writes it from the API's description: 100
-samples, each of which is a hidden number; a few turns to find it; reward 1.0 if it was found.
+One file serves AReaL's Task Server API under ``/api``, as a task author writes it from the API's description. It has
+100 samples, each with a hidden number. The agent has a few turns to find the number, for a reward of 1.0.
 
     python server.py --host 0.0.0.0 --port 5000
 
-Each option can also be given as a variable: ``--max-turns 8`` is ``GUESS_MAX_TURNS=8``.
+Each option can also be set by a variable: ``--max-turns 8`` is ``GUESS_MAX_TURNS=8``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Options(argparse.Namespace):
-    """What the command line says."""
+    """The options of the command line."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class ApiError(Exception):
             self.body["status"] = word
 
 
-# -- what requests say ----------------------------------------------------------------------------------------------
+# -- request bodies -------------------------------------------------------------------------------------------------
 
 
 class Config(BaseModel):
@@ -88,41 +88,41 @@ class Config(BaseModel):
 
 
 class StartBody(BaseModel):
-    """``/episode/start``."""
+    """The body of ``/episode/start``."""
 
     sample_id: StrictInt | StrictStr
     config: Config | None = None
 
 
 class TextAction(BaseModel):
-    """What a model said."""
+    """A model's text."""
 
     type: Literal["text"]
     content: StrictStr
 
 
 class StructuredAction(BaseModel):
-    """``{"guess": 42}`` or ``{"stop": true}``."""
+    """An action ``{"guess": 42}`` or ``{"stop": true}``."""
 
     type: Literal["structured"]
     content: dict[str, Any]
 
 
 class StepBody(BaseModel):
-    """``/episode/step``."""
+    """The body of ``/episode/step``."""
 
     episode_id: StrictStr = Field(min_length=1)
     action: TextAction | StructuredAction = Field(discriminator="type")
 
 
 class CancelBody(BaseModel):
-    """``/episode/cancel``."""
+    """The body of ``/episode/cancel``."""
 
     episode_id: StrictStr = Field(min_length=1)
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """Read a body as *kind*; 400 with what is wrong where."""
+    """Read a body as *kind*; raise a 400 with the faults and their places."""
     episode = ""
     try:
         value = json.loads(await request.body() or b"null")
@@ -140,7 +140,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 
 def hidden_number(sample: str, seed: int | None) -> int:
-    """The number to be found: the same for the same sample and seed, on every machine."""
+    """Return the number to be found: the same for the same sample and seed on every machine."""
     if seed is None:
         seed = int.from_bytes(hashlib.sha256(sample.encode()).digest()[:4], "big")
     return random.Random(f"{sample}:{seed}").randint(LOW, HIGH)
@@ -148,7 +148,7 @@ def hidden_number(sample: str, seed: int | None) -> int:
 
 @dataclass
 class Move:
-    """What an action means; a *verb* of None is a text that means nothing."""
+    """A parsed action. Its *verb* is None for a text without an action."""
 
     verb: str | None = None
     value: float | None = None
@@ -156,13 +156,13 @@ class Move:
 
     @property
     def shown(self) -> Json:
-        """As ``info.parsed_action``."""
+        """The action in the form of ``info.parsed_action``."""
         content = None if self.verb is None else f"{self.value:g}" if self.value is not None else ""
         return {"thought": self.thought, "action": self.verb, "content": content}
 
 
 def parse_text(text: str) -> Move:
-    """Read ``Think: ...`` and the last valid ``Act: ...`` of what a model said."""
+    """Read ``Think: ...`` and the last valid ``Act: ...`` of a model's text."""
     text = text.rstrip()
     while token := next((token for token in END_TOKENS if text.endswith(token)), None):
         text = text.removesuffix(token).rstrip()
@@ -194,13 +194,13 @@ class Episode:
     answer: str = ""
     quiet_since: float = field(default_factory=time.monotonic)
     steps: int = 0
-    """Requests that run or wait; it does not expire meanwhile."""
+    """The number of running and waiting requests, during which the episode does not expire."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Game:
-    """The episodes that are played."""
+    """The running episodes."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -209,7 +209,7 @@ class Game:
         self.expired = 0
 
     def info(self) -> Json:
-        """``/task/info``."""
+        """Return the answer of ``/task/info``."""
         return {
             "name": NAME,
             "num_samples": self.options.samples,
@@ -220,7 +220,7 @@ class Game:
         }
 
     async def start(self, body: StartBody) -> Json:
-        """Begin an episode."""
+        """Start an episode."""
         sample = str(body.sample_id)
         if not (sample.isascii() and sample.isdigit() and len(sample) < 10 and int(sample) < self.options.samples):
             raise ApiError(404, "sample not found", f"there are the samples 0 to {self.options.samples - 1}")
@@ -246,7 +246,7 @@ class Game:
         }
 
     async def step(self, body: StepBody) -> Json:
-        """Play one turn; steps of one episode follow each other."""
+        """Play one turn; concurrent steps of an episode run one after the other."""
         episode = self._found(body.episode_id)
         episode.steps += 1
         try:
@@ -258,13 +258,13 @@ class Game:
             episode.quiet_since = time.monotonic()
 
     def cancel(self, body: CancelBody) -> Json:
-        """End an episode; a step that runs in it is answered with 404."""
+        """End an episode; a running step is answered with 404."""
         episode = self._found(body.episode_id)
         self._forget(episode)
         return {"status": "cancelled", "episode_id": episode.id}
 
     def health(self) -> Json:
-        """``/health``."""
+        """Return the answer of ``/health``."""
         return {
             "status": "healthy",
             "active_episodes": len(self.episodes),
@@ -275,7 +275,7 @@ class Game:
         }
 
     async def sweep(self) -> None:
-        """Forget episodes that nobody plays any more; until cancelled."""
+        """Remove idle episodes until cancelled."""
         while True:
             late = time.monotonic() - self.options.idle_s
             for episode in [*self.episodes.values()]:
@@ -292,13 +292,13 @@ class Game:
         if move.verb in ("crash", "sleep") and not self.options.knobs:
             move = Move()
         if move.verb == "crash":
-            os._exit(137)  # a kill signal does nothing to the first process of a container
+            os._exit(137)  # a kill signal has no effect on the first process of a container
         await self._until_there(self.options.slow_step_file, episode)
         if move.verb == "sleep":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(move.value or 0.0):
                     await episode.is_over.wait()
-        self._found(episode.id)  # it may have been cancelled meanwhile
+        self._found(episode.id)  # a request may have cancelled it meanwhile
         episode.turn += 1
         if move.verb == "guess" and move.value is not None:
             episode.answer = f"{move.value:g}"
@@ -347,7 +347,7 @@ class Game:
         episode.is_over.set()
 
     async def _until_there(self, path: str, episode: Episode | None = None) -> None:
-        """Wait for the file *path*, if one is given, or for the end of *episode*."""
+        """Wait until the file *path* exists, if a path is set, or until *episode* ends."""
         while True:
             if not path or _exists(path) or (episode and episode.is_over.is_set()):
                 return
@@ -362,7 +362,7 @@ def _exists(path: str) -> bool:
 
 
 def application(options: Options) -> Starlette:
-    """The API as an ASGI application."""
+    """Return the API as an ASGI application."""
     game = Game(options)
 
     async def info(request: Request) -> JSONResponse:
@@ -397,22 +397,22 @@ def application(options: Options) -> Starlette:
 
 
 def refuse(request: Request, error: ApiError) -> JSONResponse:
-    """A request that the game refuses."""
+    """Answer a request that the game refuses."""
     return JSONResponse(error.body, error.status)
 
 
 def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-    """A request that no route takes."""
+    """Answer a request without a matching route."""
     return JSONResponse({"error": error.detail, "detail": f"{request.method} {request.url.path}"}, error.status_code)
 
 
 def fail(request: Request, error: Exception) -> JSONResponse:
-    """A fault of this server; never a reward."""
+    """Answer a request that met a fault of this server; the answer has no reward."""
     return JSONResponse({"error": "internal error", "detail": repr(error), "status": "internal"}, 500)
 
 
 def read_options() -> Options:
-    """Read the command line and, for what it leaves out, the variables."""
+    """Read the command line, and the variables for missing options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
 
     def option(name: str, default: str | float, help: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Riddles with one word for an answer: an environment as users of ``openreward`` write them."""
+"""Riddles with one word for an answer: an environment as users of ``openreward`` write it."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ class Seconds(BaseModel):
 
 
 class Sandbox:
-    """What the package's toolsets run commands with; here the command is only told."""
+    """A stand-in for the sandbox that runs the toolsets' commands; it only returns the command."""
 
     async def run(self, command: str) -> tuple[str, int]:
         return f"told to run {command}", 0

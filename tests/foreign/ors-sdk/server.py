@@ -1,4 +1,4 @@
-"""Riddles with one word for an answer: an environment as users of ``ors-sdk`` write them."""
+"""Riddles with one word for an answer: an environment as users of ``ors-sdk`` write it."""
 
 import asyncio
 import os

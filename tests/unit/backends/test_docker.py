@@ -1,4 +1,4 @@
-"""The Docker backend against an engine that refuses, hangs, breaks off and forgets when it is told to."""
+"""The Docker backend with a fake engine that can refuse, hang, drop its streams and forget containers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_image(image: str) -> Environment:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short, for sockets; and only its owner can write to it."""
+    """Yield a folder with a short path for sockets, which only its owner can write to."""
     with tempfile.TemporaryDirectory(prefix="eg-") as name:
         yield Path(name)
 
@@ -67,7 +67,7 @@ async def backend(engine: FakeEngine, sockets: Path) -> AsyncIterator[DockerBack
 
 
 def left(engine: FakeEngine, sockets: Path) -> list[str]:
-    """Containers and folders that are there."""
+    """Return the names of the existing containers and folders."""
     folders = [entry.name for entry in sockets.iterdir()] if sockets.is_dir() else []
     return [container.name for container in engine.containers.values()] + folders
 
@@ -80,7 +80,7 @@ async def reached(hold: Hold) -> None:
     assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
 
 
-async def test_the_container_is_hardened_in_every_way_that_the_environment_does_not_loosen(
+async def test_a_container_is_fully_hardened_unless_the_environment_loosens_it(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     environment = Environment(
@@ -141,7 +141,7 @@ async def test_the_container_is_hardened_in_every_way_that_the_environment_does_
     }
 
 
-async def test_what_is_put_into_shared_memory_leaves_most_of_the_workers_memory(
+async def test_shared_memory_is_limited_to_a_quarter_of_the_workers_memory(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     environment = replace(ENVIRONMENT, limits=Limits(memory_bytes=2**28, tmp_bytes=2**28))
@@ -153,7 +153,7 @@ async def test_what_is_put_into_shared_memory_leaves_most_of_the_workers_memory(
     assert f"size={2**28}," in container.body["HostConfig"]["Tmpfs"]["/tmp"]
 
 
-async def test_an_environment_of_sandboxes_gets_what_they_need_and_nothing_else(
+async def test_an_environment_with_sandboxes_gets_only_the_permissions_that_sandboxes_need(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     plain = Environment(
@@ -197,11 +197,11 @@ async def test_an_environment_of_sandboxes_gets_what_they_need_and_nothing_else(
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """What *other* has and *one* has not, or has otherwise."""
+    """Return the items of *other* that *one* lacks or has with another value."""
     return {key: value for key, value in other.items() if key not in one or one[key] != value}
 
 
-async def test_what_an_environment_needs_loosened_is_loosened(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_the_loosened_settings_of_an_environment_are_applied(backend: DockerBackend, engine: FakeEngine) -> None:
     loosened = Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("SETUID", "CHOWN"))
     environment = Environment(
         name=EnvironmentName("fake"),
@@ -221,7 +221,7 @@ async def test_what_an_environment_needs_loosened_is_loosened(backend: DockerBac
     assert host["CapDrop"] == ["ALL"]
 
 
-async def test_a_workers_folder_is_everybodys_and_the_folder_above_lets_nobody_list_it(
+async def test_a_workers_folder_is_writable_by_all_users_and_its_parent_cannot_be_listed(
     backend: DockerBackend, sockets: Path
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -230,7 +230,7 @@ async def test_a_workers_folder_is_everybodys_and_the_folder_above_lets_nobody_l
     assert mode_of(sockets) == 0o711
 
 
-async def test_with_a_volume_the_folder_is_bound_from_where_the_engine_has_the_volume(
+async def test_with_a_volume_the_folder_is_bound_from_the_engines_path_of_the_volume(
     engine: FakeEngine, sockets: Path
 ) -> None:
     backend = DockerBackend(
@@ -262,7 +262,7 @@ def with_tasks(content: str = "digest") -> Environment:
     return replace(ENVIRONMENT, custom_tasks=CustomTasks(module="custom_tasks.mine", folder="ours", content=content))
 
 
-async def test_task_modules_are_mounted_read_only_and_the_worker_is_told_which(
+async def test_task_modules_are_mounted_read_only_and_the_worker_gets_the_name_of_its_module(
     engine: FakeEngine, sockets: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ours").mkdir()
@@ -288,7 +288,7 @@ async def test_task_modules_are_mounted_read_only_and_the_worker_is_told_which(
     ]
 
 
-async def test_task_modules_in_a_volume_are_bound_from_where_the_engine_has_it(
+async def test_task_modules_in_a_volume_are_bound_from_the_engines_path_of_the_volume(
     engine: FakeEngine, sockets: Path, tmp_path: Path
 ) -> None:
     engine.volumes["tasks"] = "/var/lib/docker/volumes/tasks/_data"
@@ -307,7 +307,7 @@ async def test_task_modules_in_a_volume_are_bound_from_where_the_engine_has_it(
     assert engine.count("GET volume") == 1
 
 
-async def test_task_modules_that_the_engine_does_not_see_fail_the_start_and_are_told_from_the_sockets(
+async def test_task_modules_that_the_engine_does_not_see_fail_the_start_with_an_error_that_names_them(
     engine: FakeEngine, sockets: Path, tmp_path: Path
 ) -> None:
     backend = DockerBackend(
@@ -331,7 +331,7 @@ async def test_task_modules_without_a_folder_in_the_settings_fail_the_start(
 
 
 @pytest.mark.parametrize("operation", ["POST create", "POST start", "GET inspect"])
-async def test_a_refusal_at_any_step_leaves_nothing_and_says_why(
+async def test_a_refusal_at_any_step_leaves_nothing_behind_and_states_the_reason(
     backend: DockerBackend, engine: FakeEngine, sockets: Path, operation: str
 ) -> None:
     engine.refuse(operation, 500, "the disk is full")
@@ -342,7 +342,7 @@ async def test_a_refusal_at_any_step_leaves_nothing_and_says_why(
     assert left(engine, sockets) == []
 
 
-async def test_a_container_that_dies_as_it_starts_is_a_failed_start_with_its_last_words(
+async def test_a_container_that_dies_during_its_start_is_a_failed_start_with_the_end_of_its_log(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     engine.dying = b"no module named server\n"
@@ -354,7 +354,7 @@ async def test_a_container_that_dies_as_it_starts_is_a_failed_start_with_its_las
 
 
 @pytest.mark.parametrize("operation", ["GET version", "POST create", "POST start", "GET inspect"])
-async def test_a_start_that_is_cancelled_while_the_engine_works_is_undone_when_it_has_worked(
+async def test_a_start_that_is_cancelled_during_a_call_of_the_engine_is_undone_after_the_call(
     backend: DockerBackend, engine: FakeEngine, sockets: Path, operation: str
 ) -> None:
     hold = engine.hold(operation)
@@ -385,7 +385,7 @@ async def test_a_start_that_is_cancelled_at_any_turn_of_the_loop_leaves_nothing(
     assert left(engine, sockets) == []
 
 
-async def test_a_start_that_is_cancelled_again_during_its_undo_is_undone_before_the_backend_has_closed(
+async def test_a_start_that_is_cancelled_again_during_its_undo_is_undone_before_the_backend_closes(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     creating, removing = engine.hold("POST create"), engine.hold("DELETE container")
@@ -403,7 +403,7 @@ async def test_a_start_that_is_cancelled_again_during_its_undo_is_undone_before_
     assert left(engine, sockets) == []
 
 
-async def test_a_start_that_nobody_wants_any_more_does_not_reach_the_slow_step(
+async def test_a_start_that_is_cancelled_during_the_create_does_not_start_the_container(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     hold = engine.hold("POST create")
@@ -422,7 +422,7 @@ async def test_a_container_of_the_same_name_is_not_removed_when_a_start_fails_on
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
-    (sockets / "w1").rmdir()  # so that only the engine knows of it
+    (sockets / "w1").rmdir()  # now only the engine knows the container
 
     with pytest.raises(StartFailed, match="already in use"):
         await backend.start(worker(), ENVIRONMENT)
@@ -430,7 +430,7 @@ async def test_a_container_of_the_same_name_is_not_removed_when_a_start_fails_on
     assert [container.state for container in engine.containers.values()] == ["running"]
 
 
-async def test_a_create_whose_outcome_nobody_knows_is_undone(
+async def test_a_create_with_an_unknown_outcome_is_undone(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     engine.lose("POST create")
@@ -443,7 +443,7 @@ async def test_a_create_whose_outcome_nobody_knows_is_undone(
     assert left(engine, sockets) == []
 
 
-async def test_an_image_of_ours_that_is_missing_is_named_with_the_command_that_builds_it(
+async def test_the_error_for_a_missing_own_image_names_the_script_that_builds_it(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     environment = with_image("env-gateway/math")
@@ -455,7 +455,7 @@ async def test_an_image_of_ours_that_is_missing_is_named_with_the_command_that_b
     assert left(engine, sockets) == []
 
 
-async def test_an_image_of_a_registry_that_is_missing_is_pulled(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_a_missing_image_of_a_registry_is_pulled(backend: DockerBackend, engine: FakeEngine) -> None:
     environment = with_image("registry.example/far:1")
 
     await backend.start(worker("w1", environment), environment)
@@ -476,19 +476,21 @@ async def test_a_pull_that_fails_fails_the_start(backend: DockerBackend, engine:
 @pytest.mark.parametrize(
     ("image", "far"),
     [
-        pytest.param("env-gateway/math", False, id="a name of ours"),
+        pytest.param("env-gateway/math", False, id="an own image"),
         pytest.param("env-gateway/math:1.2", False, id="a tag with a dot"),
-        pytest.param("math", False, id="no path"),
+        pytest.param("math", False, id="a name without a path"),
         pytest.param("registry.example/math", True, id="a host"),
         pytest.param("localhost:5000/math", True, id="a port"),
         pytest.param("math@sha256:" + "0" * 64, True, id="a digest"),
     ],
 )
-def test_an_image_is_from_a_registry_only_if_its_name_says_so(image: str, far: bool) -> None:
+def test_an_image_is_from_a_registry_only_if_its_name_has_a_host_or_a_digest(image: str, far: bool) -> None:
     assert is_from_registry(image) is far
 
 
-async def test_an_engine_that_is_not_there_is_no_fault_of_the_image_and_leaves_nothing(folder: Path) -> None:
+async def test_a_missing_engine_is_not_reported_as_a_fault_of_the_image_and_nothing_is_left_behind(
+    folder: Path,
+) -> None:
     backend = DockerBackend(
         url=f"unix://{folder}/missing.sock", instance="ours", paths=HostPaths(socket_dir=folder / "sockets")
     )
@@ -515,7 +517,9 @@ async def test_an_engine_that_comes_back_is_used_again(engine: FakeEngine, backe
     assert [container.state for container in engine.containers.values()] == ["running"]
 
 
-async def test_stopping_asks_first_and_then_removes(backend: DockerBackend, engine: FakeEngine, sockets: Path) -> None:
+async def test_a_stop_sends_a_signal_before_it_removes_the_container(
+    backend: DockerBackend, engine: FakeEngine, sockets: Path
+) -> None:
     await backend.start(worker(), ENVIRONMENT)
 
     await backend.stop(WorkerId("w1"))
@@ -525,7 +529,7 @@ async def test_stopping_asks_first_and_then_removes(backend: DockerBackend, engi
     assert left(engine, sockets) == []
 
 
-async def test_a_container_that_does_not_end_is_removed_by_force_after_the_grace(
+async def test_a_container_that_does_not_end_is_removed_by_force_after_the_grace_period(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     engine.stubborn = True
@@ -536,7 +540,7 @@ async def test_a_container_that_does_not_end_is_removed_by_force_after_the_grace
     assert left(engine, sockets) == []
 
 
-async def test_stopping_holds_no_thread_while_it_waits_for_the_grace(engine: FakeEngine, sockets: Path) -> None:
+async def test_a_stop_holds_no_thread_during_the_grace_period(engine: FakeEngine, sockets: Path) -> None:
     backend = DockerBackend(
         url=engine.url,
         instance="ours",
@@ -548,7 +552,7 @@ async def test_stopping_holds_no_thread_while_it_waits_for_the_grace(engine: Fak
     stopping = asyncio.create_task(backend.stop(WorkerId("w1")))
 
     async with asyncio.timeout(REACHED_S):
-        await backend.start(worker("w2"), ENVIRONMENT)  # with the only thread there is
+        await backend.start(worker("w2"), ENVIRONMENT)  # on the only thread
 
     assert not stopping.done()
     (first, _) = engine.containers.values()
@@ -557,7 +561,7 @@ async def test_stopping_holds_no_thread_while_it_waits_for_the_grace(engine: Fak
     await backend.aclose()
 
 
-async def test_a_container_that_somebody_else_removes_meanwhile_is_stopped_without_error(
+async def test_a_stop_succeeds_if_the_container_is_removed_meanwhile(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -573,7 +577,7 @@ async def test_a_container_that_somebody_else_removes_meanwhile_is_stopped_witho
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_stop_that_ends_in_the_middle_leaves_no_folder_without_a_container(
+async def test_an_interrupted_stop_leaves_no_folder_without_a_container(
     backend: DockerBackend, engine: FakeEngine, sockets: Path, is_cancelled: bool
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -591,7 +595,7 @@ async def test_a_stop_that_ends_in_the_middle_leaves_no_folder_without_a_contain
     assert at_that_moment == ["ours-fake-w1"]
 
 
-async def test_a_stop_that_the_engine_refuses_is_an_error_and_keeps_what_can_be_tried_again(
+async def test_a_stop_that_the_engine_refuses_is_an_error_and_can_be_repeated(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -605,7 +609,7 @@ async def test_a_stop_that_the_engine_refuses_is_an_error_and_keeps_what_can_be_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a folder as root that another user then cannot remove")
-async def test_a_folder_that_cannot_be_removed_is_said_and_its_worker_is_stopped(
+async def test_a_folder_that_cannot_be_removed_is_logged_and_its_worker_is_stopped(
     backend: DockerBackend, engine: FakeEngine, folder: Path, sockets: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -619,7 +623,7 @@ async def test_a_folder_that_cannot_be_removed_is_said_and_its_worker_is_stopped
     assert "worker_folder_left worker=w1" in caplog.text
 
 
-async def test_found_tells_running_dead_and_unstarted_containers_apart_in_one_request(
+async def test_found_distinguishes_running_dead_and_unstarted_containers_in_one_request(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
     for id in ("w1", "w2", "w3"):
@@ -635,14 +639,14 @@ async def test_found_tells_running_dead_and_unstarted_containers_apart_in_one_re
     assert {entry.id: entry.running for entry in found} == {"w1": True, "w2": False, "w3": False}
     assert {entry.digest for entry in found} == {"", ENVIRONMENT.digest()}
     assert found[0].address == f"unix:{sockets}/w1/worker.sock"
-    # Each of the backend's threads asks once for the engine's version, whenever it is first used.
+    # Each thread of the backend requests the engine's version once, at its first use.
     assert [request for request in engine.requests if request != "GET version"] == ["GET list"]
 
 
-async def test_deaths_that_happen_while_the_stream_is_broken_are_told_once_and_in_order(
+async def test_deaths_while_the_event_stream_is_broken_are_reported_once_and_in_order(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
-    engine.info["CgroupVersion"] = "1"  # else each is looked at before it is told of, two at once
+    engine.info["CgroupVersion"] = "1"  # otherwise each death is inspected before its report, two concurrently
     for id in ("w1", "w2", "w3"):
         await backend.start(worker(id), ENVIRONMENT)
     first, second, third = engine.containers.values()
@@ -655,7 +659,7 @@ async def test_deaths_that_happen_while_the_stream_is_broken_are_told_once_and_i
     engine.break_streams()
     engine.die(second)
     await asyncio.to_thread(engine.followed)
-    # Before the next: the look at all that is dead may find both otherwise, and tells them in the engine's order.
+    # Awaited before the next death: one scan that finds two dead workers reports them in the engine's order.
     told.append((await anext(deaths)).id)
     engine.die(third)
     told.append((await anext(deaths)).id)
@@ -663,7 +667,7 @@ async def test_deaths_that_happen_while_the_stream_is_broken_are_told_once_and_i
     assert told == ["w1", "w2", "w3"]
 
 
-async def test_a_death_between_asking_and_the_engines_answer_is_told(
+async def test_a_death_between_the_request_for_events_and_the_engines_answer_is_reported(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -681,7 +685,7 @@ OTHERS = [("theirs", "0" * 16), ("theirs", "1" * 16), ("ours", "1" * 16)]
 
 
 @pytest.mark.parametrize(("instance", "owner"), OTHERS)
-async def test_what_another_gateway_made_is_not_seen_told_of_or_removed(
+async def test_containers_of_another_gateway_are_not_found_reported_or_removed(
     engine: FakeEngine, sockets: Path, instance: str, owner: str
 ) -> None:
     own, other = (
@@ -715,7 +719,7 @@ def backend_folder(engine: FakeEngine) -> Path:
     return Path(engine.url.removeprefix("unix://")).parent
 
 
-async def test_closing_ends_the_followers_and_leaves_the_containers(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_closing_ends_the_followers_and_keeps_the_containers(backend: DockerBackend, engine: FakeEngine) -> None:
     await backend.start(worker(), ENVIRONMENT)
     deaths = backend.deaths()
     await asyncio.to_thread(engine.followed)
@@ -726,7 +730,7 @@ async def test_closing_ends_the_followers_and_leaves_the_containers(backend: Doc
     assert [container.state for container in engine.containers.values()] == ["running"]
 
 
-async def test_the_check_tries_the_socket_folder_with_the_first_image_that_is_there(
+async def test_the_check_tests_the_socket_folder_with_the_first_image_that_exists(
     engine: FakeEngine, sockets: Path
 ) -> None:
     backend = DockerBackend(
@@ -750,7 +754,7 @@ async def test_the_check_tries_the_socket_folder_with_the_first_image_that_is_th
         pytest.param("sockets", "is volume sockets mounted at", id="a volume"),
     ],
 )
-async def test_an_engine_that_does_not_see_the_socket_folder_fails_the_check_with_what_to_do(
+async def test_an_engine_that_does_not_see_the_socket_folder_fails_the_check_with_advice(
     engine: FakeEngine, sockets: Path, volume: str | None, advice: str
 ) -> None:
     engine.blind = True
@@ -768,7 +772,7 @@ async def test_an_engine_that_does_not_see_the_socket_folder_fails_the_check_wit
     assert left(engine, sockets) == []
 
 
-async def test_without_any_image_the_check_says_that_it_tried_less(
+async def test_without_any_image_the_check_logs_that_it_skipped_the_probe(
     engine: FakeEngine, sockets: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = DockerBackend(
@@ -785,7 +789,7 @@ async def test_without_any_image_the_check_says_that_it_tried_less(
     assert "backend_probe_skipped" in caplog.text
 
 
-async def test_a_socket_path_that_would_be_too_long_is_refused(engine: FakeEngine, folder: Path) -> None:
+async def test_a_socket_path_above_the_limit_is_refused(engine: FakeEngine, folder: Path) -> None:
     deep = folder / ("d" * (107 - len(os.fsencode(folder)) - len("/") - len("/w1/worker.sock")))
     fits = DockerBackend(url=engine.url, instance="ours", paths=HostPaths(socket_dir=deep))
     too_long = DockerBackend(url=engine.url, instance="ours", paths=HostPaths(socket_dir=Path(f"{deep}d")))

@@ -37,7 +37,7 @@ ENVIRONMENT = Environment(
 LABELS = owned_filter("ours", "")
 REACHED_S = scaled(10.0)
 REASON_S = 2.0
-"""How long `unlucky` waits; the test that uses it does."""
+"""Seconds that `unlucky` waits for a reason. Each test that uses it takes that long."""
 
 
 def worker(id: str = "w1") -> Worker:
@@ -85,10 +85,10 @@ async def started(backend: DockerBackend, engine: FakeEngine, id: str = "w1") ->
     ("server", "during", "starts"),
     [(Server(), "POST create", 0), (Server(port=8000), "POST create", 0), (Server(port=8000), "POST start", 1)],
 )
-async def test_a_leader_whose_lease_ends_during_a_start_starts_nothing_more_and_undoes_it(
+async def test_a_leader_whose_lease_ends_during_a_start_starts_no_further_container_and_undoes_the_start(
     backend: DockerBackend, engine: FakeEngine, folder: Path, server: Server, during: str, starts: int
 ) -> None:
-    engine.images.add("env-gateway/base:latest")  # of the forwarder beside a third-party server
+    engine.images.add("env-gateway/base:latest")  # the image of the forwarder for a third-party server
     lease = LeaderLease(Lead(1))
     hold = engine.hold(during)
     starting = asyncio.create_task(backend.start(worker(), replace(ENVIRONMENT, server=server), lease))
@@ -142,7 +142,7 @@ def crashed(engine: FakeEngine, container: FakeContainer) -> None:
 
 @pytest.fixture
 async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
-    """One that keeps a death back until the engine has said why, however loaded the machine is."""
+    """Yield a backend that delays a death until the engine reports its reason, even on a loaded machine."""
     made = DockerBackend(
         url=engine.url,
         instance="ours",
@@ -156,7 +156,7 @@ async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
 
 @pytest.fixture
 async def unlucky(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
-    """One that waits for the reason for so long that a loaded machine asks for it, too."""
+    """Yield a backend that waits long enough for the reason that even a loaded machine requests it."""
     made = DockerBackend(
         url=engine.url,
         instance="ours",
@@ -172,18 +172,25 @@ async def unlucky(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
     [
         pytest.param(out_of_memory, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 137)", id="out of memory"),
         pytest.param(
-            out_of_memory_without_a_word, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 137)", id="no event"
+            out_of_memory_without_a_word,
+            CloseReason.OUT_OF_MEMORY,
+            "out of memory (exit status 137)",
+            id="out of memory without an event",
         ),
         pytest.param(
-            supervisor_gave_up, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 3)", id="its supervisor gave up"
+            supervisor_gave_up, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 3)", id="the supervisor gave up"
         ),
-        pytest.param(child_long_ago, CloseReason.WORKER_LOST, "exit status 137", id="a child was, an hour ago"),
-        pytest.param(ended_well_after_a_child, CloseReason.WORKER_LOST, "exit status 0", id="a child was"),
+        pytest.param(
+            child_long_ago, CloseReason.WORKER_LOST, "exit status 137", id="a child ran out of memory an hour ago"
+        ),
+        pytest.param(
+            ended_well_after_a_child, CloseReason.WORKER_LOST, "exit status 0", id="a child ran out of memory"
+        ),
         pytest.param(killed, CloseReason.WORKER_LOST, "exit status 137", id="killed"),
         pytest.param(crashed, CloseReason.WORKER_LOST, "exit status 1", id="crashed"),
     ],
 )
-async def test_a_death_says_why(
+async def test_a_death_has_its_reason(
     patient: DockerBackend,
     engine: FakeEngine,
     how: Callable[[FakeEngine, FakeContainer], None],
@@ -200,7 +207,7 @@ async def test_a_death_says_why(
     assert (death.id, death.reason, death.detail) == ("w1", reason, detail)
 
 
-async def test_a_death_whose_reason_the_engine_does_not_tell_is_told_all_the_same(
+async def test_a_death_is_reported_even_if_the_engine_does_not_report_its_reason(
     unlucky: DockerBackend, engine: FakeEngine
 ) -> None:
     container = await started(unlucky, engine)
@@ -213,11 +220,13 @@ async def test_a_death_whose_reason_the_engine_does_not_tell_is_told_all_the_sam
         death = await anext(deaths)
 
     assert (death.id, death.reason) == ("w1", CloseReason.WORKER_LOST)
-    assert hold.reached.is_set()  # it was asked, and has not answered yet
+    assert hold.reached.is_set()  # the engine was queried and has not answered yet
     assert not hold.released.is_set()
 
 
-async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_an_engine_that_reports_every_oom_is_not_queried_for_reasons(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
     engine.info["CgroupVersion"] = "1"
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
     looks, clients = engine.count("GET inspect"), engine.count("GET version")
@@ -230,12 +239,12 @@ async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: Docker
 
     assert reasons == [CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY]
     assert engine.count("GET inspect") == looks
-    assert engine.count("GET version") == clients + 1  # that of the events
+    assert engine.count("GET version") == clients + 1  # the client that follows the events
 
 
 @pytest.fixture
 async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[DeathWatcher]:
-    """Of *backend*'s workers: they keep a death back for as long as a word may come."""
+    """Yield a watcher of *backend*'s workers that delays deaths as long as a reason may still arrive."""
     made = DeathWatcher(engine.url, LABELS, reason_s=REACHED_S, late_s=REACHED_S)
     yield made
     engine.release()
@@ -243,12 +252,12 @@ async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[D
 
 
 async def is_warm(engine: FakeEngine, before: int) -> None:
-    """Wait until each thread that looks is connected; *before* is what was asked for until deaths were followed."""
+    """Wait until all inspecting threads are connected; *before* counts the version requests before following."""
     await asyncio.to_thread(engine.followed)
     await until(lambda: engine.count("GET version") == before + LOOK_THREADS + 1)
 
 
-async def test_an_oom_that_is_told_of_after_the_death_is_its_reason(
+async def test_an_oom_event_after_the_death_becomes_its_reason(
     endings: DeathWatcher, backend: DockerBackend, engine: FakeEngine
 ) -> None:
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
@@ -256,13 +265,13 @@ async def test_an_oom_that_is_told_of_after_the_death_is_its_reason(
     deaths = endings.follow()
     await asyncio.to_thread(engine.followed)
 
-    engine.die(first)  # the engine is asked, and knows of none
+    engine.die(first)  # the engine answers without an OOM
     await until(lambda: engine.count("GET inspect") == looks + 1)
     engine.run_out_of_memory(first, dies=False)
     told = [await anext(deaths)]
     hold = engine.hold("GET inspect")
     engine.die(second)
-    await reached(hold)  # the engine is asked, and does not answer
+    await reached(hold)  # the engine is queried and does not answer
     engine.run_out_of_memory(second, dies=False)
     told.append(await anext(deaths))
 
@@ -272,7 +281,7 @@ async def test_an_oom_that_is_told_of_after_the_death_is_its_reason(
     ]
 
 
-async def test_a_death_is_looked_into_while_others_are_and_without_connecting_first(
+async def test_deaths_are_inspected_concurrently_over_existing_connections(
     patient: DockerBackend, engine: FakeEngine
 ) -> None:
     ids = [f"w{number}" for number in range(LOOK_THREADS)]
@@ -294,7 +303,7 @@ async def test_a_death_is_looked_into_while_others_are_and_without_connecting_fi
     assert engine.count("GET version") == before + LOOK_THREADS + 1
 
 
-async def test_after_a_look_that_was_not_answered_the_next_one_finds_a_connection_too(
+async def test_after_an_unanswered_inspection_the_next_inspection_has_a_connection_too(
     unlucky: DockerBackend, engine: FakeEngine
 ) -> None:
     first, second = await started(unlucky, engine, "w1"), await started(unlucky, engine, "w2")
@@ -315,7 +324,7 @@ async def test_after_a_look_that_was_not_answered_the_next_one_finds_a_connectio
 # -- an engine that was restarted, or is silent
 
 
-async def test_after_a_restart_of_the_engine_its_dead_workers_are_told_of_though_it_forgot_their_deaths(
+async def test_after_a_restart_of_the_engine_dead_workers_are_reported_although_it_forgot_their_deaths(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     first = await started(backend, engine, "w1")
@@ -331,11 +340,11 @@ async def test_after_a_restart_of_the_engine_its_dead_workers_are_told_of_though
     engine.die(third)
     told.append((await anext(deaths)).id)
 
-    assert told == ["w1", "w2", "w3"]  # each once
+    assert told == ["w1", "w2", "w3"]  # each worker once
     assert {found.id: found.running for found in await backend.found()} == {"w1": False, "w2": False, "w3": False}
 
 
-async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_twice(
+async def test_a_silent_stream_is_requested_again_and_no_death_is_reported_twice(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
@@ -355,23 +364,23 @@ async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_tw
     assert [death async for death in deaths] == []
 
 
-async def test_deaths_are_told_whatever_the_engines_clock_says(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_deaths_are_reported_whatever_the_engines_clock_shows(backend: DockerBackend, engine: FakeEngine) -> None:
     ids = ("w1", "w2", "w3", "w4")
     containers = [await started(backend, engine, id) for id in ids]
-    engine.ahead_s = -3600  # behind this machine's
+    engine.ahead_s = -3600  # the engine's clock is an hour slow
     watcher = DeathWatcher(engine.url, LABELS)
     deaths = watcher.follow()
     await asyncio.to_thread(engine.followed)
 
     for container, ahead_s in zip(containers, (-3600, 3600, 0, -3600), strict=True):
-        engine.ahead_s = ahead_s  # it jumps while it is followed
+        engine.ahead_s = ahead_s  # the clock jumps while its events are followed
         engine.die(container)
     engine.break_streams()
-    await asyncio.to_thread(engine.followed)  # what is told again is told to nobody
+    await asyncio.to_thread(engine.followed)  # the repeated events are not reported again
     heard = [(await anext(deaths)).id for _ in ids]
     await watcher.aclose()
 
-    assert sorted(heard) == list(ids)  # the looks for their reasons may end in another order
+    assert sorted(heard) == list(ids)  # the inspections may end in another order
     assert [death async for death in deaths] == []
 
 
@@ -380,7 +389,7 @@ async def test_deaths_are_told_whatever_the_engines_clock_says(backend: DockerBa
 
 @pytest.fixture
 async def small(engine: FakeEngine) -> AsyncIterator[Engine]:
-    """One thread, and one call that may wait for it."""
+    """Yield an engine client with one thread, one running call and one call that waits."""
     made = Engine(engine.url, threads=1, max_queued=2, queued_s=0.3)
     yield made
     await made.aclose()
@@ -389,10 +398,10 @@ async def small(engine: FakeEngine) -> AsyncIterator[Engine]:
 LIST = partial(calls.listed, labels=["env-gateway.instance=ours"])
 
 
-async def test_a_call_on_an_engine_that_accepts_and_says_nothing_fails_in_time_and_the_next_one_is_answered(
+async def test_a_call_to_a_silent_engine_fails_at_its_timeout_and_the_next_call_is_answered(
     small: Engine, engine: FakeEngine
 ) -> None:
-    await small.call(LIST)  # by a client that bears a longer silence
+    await small.call(LIST)  # creates a client with a longer timeout
     hold = engine.hold("GET list")
 
     with pytest.raises(EngineError, match="does not answer") as raised:
@@ -403,7 +412,7 @@ async def test_a_call_on_an_engine_that_accepts_and_says_nothing_fails_in_time_a
     assert await small.call(LIST) == []
 
 
-async def test_a_first_call_on_an_engine_that_says_nothing_at_all_fails_in_time(
+async def test_the_first_call_to_a_completely_silent_engine_fails_at_its_timeout(
     small: Engine, engine: FakeEngine
 ) -> None:
     engine.hold("GET version")
@@ -414,7 +423,7 @@ async def test_a_first_call_on_an_engine_that_says_nothing_at_all_fails_in_time(
     assert await small.call(LIST) == []
 
 
-async def test_a_call_that_finds_no_engine_any_more_leaves_no_socket_open(folder: Path) -> None:
+async def test_a_call_to_an_engine_that_is_gone_leaves_no_socket_open(folder: Path) -> None:
     with FakeEngine(folder / "gone.sock") as engine:
         client = connect(engine.url)
     gc.collect()
@@ -429,7 +438,7 @@ async def test_a_call_that_finds_no_engine_any_more_leaves_no_socket_open(folder
     assert [str(warning.message) for warning in caught] == []
 
 
-async def test_a_call_too_many_is_refused_at_once_and_one_that_waits_for_too_long_is_never_made(
+async def test_a_call_beyond_the_queue_is_refused_immediately_and_a_call_that_waits_too_long_is_never_sent(
     small: Engine, engine: FakeEngine
 ) -> None:
     hold = engine.hold("GET list")
@@ -449,9 +458,7 @@ async def test_a_call_too_many_is_refused_at_once_and_one_that_waits_for_too_lon
     assert engine.count("GET list") == 2
 
 
-async def test_a_caller_that_is_cancelled_takes_its_call_back_if_it_still_waits(
-    small: Engine, engine: FakeEngine
-) -> None:
+async def test_a_cancelled_caller_removes_its_call_from_the_queue(small: Engine, engine: FakeEngine) -> None:
     hold = engine.hold("GET list")
     under_way = asyncio.create_task(small.call(LIST))
     await reached(hold)
@@ -468,7 +475,9 @@ async def test_a_caller_that_is_cancelled_takes_its_call_back_if_it_still_waits(
     assert engine.count("GET list") == 2
 
 
-async def test_what_waits_when_the_backend_closes_fails_and_nobody_waits_for_the_engine(engine: FakeEngine) -> None:
+async def test_calls_that_wait_when_the_engine_client_closes_fail_and_the_running_call_ends_at_its_timeout(
+    engine: FakeEngine,
+) -> None:
     made = Engine(engine.url, threads=1)
     hold = engine.hold("GET list")
     under_way = asyncio.create_task(made.call(LIST, silence_s=0.5))
@@ -484,7 +493,7 @@ async def test_what_waits_when_the_backend_closes_fails_and_nobody_waits_for_the
         await under_way
 
 
-async def test_a_start_whose_outcome_is_unknown_is_undone_when_the_engine_answers_again(
+async def test_a_start_with_an_unknown_outcome_is_undone_when_the_engine_answers_again(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     engine.lose("POST start")
@@ -512,7 +521,7 @@ async def test_an_undo_that_waits_for_the_engine_ends_with_the_backend(
     assert "launch_not_undone" in caplog.text
 
 
-async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_undo_that_fails_repeatedly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     launches, tries = Launches(undo_pauses_s=[0.0] * 5), []
 
     async def refused(_: CancelToken) -> None:
@@ -531,13 +540,13 @@ async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.Lo
     assert [record.levelname for record in caplog.records if "launch_not_undone" in record.message] == ["ERROR"]
 
 
-async def test_many_starts_that_an_engine_does_not_let_undo_are_told_once(
+async def test_many_starts_that_cannot_be_undone_are_logged_once_as_an_error(
     backend: DockerBackend, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger="gateway.backends.launch")
     for _ in range(10):
         engine.refuse("POST create", 503, "the engine is away")
-    for _ in range(1000):  # more than all tries of all undos
+    for _ in range(1000):  # more than the tries of all undos together
         engine.refuse("DELETE container", 503, "the engine is away")
 
     for number in range(10):
@@ -554,7 +563,7 @@ async def test_many_starts_that_an_engine_does_not_let_undo_are_told_once(
 # -- pausing
 
 
-async def test_a_pause_that_the_engine_refuses_is_an_error_and_the_worker_runs(
+async def test_a_pause_that_the_engine_refuses_is_an_error_and_the_worker_keeps_running(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     container = await started(backend, engine)
@@ -566,7 +575,7 @@ async def test_a_pause_that_the_engine_refuses_is_an_error_and_the_worker_runs(
     assert container.state == "running"
 
 
-async def test_a_pause_whose_outcome_is_unknown_is_undone(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_a_pause_with_an_unknown_outcome_is_undone(backend: DockerBackend, engine: FakeEngine) -> None:
     container = await started(backend, engine)
     engine.lose("POST pause")
 
@@ -576,7 +585,9 @@ async def test_a_pause_whose_outcome_is_unknown_is_undone(backend: DockerBackend
     assert container.state == "running"
 
 
-async def test_a_paused_worker_hears_that_it_is_to_end(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_a_paused_worker_is_resumed_before_it_is_signalled_to_end(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
     await started(backend, engine)
     await backend.pause(WorkerId("w1"))
 

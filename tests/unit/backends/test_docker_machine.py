@@ -1,4 +1,4 @@
-"""What the Docker backend asks of an engine before workers start: images, CPUs, memory, GPUs."""
+"""The Docker backend's requirements before workers start: images, CPUs, memory and GPUs of the engine's machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of(image: str = ENVIRONMENT.image, **limits: Any) -> Environment:
 
 
 def with_split(base: Environment, split: str, **limits: Any) -> Environment:
-    """The environment with a split that asks for other resources."""
+    """Return the environment with a split that has other limits."""
     variant = replace(base, name=EnvironmentName(f"{base.name}.{split}"), base=base.name, limits=Limits(**limits))
     return replace(base, splits={split: variant})
 
@@ -76,7 +76,7 @@ async def reached(hold: Hold) -> None:
 # -- images
 
 
-async def test_what_is_prepared_has_the_images_id_and_another_one_when_it_was_built_anew(
+async def test_prepare_returns_the_images_id_and_another_id_after_a_rebuild(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     before = [await backend.prepare(ENVIRONMENT) for _ in range(2)]
@@ -91,7 +91,7 @@ async def test_what_is_prepared_has_the_images_id_and_another_one_when_it_was_bu
     assert engine.count("POST pull") == 0
 
 
-async def test_what_is_missing_and_has_a_registry_is_pulled_before_anything_starts(
+async def test_a_missing_image_of_a_registry_is_pulled_before_any_worker_starts(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     id = await backend.prepare(of(FAR))
@@ -100,7 +100,7 @@ async def test_what_is_missing_and_has_a_registry_is_pulled_before_anything_star
     assert (engine.count("POST pull"), engine.containers) == (1, {})
 
 
-async def test_the_forwarders_image_is_pulled_along_with_somebody_elses(engine: FakeEngine) -> None:
+async def test_the_forwarders_image_is_pulled_together_with_a_third_party_image(engine: FakeEngine) -> None:
     engine.registry.add("registry.example/forwarder:1")
     backend = DockerBackend(
         url=engine.url,
@@ -119,28 +119,32 @@ async def test_the_forwarders_image_is_pulled_along_with_somebody_elses(engine: 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        pytest.param(of("env-gateway/unbuilt"), "there is no image env-gateway/unbuilt .* build it", id="ours"),
-        pytest.param(of("registry.example/none:1"), "manifest for registry.example/none:1 not found", id="theirs"),
+        pytest.param(of("env-gateway/unbuilt"), "there is no image env-gateway/unbuilt .* build it", id="an own image"),
         pytest.param(
-            replace(ENVIRONMENT, server=Server(port=8000)), f"there is no image {FORWARDER}", id="the forwarder's"
+            of("registry.example/none:1"), "manifest for registry.example/none:1 not found", id="a registry's image"
+        ),
+        pytest.param(
+            replace(ENVIRONMENT, server=Server(port=8000)), f"there is no image {FORWARDER}", id="the forwarder's image"
         ),
     ],
 )
-async def test_an_image_that_cannot_be_had_is_a_failed_start_that_names_it(
+async def test_an_unavailable_image_is_a_failed_start_that_names_the_image(
     backend: DockerBackend, environment: Environment, message: str
 ) -> None:
     with pytest.raises(StartFailed, match=message):
         await backend.prepare(environment)
 
 
-async def test_a_pull_that_the_engine_gate_refuses_says_what_to_do(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_a_pull_that_the_engine_gate_refuses_fails_with_advice(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
     engine.refuse("POST pull", 403, "not among the requests that this gate passes on")
 
     with pytest.raises(StartFailed, match=f"docker pull {FAR}"):
         await backend.prepare(of(FAR))
 
 
-async def test_an_engine_that_is_away_is_told_from_an_image_that_is_missing(
+async def test_an_unreachable_engine_is_distinguished_from_a_missing_image(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     engine.lose("GET image")
@@ -151,7 +155,9 @@ async def test_an_engine_that_is_away_is_told_from_an_image_that_is_missing(
     assert not isinstance(raised.value, StartFailed)
 
 
-async def test_no_more_images_are_pulled_at_once_than_is_bearable(backend: DockerBackend, engine: FakeEngine) -> None:
+async def test_concurrent_pulls_are_limited_and_other_calls_continue(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
     images = [f"registry.example/far:{number}" for number in range(PULL_THREADS + 2)]
     engine.registry |= set(images)
     holds = [engine.hold("POST pull") for _ in images]
@@ -159,7 +165,7 @@ async def test_no_more_images_are_pulled_at_once_than_is_bearable(backend: Docke
     preparing = asyncio.gather(*[backend.prepare(of(image)) for image in images])
     for hold in holds[:PULL_THREADS]:
         await reached(hold)
-    # Whatever else is asked of the engine goes on meanwhile, and the other pulls wait.
+    # Meanwhile other calls of the engine continue, and further pulls wait.
     assert await backend.prepare(ENVIRONMENT) == engine.image_id(ENVIRONMENT.image)
     pulls_at_once = engine.count("POST pull")
     for hold in holds:
@@ -181,17 +187,19 @@ LISTED: dict[str, Any] = INFO | {"DiscoveredDevices": [{"Source": "cdi", "ID": i
     ("limits", "info"),
     [
         pytest.param({"cpus": 4.0, "memory_bytes": 8 * GIB}, INFO, id="the whole machine"),
-        pytest.param({"cpus": 99.0, "memory_bytes": 99 * GIB}, {}, id="an engine that does not tell"),
-        pytest.param({"gpus": 1}, NVIDIA, id="a runtime"),
-        pytest.param({"gpus": ALL_GPUS}, NVIDIA, id="all of a runtime's"),
-        pytest.param({"gpu_ids": ("GPU-aaaa",)}, NVIDIA, id="a runtime does not tell which"),
-        pytest.param({"gpus": 2}, LISTED, id="as many as are listed"),
-        pytest.param({"gpus": ALL_GPUS}, LISTED, id="all that are listed"),
+        pytest.param({"cpus": 99.0, "memory_bytes": 99 * GIB}, {}, id="an engine that reports no resources"),
+        pytest.param({"gpus": 1}, NVIDIA, id="a GPU runtime"),
+        pytest.param({"gpus": ALL_GPUS}, NVIDIA, id="all GPUs of a runtime"),
+        pytest.param({"gpu_ids": ("GPU-aaaa",)}, NVIDIA, id="certain GPUs of a runtime"),
+        pytest.param({"gpus": 2}, LISTED, id="as many GPUs as are listed"),
+        pytest.param({"gpus": ALL_GPUS}, LISTED, id="all listed GPUs"),
         pytest.param({"gpu_ids": ("1", "GPU-aaaa")}, LISTED, id="by number and by UUID"),
-        pytest.param({"gpus": 1}, INFO | {"DiscoveredDevices": [{"ID": "nvidia.com/gpu=all"}]}, id="not numbered"),
+        pytest.param(
+            {"gpus": 1}, INFO | {"DiscoveredDevices": [{"ID": "nvidia.com/gpu=all"}]}, id="a list without numbers"
+        ),
     ],
 )
-def test_what_the_machine_has_may_be_asked_for(limits: dict[str, Any], info: dict[str, Any]) -> None:
+def test_limits_within_the_machines_resources_are_accepted(limits: dict[str, Any], info: dict[str, Any]) -> None:
     assert shortcomings([of(**limits)], info) == []
 
 
@@ -212,7 +220,7 @@ def test_what_the_machine_has_may_be_asked_for(limits: dict[str, Any], info: dic
         ),
     ],
 )
-def test_what_the_machine_lacks_is_said_with_what_there_is(
+def test_a_shortcoming_states_the_limit_and_the_machines_resources(
     limits: dict[str, Any], info: dict[str, Any], said: str
 ) -> None:
     (sentence,) = shortcomings([of(**limits)], info)
@@ -220,7 +228,7 @@ def test_what_the_machine_lacks_is_said_with_what_there_is(
     assert said in sentence
 
 
-def test_what_a_split_asks_for_is_compared_too_and_servers_of_others_are_not() -> None:
+def test_limits_of_splits_are_compared_too_but_those_of_static_servers_are_not() -> None:
     theirs = replace(of(cpus=99.0), server=Server(url="http://127.0.0.1:1"))
 
     (sentence,) = shortcomings([with_split(of(), "hard", cpus=99.0), theirs], INFO)
@@ -228,7 +236,7 @@ def test_what_a_split_asks_for_is_compared_too_and_servers_of_others_are_not() -
     assert sentence.startswith("environment fake.hard asks for 99 CPUs")
 
 
-async def test_an_environment_that_asks_for_more_than_there_is_fails_the_check(engine: FakeEngine) -> None:
+async def test_an_environment_with_limits_above_the_machines_resources_fails_the_check(engine: FakeEngine) -> None:
     backend = backend_of(engine, ENVIRONMENT, with_split(of(cpus=64.0), "hard", gpus=1))
 
     with pytest.raises(BackendError, match=r"fake asks for 64 CPUs.*; .*fake\.hard asks for 1 GPUs"):
@@ -241,18 +249,20 @@ async def test_an_environment_that_asks_for_more_than_there_is_fails_the_check(e
 @pytest.mark.parametrize(
     ("limits", "request_"),
     [
-        pytest.param({"gpus": 2}, {"Driver": "", "Count": 2, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="so many"),
         pytest.param(
-            {"gpus": ALL_GPUS}, {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="all"
+            {"gpus": 2}, {"Driver": "", "Count": 2, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="a number of GPUs"
+        ),
+        pytest.param(
+            {"gpus": ALL_GPUS}, {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="all GPUs"
         ),
         pytest.param(
             {"gpu_ids": ("0", "GPU-aaaa")},
             {"Driver": "", "Count": 0, "DeviceIDs": ["0", "GPU-aaaa"], "Capabilities": [["gpu"]]},
-            id="certain ones",
+            id="certain GPUs",
         ),
     ],
 )
-async def test_gpus_are_asked_for_as_the_command_line_does(
+async def test_gpus_are_requested_in_the_form_of_the_docker_cli(
     backend: DockerBackend, engine: FakeEngine, limits: dict[str, Any], request_: dict[str, Any]
 ) -> None:
     environment = of(**limits)
@@ -264,7 +274,7 @@ async def test_gpus_are_asked_for_as_the_command_line_does(
     assert container.body["HostConfig"]["DeviceRequests"] == [request_]
 
 
-async def test_the_server_of_somebody_elses_gets_the_gpus_and_its_forwarder_none(
+async def test_the_server_of_a_third_party_image_gets_the_gpus_and_its_forwarder_gets_none(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     engine.images.add(FORWARDER)

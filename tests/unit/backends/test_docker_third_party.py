@@ -1,4 +1,4 @@
-"""Workers of somebody else's images, two containers each, on an engine that refuses, hangs and forgets when told to."""
+"""Workers of third-party images, two containers each, with a fake engine that can refuse, hang and forget."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ REACHED_S = scaled(10.0)
 
 
 class Engine(FakeEngine):
-    """One that knows volumes by name, and networks that are shared with a container that runs."""
+    """An engine with named volumes, and with networks that are shared only with a running container."""
 
     refused: tuple[str, int] = ("", 0)
-    """An operation that is refused, and the how-manieth."""
+    """The operation to refuse, and the number of the call that is refused."""
     stuck: FakeContainer | None = None
-    """Cannot be removed at the first try."""
+    """A container whose first removal fails."""
 
     def passed(self, operation: str) -> None:
         super().passed(operation)
@@ -100,13 +100,13 @@ def worker(id: str = "w1", environment: Environment = ENVIRONMENT) -> Worker:
 
 
 def left(engine: Engine, sockets: Path) -> list[str]:
-    """Containers and folders that are there."""
+    """Return the names of the existing containers and folders."""
     folders = [entry.name for entry in sockets.iterdir()] if sockets.is_dir() else []
     return [container.name for container in engine.containers.values()] + folders
 
 
 def parts(engine: Engine) -> tuple[FakeContainer, FakeContainer]:
-    """Server and forwarder of the only worker."""
+    """Return the server and the forwarder of the only worker."""
     by_role = {container.labels["env-gateway.role"]: container for container in engine.containers.values()}
     return by_role["server"], by_role["forwarder"]
 
@@ -115,7 +115,7 @@ async def reached(hold: Hold) -> None:
     assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
 
 
-async def test_the_image_runs_as_it_is_with_nothing_of_ours_in_it(
+async def test_a_third_party_image_runs_unmodified_and_as_hardened_as_an_own_image(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     address = await backend.start(worker(), ENVIRONMENT)
@@ -141,7 +141,7 @@ async def test_the_image_runs_as_it_is_with_nothing_of_ours_in_it(
     }
 
 
-async def test_its_forwarder_shares_its_network_and_has_the_socket_folder(
+async def test_the_forwarder_shares_the_servers_network_and_mounts_the_socket_folder(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     await backend.start(worker(), replace(ENVIRONMENT, loosened=Relaxations(user="0:0", writable_root=True)))
@@ -160,7 +160,7 @@ async def test_its_forwarder_shares_its_network_and_has_the_socket_folder(
     assert {limit["Name"]: limit["Hard"] for limit in host["Ulimits"]} == {"nofile": 8192, "core": 0}
 
 
-async def test_the_environments_variables_win_over_what_is_set_for_all(backend: DockerBackend, engine: Engine) -> None:
+async def test_the_environments_variables_override_the_defaults(backend: DockerBackend, engine: Engine) -> None:
     environment = replace(ENVIRONMENT, variables={"HOME": "/home/theirs", "PYTHONDONTWRITEBYTECODE": ""})
 
     await backend.start(worker(), environment)
@@ -169,7 +169,7 @@ async def test_the_environments_variables_win_over_what_is_set_for_all(backend: 
 
 
 @pytest.mark.parametrize("environment", [ENVIRONMENT, OWN], ids=["somebody else's", "our own"])
-async def test_volumes_are_mounted_in_the_image_of_whoever_it_is(
+async def test_volumes_are_mounted_in_third_party_and_own_images(
     backend: DockerBackend, engine: Engine, folder: Path, environment: Environment
 ) -> None:
     engine.volumes["data"] = "/var/lib/docker/volumes/data/_data"
@@ -188,7 +188,7 @@ async def test_volumes_are_mounted_in_the_image_of_whoever_it_is(
     ]
 
 
-async def test_a_volume_that_is_missing_fails_the_start_before_the_engine_could_make_it(
+async def test_a_missing_volume_fails_the_start_before_the_engine_could_create_it(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     environment = replace(ENVIRONMENT, volumes=(Volume(source="data", target="/data"),))
@@ -202,7 +202,7 @@ async def test_a_volume_that_is_missing_fails_the_start_before_the_engine_could_
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("operation", ["POST create", "POST start", "GET inspect"])
-async def test_a_refusal_at_any_step_of_either_leaves_nothing_and_says_why(
+async def test_a_refusal_at_any_step_of_either_container_leaves_nothing_behind_and_states_the_reason(
     backend: DockerBackend, engine: Engine, sockets: Path, operation: str, times: int
 ) -> None:
     engine.refused = (operation, times)
@@ -215,7 +215,7 @@ async def test_a_refusal_at_any_step_of_either_leaves_nothing_and_says_why(
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("operation", ["POST create", "POST start", "GET inspect"])
-async def test_a_start_that_is_cancelled_while_the_engine_works_is_undone_when_it_has_worked(
+async def test_a_start_that_is_cancelled_during_a_call_of_the_engine_is_undone_after_the_call(
     backend: DockerBackend, engine: Engine, sockets: Path, operation: str, number: int
 ) -> None:
     holds = [engine.hold(operation) for _ in range(number)]
@@ -248,13 +248,13 @@ async def test_a_start_that_is_cancelled_at_any_turn_of_the_loop_leaves_nothing(
     assert left(engine, sockets) == []
 
 
-async def test_a_create_whose_outcome_nobody_knows_is_undone(
+async def test_a_create_with_an_unknown_outcome_is_undone(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     hold = engine.hold("POST create")
     starting = asyncio.create_task(backend.start(worker(), ENVIRONMENT))
     await reached(hold)
-    engine.lose("POST create")  # the second: this one has come in already
+    engine.lose("POST create")  # this affects the second create: the first has already arrived
     hold.released.set()
 
     with pytest.raises(BackendError, match="does not answer") as caught:
@@ -264,7 +264,7 @@ async def test_a_create_whose_outcome_nobody_knows_is_undone(
     assert left(engine, sockets) == []
 
 
-async def test_a_server_that_dies_as_it_starts_is_a_failed_start_with_its_last_words(
+async def test_a_server_that_dies_during_its_start_is_a_failed_start_with_the_end_of_its_log(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     engine.dying = b"no such module\n"
@@ -275,7 +275,7 @@ async def test_a_server_that_dies_as_it_starts_is_a_failed_start_with_its_last_w
     assert left(engine, sockets) == []
 
 
-async def test_without_the_image_of_the_forwarder_it_is_named(
+async def test_the_error_for_a_missing_forwarder_image_names_the_image(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     engine.images.remove(FORWARDER)
@@ -286,7 +286,7 @@ async def test_without_the_image_of_the_forwarder_it_is_named(
     assert left(engine, sockets) == []
 
 
-async def test_the_image_of_the_forwarder_can_be_another(engine: Engine, sockets: Path) -> None:
+async def test_the_image_of_the_forwarder_can_be_configured(engine: Engine, sockets: Path) -> None:
     engine.images.add("mirror.example/base:2")
     backend = DockerBackend(
         url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), forwarder_image="mirror.example/base:2"
@@ -298,7 +298,7 @@ async def test_the_image_of_the_forwarder_can_be_another(engine: Engine, sockets
     assert parts(engine)[1].body["Image"] == "mirror.example/base:2"
 
 
-async def test_stopping_asks_the_server_first_and_removes_both(
+async def test_a_stop_signals_the_server_first_and_removes_both_containers(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -310,7 +310,7 @@ async def test_stopping_asks_the_server_first_and_removes_both(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_a_stop_of_which_one_half_fails_is_an_error_and_can_be_tried_again(
+async def test_a_stop_that_fails_for_one_container_is_an_error_and_can_be_repeated(
     backend: DockerBackend, engine: Engine, sockets: Path, number: int
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -318,14 +318,16 @@ async def test_a_stop_of_which_one_half_fails_is_an_error_and_can_be_tried_again
 
     with pytest.raises(BackendError, match="device is busy"):
         await backend.stop(WorkerId("w1"))
-    assert left(engine, sockets) == [stuck.name]  # it is found again, as a folder would not be
+    assert left(engine, sockets) == [stuck.name]  # a container is found again by the next audit, a folder would not be
     await backend.stop(WorkerId("w1"))
 
     assert left(engine, sockets) == []
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_the_end_of_either_is_the_workers(backend: DockerBackend, engine: Engine, number: int) -> None:
+async def test_the_death_of_either_container_is_the_death_of_the_worker(
+    backend: DockerBackend, engine: Engine, number: int
+) -> None:
     await backend.start(worker(), ENVIRONMENT)
     deaths = backend.deaths()
     await asyncio.to_thread(engine.followed)
@@ -336,7 +338,7 @@ async def test_the_end_of_either_is_the_workers(backend: DockerBackend, engine: 
     assert [(found.id, found.running) for found in await backend.found()] == [("w1", False)]
 
 
-async def test_both_are_found_as_one_that_runs_when_both_do(
+async def test_both_containers_are_found_as_one_worker_that_runs_if_both_run(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
     hold = engine.hold("POST start")
@@ -353,7 +355,7 @@ async def test_both_are_found_as_one_that_runs_when_both_do(
     assert (found.address, found.running) == (address, True)
 
 
-async def test_the_log_is_the_servers_and_what_its_forwarder_has_to_say_comes_last(
+async def test_the_log_of_the_server_is_followed_by_the_log_of_the_forwarder(
     backend: DockerBackend, engine: Engine
 ) -> None:
     await backend.start(worker(), ENVIRONMENT)
@@ -363,7 +365,7 @@ async def test_the_log_is_the_servers_and_what_its_forwarder_has_to_say_comes_la
     assert await backend.logs(WorkerId("w1"), lines=1) == "two\ntoo many open files\n"
 
 
-async def test_the_check_tries_both_and_a_static_server_not_at_all(engine: Engine, sockets: Path) -> None:
+async def test_the_check_probes_server_and_forwarder_but_no_static_server(engine: Engine, sockets: Path) -> None:
     static = replace(ENVIRONMENT, name=EnvironmentName("far"), server=Server(url="http://far.example"))
     backend = DockerBackend(
         url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), environments=[static, ENVIRONMENT]

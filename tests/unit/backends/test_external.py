@@ -1,4 +1,4 @@
-"""Third-party servers, and the backend that starts all other workers; the contract suite runs on both too."""
+"""Static third-party servers next to the backend of all other workers. The contract suite also covers both."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LOCAL = replace(
 
 def worker(environment: Environment, id: str = "w1", **changes: object) -> Worker:
     made = Worker(id=WorkerId(id), environment=environment.name, digest=environment.digest(), slots=4)
-    return replace(made, **changes)  # type: ignore[arg-type]  # of whatever the test says
+    return replace(made, **changes)  # type: ignore[arg-type]  # the test chooses the fields
 
 
 class Records:
-    """What a store that outlives the process knows of workers."""
+    """The workers in a store that outlives the process."""
 
     def __init__(self, *workers: Worker) -> None:
         self.workers = {worker.id: worker for worker in workers}
@@ -70,7 +70,7 @@ async def processes(folder: Path) -> AsyncIterator[ProcessBackend]:
 
 @pytest.fixture
 async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
-    """A backend whose engine is not there."""
+    """Yield a backend whose engine does not exist."""
     made = DockerBackend(
         url=f"unix://{folder}/missing.sock", instance="ours", paths=HostPaths(socket_dir=folder / "sockets")
     )
@@ -78,7 +78,7 @@ async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
     await made.aclose()
 
 
-async def test_its_url_is_its_address(no_engine: DockerBackend) -> None:
+async def test_the_url_of_a_static_server_is_its_address(no_engine: DockerBackend) -> None:
     backend = RoutedBackend(no_engine, [STATIC])
 
     assert await backend.start(worker(STATIC), STATIC) == "http://far.example:8000/envs"
@@ -87,7 +87,7 @@ async def test_its_url_is_its_address(no_engine: DockerBackend) -> None:
     assert (found.address, found.running) == ("http://far.example:8000/envs", True)
 
 
-async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it(no_engine: DockerBackend) -> None:
+async def test_an_invalid_url_is_a_failed_start_that_names_the_environment(no_engine: DockerBackend) -> None:
     backend = RoutedBackend(no_engine, [STATIC])
     environment = replace(STATIC, server=Server(url="http://user:secret@far.example"))
 
@@ -97,7 +97,7 @@ async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it(no_engin
     assert await backend.found() == []
 
 
-async def test_a_gateway_that_is_started_again_finds_what_the_store_knows(no_engine: DockerBackend) -> None:
+async def test_a_restarted_gateway_finds_the_static_servers_in_the_store(no_engine: DockerBackend) -> None:
     ready = worker(STATIC, "kept", address=STATIC.server.url, state=WorkerState.READY)
     starting = worker(STATIC, "begun")
     container = worker(LOCAL, "container", address="unix:/run/container/worker.sock", state=WorkerState.READY)
@@ -110,7 +110,7 @@ async def test_a_gateway_that_is_started_again_finds_what_the_store_knows(no_eng
     assert (findings.lost, findings.adopted, findings.orphans) == (("container",), ("kept",), ())
 
 
-async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_it_is_stopped(
+async def test_a_static_server_that_the_store_forgot_is_an_orphan_until_it_is_stopped(
     no_engine: DockerBackend,
 ) -> None:
     backend = RoutedBackend(no_engine, [STATIC], store=Records())
@@ -122,7 +122,7 @@ async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_
     assert await backend.found() == []
 
 
-async def test_what_both_know_is_found_once(no_engine: DockerBackend) -> None:
+async def test_a_static_server_that_both_store_and_backend_know_is_found_once(no_engine: DockerBackend) -> None:
     backend = RoutedBackend(no_engine, [STATIC], store=Records(worker(STATIC, address=STATIC.server.url)))
     await backend.start(worker(STATIC), STATIC)
 
@@ -139,7 +139,7 @@ async def test_what_both_know_is_found_once(no_engine: DockerBackend) -> None:
         ("", False),
     ],
 )
-def test_a_url_tells_a_static_server_from_the_others(address: str, static: bool) -> None:
+def test_a_static_server_is_recognized_by_its_url(address: str, static: bool) -> None:
     assert is_static(address) is static
 
 
@@ -159,7 +159,7 @@ async def test_each_environment_and_each_worker_has_its_backend(processes: Proce
     await backend.aclose()
 
 
-async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: DockerBackend) -> None:
+async def test_with_only_static_servers_no_engine_is_needed(no_engine: DockerBackend) -> None:
     backend = RoutedBackend(no_engine, [STATIC])
 
     await backend.check()
@@ -171,7 +171,7 @@ async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: D
     await backend.aclose()
 
 
-async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_an_empty_list(
+async def test_a_missing_engine_that_an_environment_needs_is_an_error_and_never_an_empty_list(
     no_engine: DockerBackend,
 ) -> None:
     backend = RoutedBackend(no_engine, [STATIC, LOCAL])
@@ -183,7 +183,9 @@ async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_a
     await backend.aclose()
 
 
-async def test_what_a_gateway_with_other_environments_left_behind_is_found_still(processes: ProcessBackend) -> None:
+async def test_workers_that_a_gateway_with_other_environments_left_behind_are_still_found(
+    processes: ProcessBackend,
+) -> None:
     await processes.start(worker(LOCAL, "left"), LOCAL)
     backend = RoutedBackend(processes, [STATIC])
 
@@ -193,7 +195,7 @@ async def test_what_a_gateway_with_other_environments_left_behind_is_found_still
     await backend.aclose()
 
 
-async def test_deaths_are_those_of_the_backend_that_can_tell(processes: ProcessBackend) -> None:
+async def test_deaths_are_reported_by_the_backend_that_starts_workers(processes: ProcessBackend) -> None:
     backend = RoutedBackend(processes, [STATIC, LOCAL])
     deaths = backend.deaths()
     environment = replace(LOCAL, command=("python3", "-c", "pass"))

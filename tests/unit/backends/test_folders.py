@@ -1,4 +1,4 @@
-"""Workers' socket folders: made for one worker, and removed whatever the worker left in them."""
+"""Socket folders of workers: each is created for one worker and removed with any content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_other_ids_are_not_safe(id: str) -> None:
     assert not is_safe_id(id)
 
 
-def test_a_folder_has_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_folder_has_its_mode_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         SocketFolders(tmp_path, mode=0o777).make(WorkerId("w"))
@@ -38,7 +38,7 @@ def test_a_folder_has_its_mode_whatever_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o777
 
 
-def test_a_link_in_a_folders_place_is_not_used(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_a_folder_is_not_used(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     root = tmp_path / "sockets"
@@ -51,7 +51,7 @@ def test_a_link_in_a_folders_place_is_not_used(tmp_path: Path) -> None:
     assert stat.S_IMODE(victim.stat().st_mode) == 0o755
 
 
-def test_a_link_in_a_folders_place_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_a_folder_is_removed_but_its_target_is_not(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()
@@ -63,7 +63,7 @@ def test_a_link_in_a_folders_place_is_removed_and_what_it_points_to_is_not(tmp_p
     assert os.listdir(victim) == ["precious"]
 
 
-def test_a_file_in_a_folders_place_is_removed(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_removed(tmp_path: Path) -> None:
     (tmp_path / "w").touch()
 
     SocketFolders(tmp_path, mode=0o777).remove(WorkerId("w"))
@@ -71,7 +71,7 @@ def test_a_file_in_a_folders_place_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_never_there_is_removed_without_error(tmp_path: Path) -> None:
+def test_the_removal_of_a_missing_folder_is_no_error(tmp_path: Path) -> None:
     remove_tree(tmp_path / "missing")
 
 
@@ -91,7 +91,7 @@ def test_a_tree_deeper_than_any_path_can_name_is_removed(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-def test_folders_that_their_owner_has_locked_are_removed_by_an_ordinary_user() -> None:
+def test_an_ordinary_user_removes_its_own_folders_without_permissions() -> None:
     with tempfile.TemporaryDirectory(prefix="eg-") as name:
         os.chmod(name, 0o777)
         top = Path(name) / "w"
@@ -107,7 +107,7 @@ def test_folders_that_their_owner_has_locked_are_removed_by_an_ordinary_user() -
         assert os.listdir(name) == []
 
 
-def test_a_wide_tree_of_all_kinds_is_removed(tmp_path: Path) -> None:
+def test_a_wide_tree_with_all_kinds_of_files_is_removed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o755)
     top = tmp_path / "w"
@@ -127,19 +127,19 @@ def test_a_wide_tree_of_all_kinds_is_removed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's."""
+    """Yield a folder whose path is short enough for the path of a socket."""
     with tempfile.TemporaryDirectory(prefix="eg-") as name:
         yield Path(name)
 
 
-def test_a_root_that_others_can_write_to_fails_the_check(short: Path) -> None:
+def test_a_root_that_other_users_can_write_to_fails_the_check(short: Path) -> None:
     short.chmod(0o1777)
 
     with pytest.raises(BackendError, match="plant links"):
         SocketFolders(short, mode=0o777).check(16)
 
 
-def test_a_root_that_cannot_be_made_fails_the_check(short: Path) -> None:
+def test_a_root_that_cannot_be_created_fails_the_check(short: Path) -> None:
     (short / "file").touch()
 
     with pytest.raises(BackendError, match="choose another socket_dir"):
@@ -151,7 +151,7 @@ def test_a_root_whose_path_is_too_long_fails_the_check(short: Path) -> None:
         SocketFolders(short / ("d" * 90), mode=0o777).check(16)
 
 
-def test_what_is_put_into_a_folder_while_it_is_removed_goes_with_it(
+def test_a_file_that_is_created_during_the_removal_of_its_folder_is_removed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = SocketFolders(tmp_path, mode=0o777)
@@ -170,7 +170,7 @@ def test_what_is_put_into_a_folder_while_it_is_removed_goes_with_it(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_of_many_that_remove_a_folder_at_once_none_fails(tmp_path: Path) -> None:
+def test_concurrent_removals_of_the_same_folder_all_succeed(tmp_path: Path) -> None:
     folders = SocketFolders(tmp_path, mode=0o700)
     with ThreadPoolExecutor(8) as threads:
         for round in range(30):

@@ -1,4 +1,4 @@
-"""What is special about workers that are local processes: nothing of theirs outlives them, or the gateway."""
+"""Workers as local processes: neither their children nor their folders outlive them or the gateway."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def backend(sockets: Path) -> AsyncIterator[ProcessBackend]:
 
 
 def running(program: str, folder: Path, *, command: tuple[str, ...] | None = None) -> Environment:
-    """An environment whose worker is a Python *program*; it tells by creating files in *folder*."""
+    """Return an environment whose worker is a Python *program* that reports by creating files in *folder*."""
     return Environment(
         name=EnvironmentName("fake"),
         image="none",
@@ -55,7 +55,7 @@ def worker(environment: Environment, id: str = "w1") -> Worker:
 
 
 async def content(path: Path) -> str:
-    """Wait until the file at *path* is written, with an end."""
+    """Wait until the file at *path* has content, and return it; a deadline bounds the wait."""
     async with asyncio.timeout(ENDS_S):
         while True:
             if path.exists() and (text := path.read_text()):  # noqa: ASYNC240  # a local file
@@ -85,7 +85,7 @@ os.rename("child.part", "child")
 """
 
 
-async def test_a_command_that_is_not_there_is_a_failed_start_that_leaves_nothing(
+async def test_a_missing_command_is_a_failed_start_that_leaves_nothing_behind(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     environment = running("", tmp_path, command=("no-such-program",))
@@ -96,7 +96,7 @@ async def test_a_command_that_is_not_there_is_a_failed_start_that_leaves_nothing
     assert (os.listdir(sockets), await backend.found()) == ([], [])
 
 
-async def test_folders_of_a_gateway_that_lives_stay_and_what_nobody_claimed(
+async def test_the_check_keeps_folders_of_a_running_gateway_and_unclaimed_folders(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     environment = running(SLEEPER, tmp_path)
@@ -112,14 +112,14 @@ async def test_folders_of_a_gateway_that_lives_stay_and_what_nobody_claimed(
     assert os.listdir(sockets) == ["nobodys"]
 
 
-async def test_a_folder_that_is_not_there_is_a_failed_start(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_a_missing_folder_is_a_failed_start(backend: ProcessBackend, tmp_path: Path) -> None:
     environment = running(SLEEPER, tmp_path / "missing")
 
     with pytest.raises(StartFailed, match="missing"):
         await backend.start(worker(environment), environment)
 
 
-async def test_python_means_the_gateways_own_interpreter(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_the_command_python3_runs_the_gateways_own_interpreter(backend: ProcessBackend, tmp_path: Path) -> None:
     environment = running("import sys; open('out', 'w').write(sys.executable)", tmp_path)
 
     await backend.start(worker(environment), environment)
@@ -155,11 +155,11 @@ async def test_a_worker_gets_few_variables_and_no_descriptors(sockets: Path, tmp
     assert len(descriptors) <= 5  # stdin, stdout, stderr, the file and the folder being listed
 
 
-async def test_what_a_worker_started_dies_with_it(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_the_children_of_a_worker_die_with_it(backend: ProcessBackend, tmp_path: Path) -> None:
     environment = running(PARENT.format(child=SLEEPER, session=False), tmp_path)
     deaths = backend.deaths()
 
-    await backend.start(worker(environment), environment)  # starts a child and ends
+    await backend.start(worker(environment), environment)  # the worker starts a child and ends
     child = int(await content(tmp_path / "child"))
 
     async with asyncio.timeout(ENDS_S):
@@ -180,7 +180,9 @@ async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_death(
             assert (await anext(deaths)).id == "w1"
         await backend.stop(WorkerId("w1"))
     finally:
-        os.kill(escaped, signal.SIGKILL)  # what left the process group is not ours to end: see the module
+        os.kill(
+            escaped, signal.SIGKILL
+        )  # the backend does not end processes outside the worker's group, see the module
 
 
 async def test_the_log_of_a_dead_worker_stays_until_it_is_stopped(backend: ProcessBackend, tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ async def test_closing_stops_the_workers(backend: ProcessBackend, sockets: Path,
     assert os.listdir(sockets) == []
 
 
-async def test_a_gateway_that_is_killed_takes_its_workers_along_and_the_next_one_removes_their_folders(
+async def test_workers_of_a_killed_gateway_end_and_the_next_gateway_removes_their_folders(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     served = """
@@ -249,7 +251,7 @@ async def test_a_gateway_that_is_killed_takes_its_workers_along_and_the_next_one
     assert os.listdir(sockets) == []
 
 
-async def test_a_worker_of_sandboxes_is_told_of_folders_of_its_own_that_any_user_may_pass_through(
+async def test_a_worker_with_sandboxes_gets_folders_of_its_own_that_all_users_may_traverse(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     environment = replace(
@@ -261,7 +263,7 @@ async def test_a_worker_of_sandboxes_is_told_of_folders_of_its_own_that_any_user
     await backend.start(worker(environment), environment)
     variables = json.loads(await content(tmp_path / "out"))
     work = Path(variables["ENVSERVER_SANDBOX_WORK"])
-    (work / "worker-1").mkdir()  # as a server does, and removes unless it is killed
+    (work / "worker-1").mkdir()  # a server creates such a folder and removes it unless it is killed
     modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (work, work.parent, sockets / "sandboxes")]
     await backend.stop(WorkerId("w1"))
 
@@ -275,7 +277,7 @@ async def test_a_worker_of_sandboxes_is_told_of_folders_of_its_own_that_any_user
     assert os.listdir(sockets / "sandboxes" / "work") == []
 
 
-async def test_a_sandbox_folder_that_cannot_be_made_is_a_failed_start_that_leaves_nothing(
+async def test_a_sandbox_folder_that_cannot_be_created_is_a_failed_start_that_leaves_nothing_behind(
     sockets: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -296,7 +298,7 @@ async def test_an_interpreter_that_cannot_be_run_fails_the_check(sockets: Path) 
         await backend.check()
 
 
-async def test_a_tail_keeps_the_end_of_what_was_said() -> None:
+async def test_a_tail_keeps_the_end_of_the_output() -> None:
     tail = Tail()
     output, said = os.pipe()
     reading = asyncio.create_task(tail.read(output))

@@ -1,4 +1,4 @@
-"""Local servers of somebody else's: the port that they are told, and their end together with the gateway."""
+"""Third-party servers as local processes: their assigned port, and their end together with the gateway."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def worker(environment: Environment, id: str = "w1") -> Worker:
 
 
 async def told(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What the server saw of its arguments and variables."""
+    """Return the arguments and environment variables that the server received."""
     await until((folder / "out").exists)
     arguments, variables = json.loads((folder / "out").read_text())
     return arguments, variables
@@ -75,7 +75,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-async def test_its_port_is_in_its_command_and_in_a_variable(
+async def test_the_port_is_in_the_servers_command_and_in_a_variable(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     environment = running(
@@ -100,7 +100,7 @@ async def test_its_port_is_in_its_command_and_in_a_variable(
     assert [found.address for found in await backend.found()] == [address]
 
 
-async def test_a_program_that_is_not_there_is_a_failed_start_that_leaves_nothing(
+async def test_a_missing_program_is_a_failed_start_that_leaves_nothing_behind(
     backend: ProcessBackend, sockets: Path, tmp_path: Path
 ) -> None:
     for program in ("no-such-program", "./no-such-program", "/no/such/program"):
@@ -112,7 +112,7 @@ async def test_a_program_that_is_not_there_is_a_failed_start_that_leaves_nothing
         assert (os.listdir(sockets), await backend.found()) == ([], [])
 
 
-async def test_a_program_beside_the_environments_file_is_found(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_a_program_next_to_the_environments_file_is_found(backend: ProcessBackend, tmp_path: Path) -> None:
     (tmp_path / "serve").write_text(f'#!/bin/sh\nexec {sys.executable} -c "$PROGRAM" $1\n')
     (tmp_path / "serve").chmod(0o755)
     environment = running(tmp_path, "./serve", "{port}", variables={"PROGRAM": TELLS})
@@ -123,9 +123,7 @@ async def test_a_program_beside_the_environments_file_is_found(backend: ProcessB
     assert address == f"tcp:127.0.0.1:{arguments[0]}"
 
 
-async def test_a_gateway_that_is_killed_takes_along_servers_that_know_nothing_of_it(
-    sockets: Path, tmp_path: Path
-) -> None:
+async def test_third_party_servers_of_a_killed_gateway_end(sockets: Path, tmp_path: Path) -> None:
     program = "import os; open('part', 'w').write(str(os.getpid())); os.rename('part', 'out')" + SLEEPER
     gateway = f"""
         import asyncio, pathlib
@@ -153,7 +151,7 @@ async def test_a_gateway_that_is_killed_takes_along_servers_that_know_nothing_of
     await until(lambda: not lives(pid))
 
 
-async def test_ten_at_once_have_a_port_each(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_ten_concurrent_starts_have_a_port_each(backend: ProcessBackend, tmp_path: Path) -> None:
     program = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1])))" + SLEEPER
     environment = running(tmp_path, "python3", "-c", program, "{port}")
 
@@ -163,7 +161,7 @@ async def test_ten_at_once_have_a_port_each(backend: ProcessBackend, tmp_path: P
     assert len(set(addresses)) == 10
 
 
-async def test_the_port_of_a_stopped_one_may_be_given_again(backend: ProcessBackend, tmp_path: Path) -> None:
+async def test_the_port_of_a_stopped_server_is_released(backend: ProcessBackend, tmp_path: Path) -> None:
     environment = running(tmp_path, "python3", "-c", SLEEPER)
     await backend.start(worker(environment), environment)
     assert len(backend._ports) == 1
@@ -173,13 +171,13 @@ async def test_the_port_of_a_stopped_one_may_be_given_again(backend: ProcessBack
     assert backend._ports == {}
 
 
-def test_a_free_port_is_free_and_not_one_that_is_promised() -> None:
+def test_a_free_port_is_neither_used_nor_reserved() -> None:
     with socket.create_server(("127.0.0.1", free_port())):
         pass
     asked: list[int] = []
 
     class FirstTwo(set[int]):
-        """What is asked for first, and the second time, is promised to others."""
+        """A set of reserved ports that contains the first two ports that are looked up."""
 
         def __contains__(self, port: object) -> bool:
             assert isinstance(port, int)
@@ -198,11 +196,11 @@ def test_a_free_port_is_free_and_not_one_that_is_promised() -> None:
         ((), ()),
     ],
 )
-def test_only_the_word_port_in_braces_is_replaced(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_only_port_in_braces_is_replaced(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
     assert with_port(words, 80) == expected
 
 
-def test_programs_are_looked_for_where_they_would_be_run(tmp_path: Path) -> None:
+def test_programs_are_searched_in_the_servers_folder_and_on_its_path(tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("#!/bin/sh\n")
     (tmp_path / "tool").chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""The backend of many machines, over fake nodes that speak TLS and engines that keep their workers in a list."""
+"""The backend of many machines, with fake nodes that use TLS and engines that keep their workers in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 
 
 class Engine:
-    """What one node's engine has; it reports as its node."""
+    """The fake engine of one node; its workers are in the node's report."""
 
     def __init__(self, node: FakeNode, id: NodeId) -> None:
         self.node = node
@@ -87,7 +87,7 @@ class Engine:
         return self.deaths_told.follow()
 
     def engines(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def leaving(self) -> frozenset[WorkerId]:
@@ -115,7 +115,7 @@ def worker(id: str) -> Worker:
 
 
 class Stored:
-    """A store, as far as the backend asks it: workers of this process and of others."""
+    """The part of a store that the backend reads: workers of this process and of other replicas."""
 
     def __init__(self) -> None:
         self.known: list[Worker] = []
@@ -127,7 +127,7 @@ class Stored:
 
 @dataclass
 class Cluster:
-    """A backend, its nodes, and their engines, which are there once they were needed."""
+    """A backend, its nodes, and the engines that it has connected to so far."""
 
     backend: SwarmBackend
     nodes: dict[str, FakeNode]
@@ -139,7 +139,7 @@ class Cluster:
         return next((view.state for view in self.backend.nodes() if view.id == id), None)
 
     async def start(self, *ids: str) -> list[str]:
-        """Start workers; the nodes that they came to."""
+        """Start workers, and return the nodes that they were placed on."""
         addresses = [await self.backend.start(worker(id), ENVIRONMENT) for id in ids]
         return [address.removeprefix("node:").partition("/")[0] for address in addresses]
 
@@ -202,20 +202,20 @@ async def two(files: tuple[Files, Files], folder: Path) -> AsyncIterator[Cluster
 # -- starting and stopping
 
 
-async def test_workers_are_spread_over_the_nodes_and_their_addresses_name_them(two: Cluster) -> None:
+async def test_workers_are_spread_over_the_nodes_and_their_addresses_name_the_nodes(two: Cluster) -> None:
     assert sorted(await two.start("w1", "w2", "w3", "w4")) == ["n1", "n1", "n2", "n2"]
 
     (first,) = [one for one in await two.backend.found() if one.id == "w1"]
     assert first.address == node_address("n1", "w1", "worker.sock")
 
 
-async def test_starts_at_once_see_each_other(two: Cluster) -> None:
+async def test_concurrent_starts_take_each_other_into_account(two: Cluster) -> None:
     addresses = await asyncio.gather(*(two.backend.start(worker(f"w{n}"), ENVIRONMENT) for n in range(10)))
 
     assert sum(address.startswith("node:n1/") for address in addresses) == 5
 
 
-async def test_a_start_that_failed_takes_no_room(two: Cluster) -> None:
+async def test_a_failed_start_occupies_no_room(two: Cluster) -> None:
     await two.backend.check()
     for engine in two.engines.values():
         engine.is_down = True
@@ -228,12 +228,12 @@ async def test_a_start_that_failed_takes_no_room(two: Cluster) -> None:
     assert sorted(await two.start("w5", "w6")) == ["n1", "n2"]
 
 
-async def test_a_start_that_is_cancelled_takes_no_room(two: Cluster) -> None:
+async def test_a_cancelled_start_occupies_no_room(two: Cluster) -> None:
     await two.backend.check()
     two.engines["n1"].may_start.clear()
     begun = asyncio.ensure_future(two.backend.start(worker("w1"), ENVIRONMENT))
     await until(lambda: two.engines["n1"].asked)
-    assert await two.start("w2") == ["n2"]  # the other has one that starts
+    assert await two.start("w2") == ["n2"]  # a worker is starting on the other node
 
     begun.cancel()
 
@@ -243,7 +243,7 @@ async def test_a_start_that_is_cancelled_takes_no_room(two: Cluster) -> None:
     assert await two.start("w3") == ["n1"]
 
 
-async def test_where_no_node_has_room_it_is_said_why_and_is_no_fault_of_the_image(two: Cluster) -> None:
+async def test_without_room_on_any_node_the_error_has_each_nodes_reason_and_is_not_a_failed_start(two: Cluster) -> None:
     two.nodes["n1"].report["is_draining"] = True
     two.nodes["n2"].report["max_containers"] = 0
     await until(
@@ -256,7 +256,7 @@ async def test_where_no_node_has_room_it_is_said_why_and_is_no_fault_of_the_imag
     assert not isinstance(caught.value, StartFailed)
 
 
-async def test_a_worker_is_stopped_where_it_is_and_an_unknown_one_is_no_error(two: Cluster) -> None:
+async def test_a_worker_is_stopped_on_its_node_and_the_stop_of_an_unknown_worker_is_no_error(two: Cluster) -> None:
     await two.start("w1", "w2")
 
     await two.backend.stop(WorkerId("w2"))
@@ -276,7 +276,7 @@ async def test_another_replicas_worker_is_found_by_its_nodes_report(two: Cluster
     assert two.engines["n2"].workers == {}
 
 
-async def test_to_pause_a_worker_that_is_nowhere_is_an_error(two: Cluster) -> None:
+async def test_the_pause_of_an_unknown_worker_is_an_error(two: Cluster) -> None:
     with pytest.raises(BackendError, match="there is no worker w9"):
         await two.backend.pause(WorkerId("w9"))
 
@@ -292,7 +292,9 @@ async def test_check_needs_one_node_that_can_start_workers(two: Cluster) -> None
         await two.backend.check()
 
 
-async def test_without_any_node_check_says_whom_it_asked(files: tuple[Files, Files], folder: Path) -> None:
+async def test_the_error_of_a_check_without_live_nodes_names_the_nodes(
+    files: tuple[Files, Files], folder: Path
+) -> None:
     async with running(files, folder, "n1") as one:
         await one.nodes["n1"].aclose()
         await until(lambda: one.state("n1") is not NodeState.LIVE)
@@ -301,10 +303,10 @@ async def test_without_any_node_check_says_whom_it_asked(files: tuple[Files, Fil
             await one.backend.check()
 
 
-# -- nodes that go
+# -- lost nodes
 
 
-async def test_a_node_that_is_lost_takes_its_workers_with_it_each_told_once(two: Cluster) -> None:
+async def test_each_worker_of_a_lost_node_is_reported_dead_once(two: Cluster) -> None:
     heard: list[Death] = []
 
     async def follow() -> None:
@@ -330,9 +332,7 @@ async def test_a_node_that_is_lost_takes_its_workers_with_it_each_told_once(two:
     await following
 
 
-async def test_a_node_that_does_not_answer_for_a_moment_keeps_its_workers(
-    files: tuple[Files, Files], folder: Path
-) -> None:
+async def test_a_node_that_is_silent_for_a_moment_keeps_its_workers(files: tuple[Files, Files], folder: Path) -> None:
     async with running(files, folder, "n1", "n2", lost_s=60.0) as two:
         await two.start("w1", "w2")
         await two.backend.found()
@@ -348,7 +348,7 @@ async def test_a_node_that_does_not_answer_for_a_moment_keeps_its_workers(
             await two.backend.stop(next(iter(two.engines["n2"].workers)))
 
 
-async def test_what_is_left_on_a_node_that_comes_back_is_found(two: Cluster) -> None:
+async def test_workers_on_a_node_that_comes_back_are_found(two: Cluster) -> None:
     await two.start("w1", "w2")
     node, port = two.nodes["n2"], two.nodes["n2"].port
     await node.aclose()
@@ -372,7 +372,7 @@ def listening(port: int) -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-async def test_a_gateway_that_begins_while_a_node_is_away_waits_for_its_workers(
+async def test_a_gateway_that_starts_while_a_node_is_unreachable_waits_for_its_workers(
     files: tuple[Files, Files], folder: Path
 ) -> None:
     async with running(files, folder, "n1", "n2", lost_s=60.0, away=("n2",)) as two:
@@ -386,11 +386,11 @@ async def test_a_gateway_that_begins_while_a_node_is_away_waits_for_its_workers(
         await node.start(listening(node.port))
 
         await until(lambda: "n2" in two.engines)
-        assert await finding == []  # its engine knows better
+        assert await finding == []  # the engine reports no such worker
         assert two.state("n2") is NodeState.LIVE
 
 
-async def test_a_node_that_never_comes_is_lost_with_the_workers_that_the_store_has_there(two: Cluster) -> None:
+async def test_a_node_that_never_appears_is_lost_with_the_workers_that_the_store_places_there(two: Cluster) -> None:
     two.store.known.append(replace(worker("w7"), address=node_address("n7", "w7", "worker.sock")))
 
     assert await two.backend.found() == []
@@ -398,14 +398,12 @@ async def test_a_node_that_never_comes_is_lost_with_the_workers_that_the_store_h
     assert two.state("n7") is NodeState.LOST
 
 
-async def test_what_engines_tell_of_deaths_is_told_of_nodes_that_come_later_too(
-    files: tuple[Files, Files], folder: Path
-) -> None:
+async def test_deaths_are_reported_from_the_engines_of_all_nodes(files: tuple[Files, Files], folder: Path) -> None:
     async with running(files, folder, "n1", "n2", lost_s=60.0) as two:
         deaths = two.backend.deaths()
         await until(lambda: len(two.engines) == 2)
         told = [Death(WorkerId(id), CloseReason.OUT_OF_MEMORY) for id in ("w1", "w2")]
-        await asyncio.sleep(0)  # both are followed from the next turn on
+        await asyncio.sleep(0)  # both engines are followed from the next turn on
 
         async def first_two() -> list[Death]:
             return [await anext(deaths), await anext(deaths)]
@@ -417,7 +415,7 @@ async def test_what_engines_tell_of_deaths_is_told_of_nodes_that_come_later_too(
         assert sorted(await heard, key=lambda death: death.id) == told
 
 
-async def test_workers_of_a_node_that_drains_are_leaving_and_it_gets_no_more(two: Cluster) -> None:
+async def test_workers_of_a_draining_node_are_leaving_and_it_gets_no_further_workers(two: Cluster) -> None:
     await two.start("w1", "w2")
     assert two.backend.leaving() == frozenset()
 
@@ -431,12 +429,12 @@ async def test_workers_of_a_node_that_drains_are_leaving_and_it_gets_no_more(two
     assert await two.start("w5") == ["n2"]
 
 
-async def test_to_drain_a_node_that_is_nowhere_is_an_error(two: Cluster) -> None:
+async def test_draining_an_unknown_node_is_an_error(two: Cluster) -> None:
     with pytest.raises(BackendError, match="n9"):
         await two.backend.drain(NodeId("n9"), True)
 
 
-async def test_what_one_replica_thinks_of_a_node_ends_nothing_until_it_leads(two: Cluster) -> None:
+async def test_a_replica_that_finds_a_node_lost_reports_no_deaths_until_it_leads(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
     gone = set(two.engines["n2"].workers)
@@ -455,7 +453,7 @@ async def test_what_one_replica_thinks_of_a_node_ends_nothing_until_it_leads(two
     assert {(await first).id} == gone
 
 
-async def test_who_does_not_lead_hears_of_a_lost_worker_once_the_leader_ended_it(two: Cluster) -> None:
+async def test_a_replica_that_does_not_lead_reports_a_lost_worker_once_the_leader_removed_it(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
     gone = two.engines["n2"].workers
@@ -471,7 +469,7 @@ async def test_who_does_not_lead_hears_of_a_lost_worker_once_the_leader_ended_it
     assert (await first).id in gone
 
 
-async def test_a_node_that_comes_back_before_its_loss_was_told_is_not_told_of(two: Cluster) -> None:
+async def test_a_node_that_comes_back_before_its_loss_was_reported_is_not_reported(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
     two.store.known += two.engines["n2"].workers.values()
@@ -492,7 +490,7 @@ async def test_a_node_that_comes_back_before_its_loss_was_told_is_not_told_of(tw
 # -- images
 
 
-async def test_the_newest_build_is_what_a_name_stands_for_and_all_nodes_get_it(two: Cluster) -> None:
+async def test_an_image_name_means_its_newest_build_and_all_nodes_get_that_build(two: Cluster) -> None:
     newer = two.nodes["n2"]
     newer.content[IMAGE], newer.built_at[IMAGE] = b"a newer image", 200.0
     await until(lambda: any(v.report and v.report.built_at[IMAGE] == 200.0 for v in two.backend.nodes()))
@@ -502,7 +500,7 @@ async def test_the_newest_build_is_what_a_name_stands_for_and_all_nodes_get_it(t
     await until(lambda: two.nodes["n1"].content[IMAGE] == b"a newer image")
 
 
-async def test_of_several_replicas_only_the_one_that_leads_sends_images_to_all_nodes(two: Cluster) -> None:
+async def test_only_the_leader_sends_images_to_all_nodes(two: Cluster) -> None:
     newer = two.nodes["n2"]
     newer.content[IMAGE], newer.built_at[IMAGE] = b"a newer image", 200.0
     await until(lambda: any(v.report and v.report.built_at[IMAGE] == 200.0 for v in two.backend.nodes()))
@@ -516,7 +514,7 @@ async def test_of_several_replicas_only_the_one_that_leads_sends_images_to_all_n
     await until(lambda: two.nodes["n1"].content[IMAGE] == b"a newer image")
 
 
-async def test_an_image_that_the_chosen_node_lacks_is_brought_there_before_the_start(
+async def test_an_image_that_the_chosen_node_lacks_is_copied_there_before_the_start(
     files: tuple[Files, Files], folder: Path
 ) -> None:
     async with running(files, folder, "n1", "n2", content=b"") as two:
@@ -530,7 +528,7 @@ async def test_an_image_that_the_chosen_node_lacks_is_brought_there_before_the_s
 
         starts = [asyncio.ensure_future(two.backend.start(worker(f"w{n}"), ENVIRONMENT)) for n in range(5)]
         await until(lambda: any(one.method == "PUT" for one in two.nodes["n1"].requests))
-        starts[0].cancel()  # the others share the copy
+        starts[0].cancel()  # the other starts share the copy
         two.nodes["n1"].may_load.set()
 
         await asyncio.gather(*starts[1:])
@@ -539,7 +537,7 @@ async def test_an_image_that_the_chosen_node_lacks_is_brought_there_before_the_s
         assert len(two.engines["n1"].workers) == 4
 
 
-async def test_an_image_that_is_nowhere_can_be_had_by_its_digest_only(files: tuple[Files, Files], folder: Path) -> None:
+async def test_an_image_that_no_node_has_is_pulled_only_by_its_digest(files: tuple[Files, Files], folder: Path) -> None:
     exact = f"registry.example/math@sha256:{'a' * 64}"
     async with running(files, folder, "n1", "n2", content=b"") as two:
         for node in two.nodes.values():
@@ -554,22 +552,20 @@ async def test_an_image_that_is_nowhere_can_be_had_by_its_digest_only(files: tup
         await until(lambda: all(node.content.get(exact) == b"far" for node in two.nodes.values()))
 
 
-async def test_an_image_that_no_registry_gives_is_an_error_that_passes(
-    files: tuple[Files, Files], folder: Path
-) -> None:
+async def test_an_image_that_the_registry_lacks_is_a_temporary_error(files: tuple[Files, Files], folder: Path) -> None:
     exact = f"registry.example/math@sha256:{'a' * 64}"
     async with running(files, folder, "n1", content=b"") as one:
         with pytest.raises(BackendError, match="the registry has none"):
             await one.backend.prepare(replace(ENVIRONMENT, image=exact))
 
 
-async def test_an_environment_without_an_image_needs_none(two: Cluster) -> None:
+async def test_a_static_server_needs_no_image(two: Cluster) -> None:
     remote = replace(ENVIRONMENT, server=replace(ENVIRONMENT.server, url="http://127.0.0.1:9"))
 
     assert await two.backend.prepare(remote) == ""
 
 
-async def test_what_is_closed_starts_nothing(two: Cluster) -> None:
+async def test_a_closed_backend_starts_no_workers(two: Cluster) -> None:
     await two.backend.aclose()
     await two.backend.aclose()
 

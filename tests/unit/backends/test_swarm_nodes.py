@@ -1,4 +1,4 @@
-"""The directory of machines, and their engines' gates as local sockets, with real TLS on loopback."""
+"""The directory of nodes, and the gates of their engines as local sockets, with real TLS on loopback."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_a_host_is_read_with_or_without_a_port(text: str, read: tuple[str, int])
 
 
 @pytest.mark.parametrize("text", ["", ":7443", "host:", "host:port", "host:0", "host:65535", "[::1]7443", "host:-1"])
-def test_what_is_no_host_is_refused_by_name(text: str) -> None:
+def test_an_invalid_host_is_refused_with_the_name_of_the_setting(text: str) -> None:
     with pytest.raises(ConfigError, match="GATEWAY_NODES"):
         parse_hosts([text])
 
 
-def test_no_hosts_at_all_are_refused() -> None:
+def test_an_empty_list_of_hosts_is_refused() -> None:
     with pytest.raises(ConfigError, match="GATEWAY_NODES"):
         parse_hosts([])
 
@@ -79,7 +79,7 @@ REPORT = (
 )
 
 
-def test_a_field_that_a_later_version_reports_is_no_error() -> None:
+def test_an_unknown_field_of_a_later_version_is_ignored() -> None:
     assert read_report(REPORT % (b"a", b"2.5")).cpus == 2.5
 
 
@@ -101,12 +101,12 @@ def test_a_field_that_a_later_version_reports_is_no_error() -> None:
         ),
     ],
 )
-def test_what_is_no_report_is_refused(body: bytes, says: str) -> None:
+def test_an_invalid_report_is_refused(body: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         read_report(body)
 
 
-async def test_a_node_is_known_by_what_it_reports(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_the_view_of_a_node_has_its_report(files: tuple[Files, Files], node: FakeNode) -> None:
     node.report["workers"] = {"w1": "math"}
     async with knowing(files[0], node) as nodes:
         (view,) = nodes.views()
@@ -117,14 +117,14 @@ async def test_a_node_is_known_by_what_it_reports(files: tuple[Files, Files], no
         assert nodes.endpoint(N1) == (HOST, node.port)
 
 
-async def test_what_a_node_reports_later_is_known_later(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_a_later_report_updates_the_view_of_a_node(files: tuple[Files, Files], node: FakeNode) -> None:
     async with knowing(files[0], node) as nodes:
         node.report["is_draining"] = True
 
         await until(lambda: nodes.live()[0].is_draining)
 
 
-async def test_a_node_that_goes_is_silent_and_then_lost(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_a_node_that_stops_is_silent_and_then_lost(files: tuple[Files, Files], node: FakeNode) -> None:
     heard: list[NodeView] = []
     async with knowing(files[0], node, lost_s=1.0) as nodes:
         nodes.changed(heard.append)
@@ -147,7 +147,7 @@ async def test_a_node_that_hangs_is_silent(files: tuple[Files, Files], node: Fak
         await until(lambda: state(nodes) is NodeState.SILENT)
 
 
-async def test_a_node_that_comes_back_at_its_address_is_known_again(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_a_node_that_comes_back_at_its_address_is_live_again(files: tuple[Files, Files], node: FakeNode) -> None:
     heard: list[NodeView] = []
     async with knowing(files[0], node, lost_s=1.0) as nodes:
         nodes.changed(heard.append)
@@ -170,7 +170,7 @@ def listening(port: int) -> tuple[socket.socket, socket.socket]:
     return first, second
 
 
-async def test_of_two_processes_of_one_node_the_newer_one_holds(files: tuple[Files, Files]) -> None:
+async def test_of_two_processes_of_a_node_the_newer_process_is_used(files: tuple[Files, Files]) -> None:
     async with FakeNode(files[1]) as old, FakeNode(files[1]) as new:
         second = new.port
         await new.aclose()
@@ -181,12 +181,12 @@ async def test_of_two_processes_of_one_node_the_newer_one_holds(files: tuple[Fil
 
             await until(lambda: nodes.endpoint(N1) == (HOST, second))
             asked = len(old.requests)
-            await until(lambda: len(old.requests) > asked + 2)  # it answers still, and changes nothing
+            await until(lambda: len(old.requests) > asked + 2)  # the older process still answers, which changes nothing
             assert nodes.endpoint(N1) == (HOST, second)
             assert len(nodes.views()) == 1
 
 
-async def test_a_node_that_is_expected_and_never_heard_is_lost_in_its_time(
+async def test_an_expected_node_that_never_reports_is_lost_after_its_time(
     files: tuple[Files, Files], node: FakeNode
 ) -> None:
     gone = NodeId("gone")
@@ -198,7 +198,7 @@ async def test_a_node_that_is_expected_and_never_heard_is_lost_in_its_time(
         assert state(nodes) is NodeState.LIVE
 
 
-async def test_a_node_that_was_never_heard_is_waited_for_longer(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_a_node_that_never_reported_is_awaited_longer(files: tuple[Files, Files], node: FakeNode) -> None:
     coming = NodeId("coming")
     async with knowing(files[0], node, lost_s=1.0, unheard_s=3600.0) as nodes:
         nodes.expect(coming)
@@ -209,21 +209,23 @@ async def test_a_node_that_was_never_heard_is_waited_for_longer(files: tuple[Fil
         assert state(nodes, coming) is NodeState.SILENT
 
 
-async def test_who_has_no_certificate_of_the_cluster_is_no_node(files: tuple[Files, Files], folder: Path) -> None:
+async def test_a_server_without_a_certificate_of_the_cluster_is_not_a_node(
+    files: tuple[Files, Files], folder: Path
+) -> None:
     make_certificates(folder / "others", days=1)
     async with FakeNode(of(folder / "others", "node")) as stranger, knowing(files[0], stranger) as nodes:
         assert nodes.views() == []
         assert "certificate" in nodes.problems().lower()
 
 
-async def test_where_nobody_listens_it_is_said(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_an_address_without_a_listener_is_named_as_a_problem(files: tuple[Files, Files], node: FakeNode) -> None:
     await node.aclose()
     async with knowing(files[0], node) as nodes:
         assert nodes.views() == []
         assert f"{HOST}:{node.port}" in nodes.problems()
 
 
-async def test_a_name_that_stands_for_nothing_is_said(files: tuple[Files, Files]) -> None:
+async def test_an_unknown_host_name_is_named_as_a_problem(files: tuple[Files, Files]) -> None:
     tls = client_context(files[0].ca, files[0].cert, files[0].key)
     nodes = Nodes([("no-such-host.invalid", 7443)], tls=tls, tls_name=NODE_NAME, lost_s=1.0, every_s=EVERY_S)
     try:
@@ -234,7 +236,7 @@ async def test_a_name_that_stands_for_nothing_is_said(files: tuple[Files, Files]
         await nodes.aclose()
 
 
-async def test_what_a_node_refuses_is_told_with_its_words(files: tuple[Files, Files], node: FakeNode) -> None:
+async def test_the_error_of_a_refused_request_has_the_nodes_message(files: tuple[Files, Files], node: FakeNode) -> None:
     async with knowing(files[0], node) as nodes:
         with pytest.raises(BackendError, match="machine-n1 answers 404: no such image"):
             async with nodes.request(N1, "GET", "/env-gateway/images/none"):
@@ -269,14 +271,14 @@ async def ask(url: str, path: str) -> bytes:
         writer.close()
 
 
-async def test_a_nodes_gate_answers_at_a_local_socket(gates: GateSockets) -> None:
+async def test_the_gate_of_a_node_answers_at_a_local_socket(gates: GateSockets) -> None:
     url = await gates.open(N1)
 
     assert await ask(url, "/v1.41/_ping") == b"GET /v1.41/_ping"
     assert await gates.open(N1) == url
 
 
-async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: GateSockets, folder: Path) -> None:
+async def test_the_socket_is_for_this_user_only_and_is_removed_with_the_gates(gates: GateSockets, folder: Path) -> None:
     path = Path((await gates.open(N1)).removeprefix("unix://"))
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -285,7 +287,7 @@ async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: G
     assert list((folder / "sockets").iterdir()) == []
 
 
-async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: GateSockets, node: FakeNode) -> None:
+async def test_a_connection_to_an_unreachable_node_is_closed_immediately(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
     await node.aclose()
 
@@ -293,7 +295,7 @@ async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: Gat
         await ask(url, "/_ping")
 
 
-async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: GateSockets, node: FakeNode) -> None:
+async def test_a_connection_without_a_request_does_not_reach_the_node(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
 
     for _ in range(3):
@@ -305,7 +307,7 @@ async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: Gate
     assert [one.target for one in node.requests if one.target != "/env-gateway/node"] == ["/first"]
 
 
-async def test_who_waits_for_a_node_that_is_given_up_hears_of_it(gates: GateSockets, node: FakeNode) -> None:
+async def test_a_request_to_a_node_that_is_cut_off_ends(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
     node.hangs = True
     asked = asyncio.ensure_future(ask(url, "/events"))
@@ -317,7 +319,9 @@ async def test_who_waits_for_a_node_that_is_given_up_hears_of_it(gates: GateSock
         await asked
 
 
-async def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(nodes: Nodes, folder: Path) -> None:
+async def test_sockets_of_a_killed_process_are_removed_but_sockets_of_a_live_process_are_not(
+    nodes: Nodes, folder: Path
+) -> None:
     left, used = folder / "gates-left", folder / "gates-used"
     for place in (left, used):
         place.mkdir()

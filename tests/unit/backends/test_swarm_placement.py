@@ -1,4 +1,4 @@
-"""Which machine gets the next worker, as tables of numbers."""
+"""The choice of the machine for the next worker, as tables of numbers."""
 
 from __future__ import annotations
 
@@ -36,39 +36,37 @@ def node(id: str = "a", *, math: int = 0, os: int = 0, **more: Any) -> NodeRepor
 @pytest.mark.parametrize(
     ("one", "other", "chosen"),
     [
-        pytest.param(node("a"), node("b"), A, id="of equals the first by id"),
-        pytest.param(node("a", is_draining=True), node("b", math=9), B, id="one that drains takes none"),
-        pytest.param(node("a", images={}), node("b", math=9), B, id="one with the image comes first"),
+        pytest.param(node("a"), node("b"), A, id="the first id of equal machines"),
+        pytest.param(node("a", is_draining=True), node("b", math=9), B, id="a draining machine takes none"),
+        pytest.param(node("a", images={}), node("b", math=9), B, id="a machine with the image comes first"),
         pytest.param(
             node("a", images={"env-gateway/math": "sha256:2"}),
             node("b", math=9),
             B,
-            id="an image of another id is none",
+            id="an image with another id does not count",
         ),
-        pytest.param(node("a", math=2), node("b", math=1), B, id="the one with fewer of that environment"),
-        pytest.param(
-            node("a", os=3), node("b", math=1), A, id="workers of other environments count less than those of its own"
-        ),
-        pytest.param(node("a", os=1), node("b"), B, id="the one with more left"),
+        pytest.param(node("a", math=2), node("b", math=1), B, id="the machine with fewer workers of the environment"),
+        pytest.param(node("a", os=3), node("b", math=1), A, id="workers of other environments count less"),
+        pytest.param(node("a", os=1), node("b"), B, id="the machine with more free resources"),
         pytest.param(
             node("a", memory_bytes=14 * GIB, os=1),
             node("b", memory_bytes=64 * GIB, os=1),
             B,
-            id="in parts of what it has",
+            id="free resources count in proportion",
         ),
         pytest.param(node("a", cpus=4, os=1), node("b", cpus=16, os=1), B, id="CPUs count as memory does"),
         pytest.param(
-            node("a", containers=100), node("b", math=9), B, id="one that has as many containers as it may is full"
+            node("a", containers=100), node("b", math=9), B, id="a machine at its limit of containers is full"
         ),
-        pytest.param(node("a", available_bytes=GIB - 1), node("b", math=9), B, id="one whose memory is taken is full"),
         pytest.param(
-            node("a", available_bytes=0), node("b", math=9), A, id="one that cannot tell its free memory is believed"
+            node("a", available_bytes=GIB - 1), node("b", math=9), B, id="a machine without free memory is full"
         ),
-        pytest.param(node("a", os=16), node("b", math=9), B, id="promises end at four times the memory"),
-        pytest.param(node("a", cpus=0.5), node("b", math=9), B, id="a worker's CPUs have to be there"),
+        pytest.param(node("a", available_bytes=0), node("b", math=9), A, id="unknown free memory counts as enough"),
+        pytest.param(node("a", os=16), node("b", math=9), B, id="at most four times the memory is promised"),
+        pytest.param(node("a", cpus=0.5), node("b", math=9), B, id="a worker's CPUs must exist"),
     ],
 )
-def test_of_two_machines(one: NodeReport, other: NodeReport, chosen: NodeId) -> None:
+def test_the_better_of_two_machines_is_chosen(one: NodeReport, other: NodeReport, chosen: NodeId) -> None:
     assert place([one, other], NEED, takes=TAKES) == chosen
     assert place([other, one], NEED, takes=TAKES) == chosen
 
@@ -87,17 +85,17 @@ def test_of_two_machines(one: NodeReport, other: NodeReport, chosen: NodeId) -> 
             node(os=16), "64.0 GiB of memory promised to workers of at most 64.0 GiB, and 1.0 GiB are", id="promises"
         ),
         pytest.param(
-            node(memory_bytes=GIB // 2), "0.5 GiB of memory, and 1.0 GiB are needed", id="more than it ever had"
+            node(memory_bytes=GIB // 2), "0.5 GiB of memory, and 1.0 GiB are needed", id="more than the whole memory"
         ),
         pytest.param(node(cpus=0.5), "0.5 CPUs, and 1 are needed", id="CPUs"),
     ],
 )
-def test_a_machine_without_room_gets_nothing_and_it_is_said_why(only: NodeReport, says: str) -> None:
+def test_a_machine_without_room_gets_no_worker_and_the_reason_is_stated(only: NodeReport, says: str) -> None:
     assert place([only], NEED, takes=TAKES) is None
     assert says in why_not([only], NEED, takes=TAKES)
 
 
-def test_where_one_has_room_there_is_no_reason() -> None:
+def test_there_is_no_reason_if_one_machine_has_room() -> None:
     assert why_not([node("a", is_draining=True), node("b")], NEED) == ""
 
 
@@ -106,13 +104,13 @@ def test_without_machines_nothing_is_placed() -> None:
     assert why_not([], NEED) == "no node takes a worker of math: none answers"
 
 
-def test_each_machines_reason_is_told() -> None:
+def test_the_reason_of_each_machine_is_stated() -> None:
     told = why_not([node("a", is_draining=True), node("b", available_bytes=1)], NEED)
 
     assert told.startswith("no node takes a worker of math: machine-a: it drains; machine-b: ")
 
 
-def test_workers_that_are_being_started_count_as_those_that_are_there() -> None:
+def test_starting_workers_count_as_existing_workers() -> None:
     begun = {A: [NEED, NEED]}
 
     assert place([node("a"), node("b", math=1)], NEED, starting=begun, takes=TAKES) == B
@@ -139,12 +137,12 @@ def test_a_worker_of_two_containers_needs_room_for_both() -> None:
     assert place([node(containers=99)], pair) is None
 
 
-def test_an_image_whose_id_is_not_known_may_be_any_of_that_name() -> None:
+def test_an_image_with_an_unknown_id_may_be_any_image_of_that_name() -> None:
     anyone = replace(NEED, images={"env-gateway/math": ""})
 
     assert place([node("a", images={}), node("b", math=5)], anyone) == B
 
 
-def test_the_overcommit_may_be_another() -> None:
+def test_the_overcommit_can_be_configured() -> None:
     assert place([node(os=4)], NEED, takes=TAKES, overcommit=1.0) is None
     assert place([node(os=3)], NEED, takes=TAKES, overcommit=1.0) == A

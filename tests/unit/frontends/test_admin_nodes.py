@@ -1,4 +1,4 @@
-"""The operators' routes for machines, and the settings that name them."""
+"""The admin routes for the machines of a cluster, and the settings that name these machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 
 
 class Machines:
-    """A cluster of two machines; the second one does not answer."""
+    """A cluster of two machines, of which the second does not answer."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -74,14 +74,14 @@ async def test_machines_are_listed(client: httpx.AsyncClient, machines: Machines
     assert (listed[0]["draining"], listed[0]["max_containers"]) == (False, 10)
 
 
-async def test_a_gateway_of_one_machine_lists_none() -> None:
+async def test_a_gateway_without_a_cluster_lists_no_machines() -> None:
     routes = NodeRoutes(None).routes()
     transport = httpx.ASGITransport(Starlette(routes=routes, exception_handlers=ERRORS))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         assert (await client.get("/admin/v1/nodes")).json() == {"nodes": []}
 
 
-async def test_a_machine_is_drained_and_taken_back(client: httpx.AsyncClient) -> None:
+async def test_a_machine_is_drained_and_put_back_into_service(client: httpx.AsyncClient) -> None:
     drained = await client.put("/admin/v1/nodes/n1", json={"draining": True})
     back = await client.put("/admin/v1/nodes/n1", json={"draining": False})
 
@@ -101,7 +101,7 @@ async def test_a_machine_is_drained_and_taken_back(client: httpx.AsyncClient) ->
         ("n1", b" " * 5000, 413, "too_large"),
     ],
 )
-async def test_a_wrong_wish_changes_nothing_and_is_told_why(
+async def test_an_invalid_drain_request_changes_nothing_and_its_answer_has_a_code(
     client: httpx.AsyncClient, machines: Machines, id: str, body: bytes, status: int, code: str
 ) -> None:
     answer = await client.put(f"/admin/v1/nodes/{id}", content=body)
@@ -113,8 +113,8 @@ async def test_a_wrong_wish_changes_nothing_and_is_told_why(
 # -- settings
 
 
-def test_nodes_are_named_with_commas() -> None:
-    assert Settings(nodes="a:7000, b").nodes == ("a:7000", "b")  # type: ignore[arg-type]  # as a variable has it
+def test_nodes_are_a_list_separated_by_commas() -> None:
+    assert Settings(nodes="a:7000, b").nodes == ("a:7000", "b")  # type: ignore[arg-type]  # the text of the environment variable
 
 
 def test_a_cluster_needs_its_certificates_and_nodes(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_a_cluster_needs_its_certificates_and_nodes(tmp_path: Path) -> None:
     assert Settings(backend="swarm", nodes=("a",), **files).checked().uses_containers
 
 
-def test_of_another_backend_there_are_no_nodes() -> None:
+def test_only_the_swarm_backend_has_nodes() -> None:
     assert make_nodes(Settings(backend="docker", nodes=("a",))) is None
 
 
-def test_a_host_that_is_none_stops_the_start(tmp_path: Path) -> None:
+def test_an_invalid_host_stops_the_start(tmp_path: Path) -> None:
     make_certificates(tmp_path / "tls", days=1)
     settings = Settings(
         backend="swarm",

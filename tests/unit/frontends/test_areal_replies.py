@@ -1,4 +1,4 @@
-"""From results to what AReaL's clients read."""
+"""Conversion of results to the replies that AReaL clients read."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def info(result: StepResult, *, action: Action = TEXT, turn: int = 1) -> dict[st
         ("text", StepResult(error="<|im_end|>", reason="odd"), {"type": "text", "content": "< |im_end|>"}),
     ],
 )
-def test_an_observation_has_the_configured_form_where_it_can(kind: str, result: StepResult, seen: Any) -> None:
+def test_an_observation_has_the_configured_type_where_possible(kind: str, result: StepResult, seen: Any) -> None:
     assert observation(shown(kind), result) == seen
 
 
 @pytest.mark.parametrize("reason", ["not_found", "name_collision", "tool_failed"])
-def test_a_refusal_says_how_to_go_on(reason: str) -> None:
+def test_a_refusal_ends_with_a_hint_how_to_continue(reason: str) -> None:
     seen = observation(SHOWN, StepResult(error="no", reason=reason))
 
     first, hint = seen["content"].split("\n")
@@ -63,7 +63,7 @@ def test_a_refusal_says_how_to_go_on(reason: str) -> None:
     assert hint.endswith(".")
 
 
-def test_a_failure_without_a_word_is_an_observation_too() -> None:
+def test_a_failure_without_a_message_is_an_observation_too() -> None:
     assert observation(SHOWN, StepResult(error="", reason="odd"))["content"] == "(no output)"
 
 
@@ -99,7 +99,7 @@ def test_a_prompt_may_be_a_conversation(blocks: list[Block], messages: list[tupl
         ({}, [PIXEL], "17"),
     ],
 )
-def test_the_description_is_the_bare_problem_and_never_empty(
+def test_the_description_is_only_the_problem_and_never_empty(
     task: dict[str, Any], blocks: list[Block], description: str
 ) -> None:
     reply = start_reply(SHOWN, "e", blocks, sample=17, task=task)
@@ -118,7 +118,7 @@ def test_the_description_is_the_bare_problem_and_never_empty(
         ({"config": []}, [], 3),
     ],
 )
-def test_the_start_tells_the_fewest_turns_of_environment_task_and_configuration(
+def test_the_start_states_the_smallest_limit_of_turns_of_environment_task_and_configuration(
     task: dict[str, Any], observation: Any, turns: int
 ) -> None:
     blocks: list[Block] = [TextBlock("Look."), TextBlock("Go.", {"observation": observation})]
@@ -161,11 +161,11 @@ def test_the_start_tells_the_fewest_turns_of_environment_task_and_configuration(
         ),
     ],
 )
-def test_an_action_is_shown_as_the_environment_read_it(action: Action, result: StepResult, parsed: Any) -> None:
+def test_a_reply_shows_the_action_as_the_environment_parsed_it(action: Action, result: StepResult, parsed: Any) -> None:
     assert info(result, action=action) == {"turn": 1, "parsed_action": parsed}
 
 
-def test_what_the_environment_says_of_answer_and_status_is_passed_on_while_it_runs() -> None:
+def test_answer_and_status_of_the_environment_are_passed_on_while_the_episode_runs() -> None:
     found = info(StepResult(metadata={"answer": "31", "status": "running", "other": 1}))
 
     assert (found["answer"], found["status"], "other" in found) == ("31", "running", False)
@@ -186,7 +186,7 @@ def test_what_the_environment_says_of_answer_and_status_is_passed_on_while_it_ru
         (0.0, {"success": 1}, False),
     ],
 )
-def test_success_is_the_environments_word_else_full_reward(
+def test_success_is_the_environments_boolean_or_else_a_full_reward(
     reward: float | None, metadata: dict[str, Any] | None, success: bool
 ) -> None:
     reply = step_reply(SHOWN, "e", TEXT, StepResult(reward=reward, finished=True, metadata=metadata), 2)
@@ -208,7 +208,7 @@ def test_success_is_the_environments_word_else_full_reward(
         (Action(text="31"), {"answer": 31}, "31"),
     ],
 )
-def test_the_answer_is_a_text(action: Action, metadata: dict[str, Any] | None, answer: str) -> None:
+def test_the_answer_is_always_a_text(action: Action, metadata: dict[str, Any] | None, answer: str) -> None:
     assert info(StepResult(finished=True, metadata=metadata), action=action)["answer"] == answer
 
 
@@ -216,12 +216,12 @@ def test_the_answer_is_a_text(action: Action, metadata: dict[str, Any] | None, a
     ("metadata", "status"),
     [(None, "completed"), ({"status": "task error"}, "task error"), ({"status": 7}, "completed")],
 )
-def test_the_status_is_the_environments_word_else_completed(metadata: dict[str, Any] | None, status: str) -> None:
+def test_the_status_is_the_environments_text_or_else_completed(metadata: dict[str, Any] | None, status: str) -> None:
     assert info(StepResult(finished=True, metadata=metadata))["status"] == status
 
 
 @pytest.mark.parametrize(("turn", "done"), [(1, False), (2, False), (3, True), (4, True)])
-def test_at_the_limit_an_episode_is_over_without_a_reward(turn: int, done: bool) -> None:
+def test_at_the_limit_of_turns_an_episode_ends_without_a_reward(turn: int, done: bool) -> None:
     reply = step_reply(SHOWN, "e", TEXT, StepResult(reward=0.5), turn)
 
     assert reply["done"] is done

@@ -1,4 +1,4 @@
-"""Bodies of AReaL requests: what is understood, and what is refused with which words."""
+"""Parsing of AReaL request bodies: accepted values, and the message of each refusal."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_an_object_is_read(body: bytes) -> None:
         (b'"x"', "string"),
     ],
 )
-def test_what_is_no_object_is_refused(body: bytes, words: str) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         read_object(body)
 
 
 @pytest.mark.parametrize(("sent", "sample"), [(17, "17"), ("17", "17"), (0, "0"), (-1, "-1"), ("", ""), ("a b", "a b")])
-def test_a_sample_is_compared_as_text_and_echoed_as_it_was_sent(sent: str | int, sample: str) -> None:
+def test_a_sample_is_compared_as_text_and_echoed_unchanged(sent: str | int, sample: str) -> None:
     start = read_start({"sample_id": sent})
 
     assert (start.sample, start.as_sent) == (sample, sent)
 
 
 @pytest.mark.parametrize("body", [{}, {"config": None}, {"config": {}}, {"config": {"seed": None}}, {"more": 1}])
-def test_without_a_seed_it_is_derived_from_the_sample(body: dict[str, Any]) -> None:
+def test_a_missing_seed_is_derived_from_the_sample(body: dict[str, Any]) -> None:
     starts = [read_start({"sample_id": sample} | body) for sample in (17, "17", 18)]
 
     assert starts[0].seed == starts[1].seed == seed_of("17") != starts[2].seed
@@ -76,13 +76,13 @@ def test_a_seed_and_further_configuration_are_passed_on() -> None:
         ({"sample_id": 1, "config": {"seed": 7.5}}, "config.seed"),
     ],
 )
-def test_a_start_that_is_malformed_names_the_field(body: dict[str, Any], field: str) -> None:
+def test_the_refusal_of_a_malformed_start_names_the_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         read_start(body)
 
 
 @pytest.mark.parametrize("name", [None, 7, "", [], {}, True])
-def test_an_episode_is_named_by_a_text(name: Any) -> None:
+def test_an_episode_id_that_is_not_a_text_is_refused(name: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^episode_id: "):
         read_episode_id({"episode_id": name})
 
@@ -100,7 +100,7 @@ def test_an_episode_is_named_by_a_text(name: Any) -> None:
         ({}, Action(fields={})),
     ],
 )
-def test_an_action_has_one_of_three_spellings(content: Any, action: Action) -> None:
+def test_an_action_has_one_of_three_forms(content: Any, action: Action) -> None:
     kind = "text" if isinstance(content, str) else "structured"
 
     assert read_action({"action": {"type": kind, "content": content}}) == action
@@ -122,6 +122,6 @@ def test_an_action_has_one_of_three_spellings(content: Any, action: Action) -> N
         ({"action": {"type": "structured", "content": []}}, "action.content"),
     ],
 )
-def test_an_action_that_is_malformed_names_the_field(body: dict[str, Any], field: str) -> None:
+def test_the_refusal_of_a_malformed_action_names_the_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         read_action(body)

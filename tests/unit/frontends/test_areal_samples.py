@@ -1,4 +1,4 @@
-"""From a ``sample_id`` to a task and a seed."""
+"""Mapping of a ``sample_id`` to a task and a seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASKS = TaskRegistry(
 
 
 class Workers:
-    """Workers of the gateway's own: they know no task but those in the files."""
+    """Workers of the gateway's own images: they know only the tasks in the files."""
 
     async def registered(self, environment: Environment) -> WorkerTasks:
         return WorkerTasks()
@@ -44,7 +44,7 @@ class Workers:
 
 
 async def find_sample(where: Environment, sample: str) -> TaskRef:
-    """Find the task of a sample, as the AReaL frontend does."""
+    """Return the task of a sample, found as the AReaL frontend finds it."""
     workers = Workers()
     lookup = lookup_of(TASKS, workers)
     resolver = TaskResolver(lookup=lookup, queries=workers, catalog=Catalog([where]))
@@ -66,14 +66,14 @@ def environment(split: str) -> Environment:
     ("split", "sample", "place"),
     [
         pytest.param("train", "t-0", "train/0", id="an id"),
-        pytest.param("dev", "t-0", "dev/1", id="an id that stands in two splits: the served one"),
+        pytest.param("dev", "t-0", "dev/1", id="an id in two splits: the served split"),
         pytest.param("train", "dev-001-dev-00000", "dev/0", id="an id of another split"),
         pytest.param("train", "dev-001-00000", "dev/0", id="an alias"),
         pytest.param("train", "1", "train/1", id="an id that looks like an index"),
-        pytest.param("dev", "1", "train/1", id="an id of another split goes before an index"),
+        pytest.param("dev", "1", "train/1", id="an id of another split wins over an index"),
         pytest.param("train", "2", "train/2", id="an index"),
         pytest.param("dev", "0", "dev/0", id="an index in the served split"),
-        pytest.param("train", "00002", "train/2", id="an index with zeros"),
+        pytest.param("train", "00002", "train/2", id="an index with leading zeros"),
     ],
 )
 async def test_a_sample_is_an_id_or_an_alias_or_else_an_index(split: str, sample: str, place: str) -> None:
@@ -85,27 +85,27 @@ async def test_a_sample_is_an_id_or_an_alias_or_else_an_index(split: str, sample
 
 
 @pytest.mark.parametrize("sample", ["3", "-1", "", " 1", "1.0", "²", "nosuch", "9" * 18, "9" * 5000])
-async def test_what_is_none_of_these_is_unknown(sample: str) -> None:
+async def test_a_sample_that_matches_no_task_is_unknown(sample: str) -> None:
     with pytest.raises(UnknownTask):
         await find_sample(environment("train"), sample)
 
 
-async def test_an_index_without_its_split_is_unknown_and_says_why() -> None:
+async def test_an_index_into_a_missing_split_is_unknown_and_the_error_names_the_split() -> None:
     with pytest.raises(UnknownTask, match="no split 'test'"):
         await find_sample(environment("test"), "0")
 
 
-async def test_an_index_that_is_too_high_says_which_there_are() -> None:
+async def test_the_error_for_a_too_high_index_states_the_valid_range() -> None:
     with pytest.raises(UnknownTask, match="0 to 2"):
         await find_sample(environment("train"), "3")
 
 
 @pytest.mark.parametrize(("sample", "seed"), [("0", 0x5FECEB66 >> 1), ("train-002-logs-00017", 0xE9D40966 >> 1)])
-def test_a_seed_is_the_same_for_ever(sample: str, seed: int) -> None:
+def test_the_seed_of_a_sample_never_changes(sample: str, seed: int) -> None:
     assert seed_of(sample) == seed
 
 
-def test_a_seed_fits_into_31_bits_and_tells_samples_apart() -> None:
+def test_seeds_fit_into_31_bits_and_differ_between_samples() -> None:
     seeds = {seed_of(str(number)) for number in range(1000)}
 
     assert len(seeds) == 1000

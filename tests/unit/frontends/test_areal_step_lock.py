@@ -1,4 +1,4 @@
-"""One step at a time in each episode."""
+"""Locks that run the steps of each episode one after the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_other_episodes_and_other_owners_do_not_wait() -> None:
     assert len(turns) == 0
 
 
-async def test_a_wait_has_an_end() -> None:
+async def test_a_step_waits_only_for_a_limited_time() -> None:
     turns = StepLocks()
 
     async with turns.one(ALICE, "e", within_s=LONG_S):
@@ -59,7 +59,7 @@ async def test_a_wait_has_an_end() -> None:
         assert len(turns) == 1
 
 
-async def test_not_too_many_wait() -> None:
+async def test_the_number_of_waiting_steps_is_bounded() -> None:
     turns = StepLocks()
 
     async def step() -> None:
@@ -79,7 +79,7 @@ async def test_not_too_many_wait() -> None:
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_a_step_that_is_cancelled_at_any_moment_leaves_its_place(after: int) -> None:
+async def test_a_step_that_is_cancelled_at_any_moment_leaves_the_queue(after: int) -> None:
     turns = StepLocks()
 
     async def step() -> None:

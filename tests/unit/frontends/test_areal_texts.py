@@ -1,4 +1,4 @@
-"""Special tokens off what a model says, and out of what it reads."""
+"""Removal of end tokens from a model's output, and neutralization of control tokens in its input."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def test_each_known_token_is_cut_from_the_end(token: str) -> None:
     ("text", "left"),
     [
         pytest.param("ls<|im_end|><|endoftext|>", "ls", id="two tokens"),
-        pytest.param("ls \n<|im_end|>\n \t</s>\n", "ls", id="white space round them"),
-        pytest.param("<|im_end|>", "", id="nothing but a token"),
-        pytest.param("<|im_end|> \n", "", id="nothing but a token and white space"),
+        pytest.param("ls \n<|im_end|>\n \t</s>\n", "ls", id="white space around the tokens"),
+        pytest.param("<|im_end|>", "", id="only a token"),
+        pytest.param("<|im_end|> \n", "", id="only a token and white space"),
         pytest.param("  ls \n", "  ls \n", id="no token: nothing is cut"),
         pytest.param("", "", id="empty"),
         pytest.param(" ", " ", id="white space"),
-        pytest.param("a<|im_end|>b", "a<|im_end|>b", id="a token within"),
-        pytest.param("a<|im_end|>b<|im_end|>", "a<|im_end|>b", id="a token within and one at the end"),
-        pytest.param("ls<|im_start|>", "ls<|im_start|>", id="a token that ends nothing"),
-        pytest.param("ls<|IM_END|>", "ls<|IM_END|>", id="another case is other text"),
+        pytest.param("a<|im_end|>b", "a<|im_end|>b", id="a token inside the text"),
+        pytest.param("a<|im_end|>b<|im_end|>", "a<|im_end|>b", id="a token inside and a token at the end"),
+        pytest.param("ls<|im_start|>", "ls<|im_start|>", id="a token that is not an end token"),
+        pytest.param("ls<|IM_END|>", "ls<|IM_END|>", id="a token in upper case is text"),
     ],
 )
-def test_only_what_trails_is_cut(text: str, left: str) -> None:
+def test_only_trailing_tokens_are_cut(text: str, left: str) -> None:
     assert without_end_tokens(text) == left
 
 
-def test_a_long_text_of_tokens_is_cut_whole() -> None:
+def test_a_long_sequence_of_tokens_is_cut_completely() -> None:
     assert without_end_tokens("go" + "<|im_end|> " * 200_000) == "go"
 
 
@@ -56,11 +56,11 @@ def test_control_tokens_are_broken_by_a_space(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a < b | c > d", "<html><p>x</p>", "x <| y", "if (a<|b) {}", "[INSTALL]", "<strong>", "é 😀 \ud800"]
 )
-def test_other_text_stays_as_it_is(text: str) -> None:
+def test_other_text_stays_unchanged(text: str) -> None:
     assert without_control(text) == text
 
 
-def test_a_text_of_opening_brackets_is_no_work() -> None:
+def test_a_long_text_of_opening_brackets_stays_unchanged() -> None:
     text = "<|" * 500_000
 
     assert without_control(text) == text

@@ -1,4 +1,4 @@
-"""What all fronts need of ASGI: bounded bodies, JSON answers, and an end when the trainer hangs up."""
+"""ASGI helpers of all frontends: bounded bodies, JSON answers, and cancellation when the trainer disconnects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT: Message = {"type": "http.disconnect"}
 
 
 class Line:
-    """A connection as our server shows it."""
+    """A connection as the gateway's own server exposes it in the scope."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -26,10 +26,10 @@ class Line:
 
 
 class Client:
-    """A trainer's side of a request: gives its messages, then waits until it hangs up."""
+    """A trainer's side of a request: it sends its messages, then waits until it disconnects."""
 
     def __init__(self, *messages: Message, shown: bool = False) -> None:
-        """*shown*: by a server like ours, which shows the connection in the scope."""
+        """*shown*: the server exposes the connection in the scope, as the gateway's own server does."""
         self._messages = list(messages)
         self._left = asyncio.Event()
         self._line = Line()
@@ -64,11 +64,11 @@ def scope(**given: str) -> Scope:
 SHOWN = pytest.mark.parametrize("shown", [False, True], ids=["by its messages", "by its connection"])
 
 
-# -- hanging up -----------------------------------------------------------------------------------------------------
+# -- disconnects ----------------------------------------------------------------------------------------------------
 
 
 @SHOWN
-async def test_work_that_is_done_goes_on_as_if_nobody_watched(shown: bool) -> None:
+async def test_completed_work_is_not_cancelled_by_a_later_disconnect(shown: bool) -> None:
     client = Client(shown=shown)
 
     async with Attended(client.scope, client.receive) as trainer:
@@ -84,7 +84,7 @@ async def test_work_that_is_done_goes_on_as_if_nobody_watched(shown: bool) -> No
 
 
 @SHOWN
-async def test_a_hang_up_ends_the_work_and_the_cancellation_stays_inside(shown: bool) -> None:
+async def test_a_disconnect_cancels_the_work_and_the_cancellation_does_not_escape(shown: bool) -> None:
     client, cleaned = Client(shown=shown), []
 
     async with asyncio.timeout(scaled(10)), Attended(client.scope, client.receive) as trainer:
@@ -99,11 +99,11 @@ async def test_a_hang_up_ends_the_work_and_the_cancellation_stays_inside(shown: 
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await asyncio.sleep(0)  # the next wait is not cancelled
+    await asyncio.sleep(0)  # the cancellation must not hit the next wait
 
 
 @SHOWN
-async def test_a_client_that_is_gone_already_ends_the_first_wait(shown: bool) -> None:
+async def test_work_for_a_client_that_already_disconnected_is_cancelled_at_its_first_wait(shown: bool) -> None:
     client = Client(shown=shown)
     client.hang_up()
 
@@ -113,7 +113,7 @@ async def test_a_client_that_is_gone_already_ends_the_first_wait(shown: bool) ->
     assert trainer.left
 
 
-async def test_pieces_of_a_body_that_nobody_read_are_not_a_hang_up() -> None:
+async def test_unread_pieces_of_a_body_are_not_a_disconnect() -> None:
     client = Client(piece(b"a", more=True), piece(b"b"))
 
     async with Attended(client.scope, client.receive) as trainer:
@@ -125,7 +125,7 @@ async def test_pieces_of_a_body_that_nobody_read_are_not_a_hang_up() -> None:
 
 
 @SHOWN
-async def test_work_that_swallowed_its_cancellation_can_see_that_the_trainer_left(shown: bool) -> None:
+async def test_work_that_swallowed_its_cancellation_sees_that_the_trainer_disconnected(shown: bool) -> None:
     client = Client(shown=shown)
 
     async with Attended(client.scope, client.receive) as trainer:
@@ -143,7 +143,9 @@ async def test_work_that_swallowed_its_cancellation_can_see_that_the_trainer_lef
 
 @pytest.mark.parametrize("leaves", [False, True])
 @SHOWN
-async def test_an_error_of_the_work_comes_out_whether_the_trainer_left_or_not(shown: bool, leaves: bool) -> None:
+async def test_an_error_of_the_work_propagates_whether_the_trainer_disconnected_or_not(
+    shown: bool, leaves: bool
+) -> None:
     client = Client(shown=shown)
 
     async def work() -> None:
@@ -157,11 +159,11 @@ async def test_an_error_of_the_work_comes_out_whether_the_trainer_left_or_not(sh
 
     with pytest.raises(ValueError, match="broken"):
         await work()
-    await asyncio.sleep(0)  # the next wait is not cancelled
+    await asyncio.sleep(0)  # a cancellation must not hit the next wait
 
 
 @SHOWN
-async def test_a_cancellation_from_outside_is_not_taken_for_a_hang_up(shown: bool) -> None:
+async def test_a_cancellation_from_outside_is_not_mistaken_for_a_disconnect(shown: bool) -> None:
     client, began = Client(shown=shown), asyncio.Event()
 
     async def work() -> None:
@@ -178,7 +180,7 @@ async def test_a_cancellation_from_outside_is_not_taken_for_a_hang_up(shown: boo
 
 
 @SHOWN
-async def test_a_cancellation_from_outside_together_with_a_hang_up_goes_on_outwards(shown: bool) -> None:
+async def test_a_cancellation_from_outside_propagates_even_together_with_a_disconnect(shown: bool) -> None:
     client, began = Client(shown=shown), asyncio.Event()
 
     async def work() -> None:
@@ -190,7 +192,7 @@ async def test_a_cancellation_from_outside_together_with_a_hang_up_goes_on_outwa
     await began.wait()
     client.hang_up()
     if not shown:
-        await asyncio.sleep(0)  # the watcher sees it
+        await asyncio.sleep(0)  # lets the watcher receive the disconnect
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -198,7 +200,7 @@ async def test_a_cancellation_from_outside_together_with_a_hang_up_goes_on_outwa
 
 
 @SHOWN
-async def test_a_deadline_inside_is_told_from_a_hang_up(shown: bool) -> None:
+async def test_a_deadline_of_the_work_is_not_mistaken_for_a_disconnect(shown: bool) -> None:
     client = Client(shown=shown)
 
     async with Attended(client.scope, client.receive) as trainer:
@@ -212,7 +214,7 @@ async def test_a_deadline_inside_is_told_from_a_hang_up(shown: bool) -> None:
 
 @pytest.mark.parametrize("turns", range(12))
 @SHOWN
-async def test_a_hang_up_at_any_turn_of_the_loop_never_escapes(shown: bool, turns: int) -> None:
+async def test_the_cancellation_of_a_disconnect_at_any_turn_of_the_loop_never_escapes(shown: bool, turns: int) -> None:
     client = Client(shown=shown)
 
     async def leave() -> None:
@@ -243,7 +245,7 @@ async def test_a_hang_up_at_any_turn_of_the_loop_never_escapes(shown: bool, turn
         [{"type": "http.request", "body": b"abcdef"}],
     ],
 )
-async def test_a_body_is_the_same_in_one_piece_or_many(messages: list[Message]) -> None:
+async def test_a_body_is_the_same_in_one_or_many_pieces(messages: list[Message]) -> None:
     assert await read_body(scope(), Client(*messages).receive, 6) == b"abcdef"
 
 
@@ -260,7 +262,7 @@ async def test_an_empty_body_is_empty() -> None:
         [*[piece(b"a", more=True)] * 9, {"type": "http.disconnect"}],
     ],
 )
-async def test_a_body_beyond_the_limit_is_refused_and_the_rest_of_it_dropped(messages: list[Message]) -> None:
+async def test_a_body_beyond_the_limit_is_refused_and_its_rest_is_discarded(messages: list[Message]) -> None:
     client = Client(*messages)
 
     with pytest.raises(BodyTooLarge, match="exceeds 6 bytes"):
@@ -270,7 +272,7 @@ async def test_a_body_beyond_the_limit_is_refused_and_the_rest_of_it_dropped(mes
     assert not client._messages, "a client whose connection is closed while it sends never reads the answer"
 
 
-async def test_a_body_that_announces_too_much_is_dropped() -> None:
+async def test_a_body_whose_announced_length_exceeds_the_limit_is_refused_and_discarded() -> None:
     client = Client(piece(b"a", more=True), piece(b"b"))
 
     with pytest.raises(BodyTooLarge):
@@ -280,12 +282,12 @@ async def test_a_body_that_announces_too_much_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("length", ["6", "x", "-1", ""])
-async def test_an_announcement_within_the_limit_or_without_sense_is_no_reason(length: str) -> None:
+async def test_a_body_with_a_valid_or_malformed_content_length_is_read(length: str) -> None:
     assert await read_body(scope(content_length=length), Client(piece(b"abcdef")).receive, 6) == b"abcdef"
 
 
 @pytest.mark.parametrize("messages", [[LEFT], [piece(b"a", more=True), LEFT]])
-async def test_a_trainer_that_leaves_before_its_body_is_whole_is_told(messages: list[Message]) -> None:
+async def test_a_trainer_that_disconnects_before_its_body_is_complete_raises_an_error(messages: list[Message]) -> None:
     with pytest.raises(HungUp):
         await read_body(scope(), Client(*messages).receive, 6)
 
@@ -320,7 +322,7 @@ async def test_an_answer_is_complete_json_with_its_length() -> None:
     assert not body.get("more_body", False)
 
 
-async def test_an_answer_may_be_anything_else() -> None:
+async def test_an_answer_may_have_any_content_type() -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -332,7 +334,7 @@ async def test_an_answer_may_be_anything_else() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"input": float("nan")}, {"input": [float("inf"), -float("inf")]}])
-def test_what_is_answered_is_always_json(value: object) -> None:
+def test_every_value_is_answered_as_valid_json(value: object) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 

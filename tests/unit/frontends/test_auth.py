@@ -1,4 +1,4 @@
-"""Keys at the door: who comes in, by which door, and that nothing behind it ever sees a key."""
+"""Authentication by keys: which routes a key opens, and that the applications behind never see a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATORS = {"olga": OLGA}
 
 
 class Inside:
-    """What is behind the door; remembers what came through."""
+    """The application behind the authenticator; it records the requests that pass."""
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
@@ -28,7 +28,7 @@ class Inside:
 
     @property
     def owner(self) -> str | None:
-        """Who came in last; None if nobody did."""
+        """The owner of the last request that passed, or None if none passed."""
         return self.scopes[-1].get("gateway.owner", "(nobody)") if self.scopes else None
 
 
@@ -49,7 +49,7 @@ async def _nothing() -> Message:
 async def knock(
     wanted: Scope, *, trainers: Mapping[str, str] = TRAINERS, operators: Mapping[str, str] = OPERATORS
 ) -> tuple[Inside, list[Message]]:
-    """Send one request to a door; returns what came through and what was answered."""
+    """Send one request to an authenticator, and return the application behind it and the answers."""
     inside, answers = Inside(), []
 
     async def send(message: Message) -> None:
@@ -60,7 +60,7 @@ async def knock(
 
 
 async def owner_of(wanted: Scope, **keys: Mapping[str, str]) -> str | None:
-    """Whose request it is; None if the door stays shut."""
+    """Return the owner of a request, or None if the request is refused."""
     inside, answers = await knock(wanted, **keys)
     assert bool(inside.scopes) != bool(answers)
     return inside.owner
@@ -94,7 +94,7 @@ async def owner_of(wanted: Scope, **keys: Mapping[str, str]) -> str | None:
         ({"X-API-Key": OLGA}, None),
     ],
 )
-async def test_a_key_comes_in_a_header(headers: dict[str, str | bytes], owner: str | None) -> None:
+async def test_a_key_may_be_in_a_header(headers: dict[str, str | bytes], owner: str | None) -> None:
     assert await owner_of(scope(headers=headers)) == owner
 
 
@@ -113,7 +113,7 @@ async def test_a_key_comes_in_a_header(headers: dict[str, str | bytes], owner: s
         (f"/k/{OLGA}/call", None, None, None, None),
     ],
 )
-async def test_a_key_may_come_in_the_path(
+async def test_a_key_may_be_in_the_path(
     path: str, raw: bytes | None, inner: str | None, inner_raw: bytes | None, owner: str | None
 ) -> None:
     wanted = scope(path)
@@ -135,12 +135,12 @@ async def test_a_key_in_the_path_needs_no_raw_path() -> None:
     assert (inside.scopes[0]["path"], inside.scopes[0]["raw_path"]) == ("/call", b"/call")
 
 
-async def test_a_key_in_the_path_wins_over_one_in_a_header() -> None:
+async def test_a_key_in_the_path_wins_over_a_key_in_a_header() -> None:
     assert await owner_of(scope(f"/k/{ALICE}/call", {"X-API-Key": BOB})) == "alice"
     assert await owner_of(scope("/k/wrong-key/call", {"X-API-Key": BOB})) is None
 
 
-async def test_a_path_that_only_looks_alike_holds_no_key() -> None:
+async def test_a_path_that_only_resembles_a_key_path_contains_no_key() -> None:
     inside, _ = await knock(scope(f"/kk/{ALICE}/call", {"X-API-Key": BOB}))
 
     assert (inside.owner, inside.scopes[0]["path"]) == ("bob", f"/kk/{ALICE}/call")
@@ -158,7 +158,7 @@ async def test_a_path_that_only_looks_alike_holds_no_key() -> None:
     ],
 )
 @pytest.mark.parametrize("keys", [TRAINERS, {}])
-async def test_no_key_is_visible_behind_the_door(wanted: Scope, keys: dict[str, str]) -> None:
+async def test_the_application_behind_never_sees_a_key(wanted: Scope, keys: dict[str, str]) -> None:
     inside, _ = await knock(dict(wanted), trainers=keys, operators=OPERATORS if keys else {})
 
     [seen] = inside.scopes
@@ -167,7 +167,7 @@ async def test_no_key_is_visible_behind_the_door(wanted: Scope, keys: dict[str, 
     assert seen["headers"] == [(b"x-session-id", b"one")]
 
 
-async def test_the_request_as_it_came_is_left_as_it_was() -> None:
+async def test_the_original_scope_is_not_modified() -> None:
     wanted = scope(f"/k/{ALICE}/call", {"X-API-Key": BOB})
     before = dict(wanted, headers=list(wanted["headers"]))
 
@@ -176,12 +176,12 @@ async def test_the_request_as_it_came_is_left_as_it_was() -> None:
     assert wanted == before
 
 
-# -- which door -----------------------------------------------------------------------------------------------------
+# -- routes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("segment", sorted(OPERATOR_SEGMENTS))
 @pytest.mark.parametrize("form", ["/{}", "/{}/v1/workers", "//{}", "/{}/"])
-async def test_operators_doors_open_to_operators_only(segment: str, form: str) -> None:
+async def test_operator_routes_are_open_to_operators_only(segment: str, form: str) -> None:
     for path in (form.format(segment), form.format(segment.upper())):
         assert await owner_of(scope(path, {"X-API-Key": OLGA})) == "olga"
         assert await owner_of(scope(path, {"X-API-Key": ALICE})) is None
@@ -191,7 +191,7 @@ async def test_operators_doors_open_to_operators_only(segment: str, form: str) -
 
 
 @pytest.mark.parametrize("path", ["/call", "/", "/administrator", "/math/admin", "/healthz/x", "/Health", "//health"])
-async def test_every_other_door_opens_to_trainers_only(path: str) -> None:
+async def test_every_other_route_is_open_to_trainers_only(path: str) -> None:
     assert await owner_of(scope(path, {"X-API-Key": ALICE})) == "alice"
     assert await owner_of(scope(path, {"X-API-Key": OLGA})) is None
     assert await owner_of(scope(path)) is None
@@ -199,25 +199,25 @@ async def test_every_other_door_opens_to_trainers_only(path: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 @pytest.mark.parametrize("headers", [{}, {"X-API-Key": "wrong-key-1"}, {"X-API-Key": ALICE}])
-async def test_signs_of_life_need_no_key(path: str, headers: dict[str, str | bytes]) -> None:
+async def test_health_checks_need_no_key(path: str, headers: dict[str, str | bytes]) -> None:
     inside, answers = await knock(scope(path, headers))
 
     assert len(inside.scopes) == 1
     assert answers == []
 
 
-async def test_without_any_key_every_door_is_open_to_nobody_in_particular() -> None:
+async def test_without_configured_keys_every_route_is_open_and_the_owner_is_empty() -> None:
     for path in ("/call", "/admin/v1/workers", "/metrics", f"/k/{ALICE}/call"):
         assert await owner_of(scope(path), trainers={}, operators={}) == ""
 
 
-async def test_with_operators_keys_alone_only_the_operators_doors_are_shut() -> None:
+async def test_with_only_operator_keys_configured_only_operator_routes_need_a_key() -> None:
     assert await owner_of(scope("/call"), trainers={}) == ""
     assert await owner_of(scope("/metrics"), trainers={}) is None
     assert await owner_of(scope("/metrics", {"X-API-Key": OLGA}), trainers={}) == "olga"
 
 
-async def test_with_trainers_keys_alone_nobody_opens_the_operators_doors() -> None:
+async def test_with_only_trainer_keys_configured_operator_routes_are_closed() -> None:
     assert await owner_of(scope("/metrics"), operators={}) is None
     assert await owner_of(scope("/metrics", {"X-API-Key": ALICE}), operators={}) is None
     assert await owner_of(scope("/call", {"X-API-Key": ALICE}), operators={}) == "alice"
@@ -229,7 +229,9 @@ async def test_with_trainers_keys_alone_nobody_opens_the_operators_doors() -> No
 @pytest.mark.parametrize(
     ("headers", "reason"), [({}, "a key is needed"), ({"X-API-Key": "wrong-key-1"}, "not known here")]
 )
-async def test_a_refusal_says_why_and_never_shows_the_key(headers: dict[str, str | bytes], reason: str) -> None:
+async def test_a_refusal_states_the_reason_and_never_shows_the_key(
+    headers: dict[str, str | bytes], reason: str
+) -> None:
     _, [start, body] = await knock(scope(headers=headers))
 
     assert start["status"] == 401
@@ -239,7 +241,7 @@ async def test_a_refusal_says_why_and_never_shows_the_key(headers: dict[str, str
     assert b"wrong-key-1" not in body["body"]
 
 
-async def test_a_websocket_without_a_key_is_refused_in_words_before_it_opens() -> None:
+async def test_a_websocket_without_a_key_is_refused_with_a_message_before_it_opens() -> None:
     inside, answers = await knock(scope("/openenv/math/ws", kind="websocket"))
 
     assert inside.scopes == []
@@ -249,25 +251,25 @@ async def test_a_websocket_without_a_key_is_refused_in_words_before_it_opens() -
 
 
 @pytest.mark.parametrize("path", ["/openenv/math/health", "/openenv/no_such/health"])
-async def test_the_health_of_an_environment_is_told_to_everybody(path: str) -> None:
+async def test_the_health_of_an_environment_needs_no_key(path: str) -> None:
     inside, _ = await knock(scope(path))
 
     assert len(inside.scopes) == 1
 
 
 @pytest.mark.parametrize("path", ["math/metadata", "a/b/health", "health", "math/health/"])
-async def test_what_only_looks_like_it_needs_a_key(path: str) -> None:
+async def test_paths_that_only_resemble_a_health_route_need_a_key(path: str) -> None:
     inside, answers = await knock(scope(f"/openenv/{path}"))
 
     assert inside.scopes == []
     assert answers[0]["status"] == 401
 
 
-async def test_a_websocket_with_a_key_comes_in() -> None:
+async def test_a_websocket_with_a_key_is_accepted() -> None:
     assert await owner_of(scope(f"/k/{ALICE}/openenv/math/ws", kind="websocket")) == "alice"
 
 
-async def test_what_is_no_request_goes_through_as_it_is() -> None:
+async def test_a_scope_that_is_not_a_request_passes_unchanged() -> None:
     wanted: Scope = {"type": "lifespan"}
 
     inside, _ = await knock(wanted)

@@ -1,4 +1,4 @@
-"""The tree of errors and the tables from it to statuses."""
+"""The hierarchy of errors and the tables that map errors to statuses."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def made(kind: type[GatewayError]) -> GatewayError:
     return kind("it went wrong")
 
 
-def test_every_error_stands_in_the_one_tree() -> None:
+def test_every_error_is_in_the_single_hierarchy() -> None:
     classes = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
 
     assert set(classes) == set(OURS)
-    # An adapter may refine one for itself; what others are to tell apart has a code, and belongs into core/errors.py.
+    # An adapter may subclass an error for itself. An error with a code of its own belongs into core/errors.py.
     assert {kind for kind in tree() if "code" in vars(kind)} == set(OURS)
 
 
@@ -65,11 +65,11 @@ def test_every_error_has_a_code_of_its_own(kind: type[GatewayError]) -> None:
     assert "code" in vars(kind)
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", kind.code)
     sharing = {other for other in OURS if other.code == kind.code}
-    # One event, as the control loop meets it and as trainers hear of it.
+    # Both describe one event: StartFailed for the control loop, EnvironmentUnavailable for trainers.
     assert sharing in ({kind}, {errors.StartFailed, errors.EnvironmentUnavailable})
 
 
-def test_the_tables_name_no_error_that_is_none() -> None:
+def test_the_tables_name_only_errors_of_the_hierarchy() -> None:
     assert set(STATUS) == set(OURS)
     assert set(ORS_STATUS) <= set(OURS)
     assert set(AREAL_STATUS) <= set(OURS)
@@ -96,7 +96,7 @@ def test_the_tables_name_no_error_that_is_none() -> None:
         (errors.UpstreamGone, 500),
     ],
 )
-def test_areals_clients_know_five_statuses(kind: type[GatewayError], status: int) -> None:
+def test_areal_clients_get_one_of_five_statuses(kind: type[GatewayError], status: int) -> None:
     assert status_of(made(kind), AREAL_STATUS) == status
 
 
@@ -130,15 +130,15 @@ def test_each_error_has_its_status(kind: type[GatewayError], status: int, in_ors
     assert status_of(made(kind), ORS_STATUS) == in_ors
 
 
-def test_an_error_that_is_newer_than_the_tables_has_its_ancestor_s_status() -> None:
-    # Made in a function so that no other test meets it; the tree keeps weak references only.
+def test_an_error_without_a_row_in_the_table_has_the_status_of_its_ancestor() -> None:
+    # Defined in the function so that other tests do not find it: a class keeps only weak references to subclasses.
     newer = type("Newer", (errors.SessionClosed,), {"__module__": "tests"})
 
     assert status_of(newer("expired")) == 410
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_only_an_error_that_may_pass_says_when_to_come_again(kind: type[GatewayError]) -> None:
+def test_only_a_retryable_error_has_a_retry_after_header(kind: type[GatewayError]) -> None:
     header = [pair for pair in headers_of(made(kind)) if pair[0] == b"retry-after"]
 
     if kind is errors.TaskRateLimited:
@@ -146,30 +146,30 @@ def test_only_an_error_that_may_pass_says_when_to_come_again(kind: type[GatewayE
     elif kind.retryable:
         [(name, value)] = header
         assert name == b"retry-after"
-        assert RETRY_AFTER_S[0] <= int(value) <= RETRY_AFTER_S[1] <= 10  # one SDK waits for 10 s at most
+        assert RETRY_AFTER_S[0] <= int(value) <= RETRY_AFTER_S[1] <= 10  # one SDK waits at most 10 s
     else:
         assert header == []
 
 
-def test_errors_that_may_pass_are_those_of_capacity_and_of_the_store() -> None:
+def test_only_errors_of_capacity_and_of_the_store_are_retryable() -> None:
     passing = {kind.code for kind in OURS if kind.retryable}
 
     assert passing == {"pool_exhausted", "rate_limited", "start_failed", "store_unavailable"}
 
 
-def test_a_task_that_fails_its_schema_tells_every_problem_and_where_it_is() -> None:
+def test_an_invalid_task_lists_every_problem_with_its_place() -> None:
     error = errors.TaskInvalid([("config.x", "is wrong"), ("", "is too large")], where="tasks[3]")
 
     assert error.detail == "tasks[3]: config.x: is wrong; is too large"
     assert error.problems == (("config.x", "is wrong"), ("", "is too large"))
 
 
-def test_an_error_without_a_sentence_shows_its_code() -> None:
+def test_an_error_without_a_message_shows_its_code() -> None:
     assert errors.PoolExhausted("").detail == "pool_exhausted"
     assert errors.PoolExhausted("all are taken").detail == "all are taken"
 
 
-def test_a_closed_session_tells_why() -> None:
+def test_the_error_of_a_closed_session_states_the_reason() -> None:
     error = errors.SessionClosed("worker_lost")
 
     assert (error.reason, error.detail) == ("worker_lost", "the session was closed: worker_lost")
@@ -197,7 +197,7 @@ def of(reason: CloseReason) -> errors.SessionClosed:
         (errors.SessionNotFound("one"), ""),
     ],
 )
-def test_what_failed_is_told_in_one_word(error: GatewayError, reason: str) -> None:
+def test_each_error_has_its_reason_and_code(error: GatewayError, reason: str) -> None:
     assert reason_of(error) == reason
     assert marks(error) == {"code": error.code, **({"reason": reason} if reason else {})}
 
@@ -211,7 +211,7 @@ def test_what_failed_is_told_in_one_word(error: GatewayError, reason: str) -> No
         (errors.UpstreamError("the setup failed"), "the setup failed"),
     ],
 )
-def test_a_text_alone_begins_with_the_reason(error: GatewayError, text: str) -> None:
+def test_the_text_of_an_error_begins_with_the_reason(error: GatewayError, text: str) -> None:
     assert told(error) == text
 
 
@@ -225,7 +225,9 @@ def test_a_text_alone_begins_with_the_reason(error: GatewayError, text: str) -> 
         (errors.UpstreamError("nonsense"), CloseReason.WORKER_LOST),
     ],
 )
-def test_an_episode_ends_for_the_reason_that_broke_its_step(error: errors.UpstreamError, reason: CloseReason) -> None:
+def test_an_error_of_a_step_determines_the_close_reason_of_the_session(
+    error: errors.UpstreamError, reason: CloseReason
+) -> None:
     assert why_ended(error) is reason
 
 
@@ -233,7 +235,7 @@ def test_an_episode_ends_for_the_reason_that_broke_its_step(error: errors.Upstre
 @pytest.mark.parametrize(
     ("estimate_s", "least", "most"), [(0.01, 1, 1), (1.0, 1, 2), (7.2, 8, 9), (100.0, 100, 125), (9999.0, 600, 600)]
 )
-def test_an_estimate_is_told_in_whole_seconds_and_never_shortened(
+def test_an_estimate_is_rounded_up_to_whole_seconds_and_capped_at_600(
     kind: type[errors.PoolExhausted] | type[errors.EnvironmentUnavailable], estimate_s: float, least: int, most: int
 ) -> None:
     found = {retry_after_s(kind("later", retry_after_s=estimate_s)) for _ in range(200)}
@@ -242,5 +244,5 @@ def test_an_estimate_is_told_in_whole_seconds_and_never_shortened(
     assert len(found) > 1 or least == most or estimate_s < 10, "those refused together would return together"
 
 
-def test_losses_are_the_reasons_for_which_workers_end() -> None:
+def test_losses_are_the_close_reasons_of_a_lost_worker() -> None:
     assert {CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value} == LOSSES

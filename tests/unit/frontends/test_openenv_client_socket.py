@@ -1,4 +1,4 @@
-"""A client's end of a socket: frames in order, and no work for a client that is gone."""
+"""The client's side of an OpenEnv socket: frames keep their order, and work for a disconnected client ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def said(text: str) -> Message:
 
 
 class Wire:
-    """What a server hands out and takes."""
+    """The ASGI server's side of a socket: messages to receive, and the messages that were sent."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Message] = asyncio.Queue()
@@ -35,11 +35,11 @@ class Wire:
 
 @pytest.fixture(autouse=True)
 def watched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits for the reader beside the work to begin."""
+    """Start the concurrent reader immediately, so that no test waits for it."""
     monkeypatch.setattr(openenv_peer, "WATCHED_AFTER_S", 0.0)
 
 
-async def test_frames_come_one_by_one_until_the_client_leaves() -> None:
+async def test_frames_arrive_one_by_one_until_the_client_disconnects() -> None:
     wire = Wire()
     for message in (said("a"), {"type": "websocket.receive", "bytes": b"x"}, said("b"), GONE):
         wire.queue.put_nowait(message)
@@ -50,7 +50,7 @@ async def test_frames_come_one_by_one_until_the_client_leaves() -> None:
             await wire.peer.next()
 
 
-async def test_what_comes_while_something_runs_is_kept_in_its_order() -> None:
+async def test_frames_that_arrive_while_work_runs_are_kept_in_order() -> None:
     wire, done = Wire(), asyncio.Event()
     work = asyncio.ensure_future(wire.peer.attended(done.wait()))
     frames = [str(number) for number in range(AHEAD_MAX + 5)]
@@ -65,7 +65,7 @@ async def test_what_comes_while_something_runs_is_kept_in_its_order() -> None:
     assert [await wire.peer.next() for _ in frames] == frames
 
 
-async def test_work_ends_when_its_client_leaves() -> None:
+async def test_work_is_cancelled_when_its_client_disconnects() -> None:
     wire = Wire()
     ended = asyncio.Event()
 
@@ -109,7 +109,7 @@ async def test_work_that_swallows_its_cancellation_is_not_answered() -> None:
     assert await serving == 0, "what comes next is not cancelled"
 
 
-async def test_a_cancellation_from_outside_goes_through() -> None:
+async def test_a_cancellation_from_outside_propagates() -> None:
     wire, begun = Wire(), asyncio.Event()
 
     async def forever() -> None:
@@ -127,7 +127,7 @@ async def test_a_cancellation_from_outside_goes_through() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_no_frame_is_lost_whenever_the_work_ends(turns: int) -> None:
+async def test_no_frame_is_lost_at_whatever_turn_the_work_ends(turns: int) -> None:
     wire = Wire()
 
     async def short() -> None:
@@ -142,7 +142,7 @@ async def test_no_frame_is_lost_whenever_the_work_ends(turns: int) -> None:
     assert [await wire.peer.next() for _ in expected] == expected
 
 
-async def test_a_server_that_says_that_nobody_is_there_is_believed() -> None:
+async def test_an_error_of_the_server_while_sending_counts_as_a_disconnect() -> None:
     wire = Wire()
     await wire.peer.accept()
     await wire.peer.say("a")

@@ -1,4 +1,4 @@
-"""OpenEnv's frames and replies: exact forms, whatever an environment gives."""
+"""Frames and replies of OpenEnv have their exact form for any result of an environment."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ TEXT = TextBlock("hello")
         (' {"type" : "step", "data": {"t": "\\ud800"}}', ("step", {"t": "\ud800"})),
     ],
 )
-def test_a_frame_is_its_type_and_its_data(text: str, read: tuple[str, Json]) -> None:
+def test_a_frame_is_read_as_its_type_and_data(text: str, read: tuple[str, Json]) -> None:
     assert read_frame(text) == read
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "", "\x00", '{"type":"step","data":{"x":Infinity}}', "1" * 5000])
-def test_what_is_no_json_is_refused_and_no_more(text: str) -> None:
+def test_invalid_json_is_refused_and_the_socket_stays_open(text: str) -> None:
     with pytest.raises(FrameError) as refused:
         read_frame(text)
 
@@ -64,7 +64,7 @@ def test_what_is_no_json_is_refused_and_no_more(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"type":"step","data":[]}', '{"type":"reset","data":"x"}', '{"type":"mcp"}'])
-def test_the_refusal_of_a_frame_can_be_written_as_one(text: str) -> None:
+def test_the_refusal_of_a_frame_is_written_as_an_error_frame(text: str) -> None:
     with pytest.raises(FrameError) as refused:
         read_frame(text)
 
@@ -73,13 +73,13 @@ def test_the_refusal_of_a_frame_can_be_written_as_one(text: str) -> None:
     assert reply["data"]["errors"][0]["loc"] == ["data"]
 
 
-def test_keys_that_mean_nothing_to_the_gateway_are_the_environments() -> None:
+def test_keys_unknown_to_the_gateway_are_passed_to_the_environment() -> None:
     wish = validated(ResetRequest, {"seed": 1, "level": 2, "task": None}, "data")
 
     assert (wish.seed, wish.config) == (1, {"level": 2})
 
 
-def test_a_place_names_where_in_the_request_the_fault_is() -> None:
+def test_a_validation_error_names_the_place_of_the_fault_in_the_request() -> None:
     with pytest.raises(FrameError) as refused:
         validated(ToolCall, {"type": "call_tool", "tool_name": "x", "arguments": [1]})
 
@@ -87,7 +87,7 @@ def test_a_place_names_where_in_the_request_the_fault_is() -> None:
     assert "arguments: Input should be a valid dictionary" in refused.value.message
 
 
-def test_a_reply_holds_nothing_that_json_or_utf8_cannot() -> None:
+def test_a_reply_contains_only_values_that_json_and_utf8_can_encode() -> None:
     text = frame("observation", {"nan": math.nan, "list": [math.inf, 1.5], "lone": "\ud800", "word": "ü"})
 
     assert json.loads(text) == {
@@ -97,7 +97,7 @@ def test_a_reply_holds_nothing_that_json_or_utf8_cannot() -> None:
     text.encode()
 
 
-def test_metadata_stands_beside_an_observation_only_where_there_is_some() -> None:
+def test_metadata_is_repeated_next_to_an_observation_only_if_it_is_not_empty() -> None:
     assert observed({"metadata": {}}) == {"observation": {"metadata": {}}, "reward": None, "done": False}
     assert observed({"metadata": {"a": 1}})["metadata"] == {"a": 1}
 
@@ -116,28 +116,34 @@ def test_metadata_stands_beside_an_observation_only_where_there_is_some() -> Non
             {"text": "hello", "images": [{"data": "aGk=", "mime_type": "image/png"}], "metadata": {}},
             id="an image",
         ),
-        pytest.param((TEXT,), {"url": "/"}, None, {"text": "hello", "url": "/", "metadata": {}}, id="structured"),
-        pytest.param((TEXT,), {"text": "own"}, None, {"text": "own", "metadata": {}}, id="its own text"),
-        pytest.param((TEXT,), [1], None, {"text": "hello", "data": [1], "metadata": {}}, id="no object"),
+        pytest.param((TEXT,), {"url": "/"}, None, {"text": "hello", "url": "/", "metadata": {}}, id="structured data"),
+        pytest.param((TEXT,), {"text": "own"}, None, {"text": "own", "metadata": {}}, id="a text in the data"),
         pytest.param(
-            (TEXT,), {"reward": 9, "done": True}, None, {"text": "hello", "metadata": {}}, id="no reward inside"
+            (TEXT,), [1], None, {"text": "hello", "data": [1], "metadata": {}}, id="data that is not an object"
+        ),
+        pytest.param(
+            (TEXT,),
+            {"reward": 9, "done": True},
+            None,
+            {"text": "hello", "metadata": {}},
+            id="reward and end are not repeated inside",
         ),
         pytest.param(
             (),
             {"metadata": {"a": 1, "b": 1}},
             {"b": 2},
             {"text": "", "metadata": {"a": 1, "b": 2}},
-            id="metadata of both kinds",
+            id="metadata of the data and of the result",
         ),
     ],
 )
-def test_a_result_is_an_observation(blocks: tuple[Block, ...], data: Any, metadata: Any, seen: Json) -> None:
+def test_a_result_becomes_an_observation(blocks: tuple[Block, ...], data: Any, metadata: Any, seen: Json) -> None:
     reply = step_reply(StepResult(blocks=blocks, data=data, metadata=metadata, reward=0.5, finished=True), {})
 
     assert (reply["observation"], reply["reward"], reply["done"]) == (seen, 0.5, True)
 
 
-def test_the_prompt_may_bring_a_structured_observation() -> None:
+def test_a_prompt_may_contain_a_structured_observation() -> None:
     blocks = [TextBlock("go", {"role": "user"}), TextBlock("on", {"observation": {"level": 1}})]
 
     seen = first_observation(blocks, {"task_id": "a"})
@@ -156,7 +162,7 @@ def test_the_prompt_may_bring_a_structured_observation() -> None:
         ("whatever", Code.EXECUTION_ERROR),
     ],
 )
-def test_a_plain_action_that_failed_is_an_error_and_the_socket_stays(reason: str, code: Code) -> None:
+def test_a_failed_plain_action_is_an_error_and_the_socket_stays_open(reason: str, code: Code) -> None:
     with pytest.raises(FrameError) as refused:
         step_reply(StepResult(error="boom from env", reason=reason), {"op": 1})
 
@@ -164,7 +170,7 @@ def test_a_plain_action_that_failed_is_an_error_and_the_socket_stays(reason: str
     assert "boom from env" in refused.value.message
 
 
-def test_faults_that_a_worker_lists_are_told_in_their_places() -> None:
+def test_validation_errors_that_a_worker_lists_keep_their_places() -> None:
     fault = {"type": "literal_error", "loc": ("op",), "msg": "Input should be 'inc'", "input": "fly"}
     absent = {"type": "missing", "loc": ("by", 0), "msg": "Field required", "input": {}}
     result = StepResult(error=f"Tool input validation error: {[fault, absent]}", reason="input_validation")
@@ -180,7 +186,7 @@ def test_faults_that_a_worker_lists_are_told_in_their_places() -> None:
 
 
 @pytest.mark.parametrize("rest", ["[", "[1]", "[{}]", "__import__('os').getcwd()", "[" * 5000, "1" * 20_000])
-def test_words_that_list_no_faults_are_told_as_they_are(rest: str) -> None:
+def test_a_message_without_a_list_of_validation_errors_is_passed_on_unchanged(rest: str) -> None:
     message = f"Tool input validation error: {rest}"
 
     with pytest.raises(FrameError) as refused:
@@ -200,19 +206,19 @@ def test_words_that_list_no_faults_are_told_as_they_are(rest: str) -> None:
         ("whatever", "execution_error"),
     ],
 )
-def test_a_tool_that_failed_is_an_observation(reason: str, kind: str) -> None:
+def test_a_failed_tool_call_is_an_observation_with_an_error(reason: str, kind: str) -> None:
     seen = tool_reply("t", StepResult(error="no", reason=reason))["observation"]
 
     error = {"error_type": kind, "message": "no"}
     assert seen == {"metadata": {}, "tool_name": "t", "result": None, "error": error}
 
 
-def test_a_tool_of_an_episode_that_is_over_is_an_error() -> None:
+def test_a_tool_call_after_the_end_of_the_episode_is_an_error() -> None:
     with pytest.raises(FrameError):
         tool_reply("t", StepResult(error="over", reason="episode_finished"))
 
 
-def test_a_tools_result_has_its_data_and_its_blocks() -> None:
+def test_the_result_of_a_tool_has_its_data_and_blocks() -> None:
     result = tool_result(StepResult(blocks=(TEXT, IMAGE), data={"a": 1}, reward=1.0))
 
     assert (result["structured_content"], result["data"], result["is_error"]) == ({"a": 1}, {"a": 1}, False)
@@ -220,7 +226,7 @@ def test_a_tools_result_has_its_data_and_its_blocks() -> None:
     assert result["content"][1]["mimeType"] == "image/png"
 
 
-def test_tools_that_spell_the_running_of_an_episode_are_not_shown() -> None:
+def test_tools_with_names_of_episode_operations_are_hidden_from_mcp() -> None:
     names = ["submit", "reset", "step", "state", "close"]
 
     tools = read_tools({"tools": [{"name": name, "description": None, "input_schema": None} for name in names]})
@@ -229,7 +235,7 @@ def test_tools_that_spell_the_running_of_an_episode_are_not_shown() -> None:
     assert tools[0]["input_schema"] == {"type": "object", "properties": {}}
 
 
-async def test_errors_say_what_can_be_gone_on_from() -> None:
+async def test_a_refusal_states_whether_the_session_can_continue() -> None:
     store = MemoryStore()
     wrong = await refusal(TaskInvalid([("config.files", "an object is wanted")]), environment(), store)
     gone = await refusal(SessionClosed("a reason of tomorrow"), environment(), store)

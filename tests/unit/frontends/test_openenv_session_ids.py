@@ -1,4 +1,4 @@
-"""Ids that prove themselves, and who is attached where."""
+"""Signed session ids, and the sockets that are attached to sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 LAB, MATH = Owner("lab"), EnvironmentName("math")
 
 
-def test_an_id_is_known_wherever_the_secret_is_and_nowhere_else() -> None:
+def test_an_id_is_valid_only_for_its_secret_owner_and_environment() -> None:
     id = SessionIds(b"secret").new(LAB, MATH)
 
     assert SessionIds(b"secret").holds(id, LAB, MATH)
@@ -19,7 +19,7 @@ def test_an_id_is_known_wherever_the_secret_is_and_nowhere_else() -> None:
     assert not SessionIds(b"secret").holds(id, LAB, EnvironmentName("os"))
 
 
-def test_no_two_ids_are_alike() -> None:
+def test_ids_are_unique() -> None:
     ids = SessionIds(b"secret")
 
     assert len({ids.new(LAB, MATH) for _ in range(1000)}) == 1000
@@ -28,11 +28,11 @@ def test_no_two_ids_are_alike() -> None:
 @pytest.mark.parametrize(
     "id", ["", ".", "x", "a" * 32, "a" * 32 + ".", "é" * 32 + "." + "é" * 16, "\ud800." + "a" * 16]
 )
-def test_what_is_no_id_is_refused(id: str) -> None:
+def test_a_malformed_id_is_refused(id: str) -> None:
     assert not SessionIds(b"secret").holds(id, LAB, MATH)
 
 
-def test_a_session_has_one_socket_and_ends_with_it_if_it_was_closed_meanwhile() -> None:
+def test_a_session_has_one_socket_and_a_close_request_takes_effect_when_the_socket_ends() -> None:
     attached = Attachments()
 
     assert attached.add(LAB, "a")

@@ -1,4 +1,4 @@
-"""Ids that the gateway does not hold: its environments' workers are asked for them."""
+"""Selection of tasks by resets; the gateway queries an environment's workers for ids that it does not hold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MATH = environment()
 
 
 class Workers:
-    """What an environment's workers answer: the next of *answers*, the last one again and again."""
+    """Workers that return *answers* in turn and repeat the last answer."""
 
     def __init__(self, *answers: WorkerTasks | GatewayError) -> None:
         self.answers = list(answers)
@@ -57,7 +57,7 @@ class Workers:
 
 
 class Resets:
-    """Finds the tasks of resets, as the OpenEnv frontend does."""
+    """Finds the tasks of resets as the OpenEnv frontend does."""
 
     def __init__(self, workers: Workers, registry: TaskRegistry) -> None:
         self._workers = workers
@@ -79,7 +79,7 @@ def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
     return WorkerTasks(tasks={id: {} for id in ids}, failed=failed or {})
 
 
-async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
+async def test_an_id_that_only_workers_know_is_passed_to_them_unchanged() -> None:
     workers = Workers(known("custom/login"))
 
     chosen = await resets(workers).task(MATH, ResetRequest(task="custom/login"))
@@ -88,13 +88,13 @@ async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
     assert chosen.label == "custom/login"
 
 
-async def test_the_environments_name_may_stand_before_it() -> None:
+async def test_an_id_may_have_the_environments_name_as_prefix() -> None:
     chosen = await resets(Workers(known("login"))).task(MATH, ResetRequest(task="math/login"))
 
     assert chosen.spec == {"id": "login"}
 
 
-async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_another_environment() -> None:
+async def test_workers_are_not_queried_for_ids_that_the_gateway_holds_or_that_name_another_environment() -> None:
     workers = Workers(known("a"))
     held = resets(workers, train=[b'{"id":"a"}'])
 
@@ -105,7 +105,7 @@ async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_an
     assert not workers.asked
 
 
-async def test_an_id_that_another_environment_has_names_that_one() -> None:
+async def test_the_error_for_an_id_of_another_environment_names_that_environment() -> None:
     registry = TaskRegistry({MATH.name: {}, environment("chess").name: tasks(train=[{"id": "opening"}])})
     wrong = Resets(Workers(known()), registry)
 
@@ -113,7 +113,7 @@ async def test_an_id_that_another_environment_has_names_that_one() -> None:
         await wrong.task(MATH, ResetRequest(task="opening"))
 
 
-async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
+async def test_the_error_for_an_unknown_id_names_the_modules_that_failed_to_load() -> None:
     workers = Workers(known("a", failed={"custom_tasks.mine": "SyntaxError: line 3"}))
 
     with pytest.raises(UnknownTask) as refused:
@@ -122,7 +122,7 @@ async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
     assert refused.value.detail == "Unknown task: b (modules that did not load: custom_tasks.mine: SyntaxError: line 3)"
 
 
-async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_query_waits_for_workers_that_are_being_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "QUERY_PAUSE_S", 0.0)
     replaced = BeingReplaced("the workers of math are just being replaced")
     workers = Workers(replaced, replaced, known("a"))
@@ -138,7 +138,7 @@ async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: 
         EnvironmentUnavailable("no image", retry_after_s=7.0),
     ],
 )
-async def test_an_id_that_no_worker_could_be_asked_for_may_be_asked_for_again(
+async def test_an_id_that_no_worker_could_be_queried_for_is_a_retryable_error(
     error: PoolExhausted | EnvironmentUnavailable,
 ) -> None:
     workers = Workers(error)
@@ -197,7 +197,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
     assert chosen == TaskRef(spec={"id": "miniwob/book"})
 
 
-async def test_tasks_that_come_later_are_selected_too() -> None:
+async def test_tasks_that_are_registered_later_are_selected_too() -> None:
     registry = TaskRegistry({MATH.name: {}})
     asked = Resets(Workers(known()), registry)
     wish = ResetRequest.model_validate({"task_name": "click-test"})
@@ -222,7 +222,7 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
         ({"task_name": "login", "task": "custom/login"}, r"only one of task and task_name may be given"),
     ],
 )
-async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: dict[str, Any], told: str) -> None:
+async def test_an_unused_key_or_a_second_selector_is_refused(wish: dict[str, Any], told: str) -> None:
     asked = resets(Workers(WorkerTasks(config_keys=("level",))), **tasks(**PAGES))
 
     with pytest.raises(FrameError, match=told) as refused:
@@ -233,7 +233,7 @@ async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: di
 
 
 @pytest.mark.parametrize("keys", [("level",), None])
-async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_not_say_are_passed_on(
+async def test_keys_are_passed_on_if_the_worker_declares_them_or_declares_no_keys(
     keys: tuple[str, ...] | None,
 ) -> None:
     asked = resets(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
@@ -243,7 +243,7 @@ async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_n
     assert config_of(BROWSER, wish) == {"level": 2}
 
 
-async def test_an_environment_whose_usual_split_is_not_there_has_its_first_one() -> None:
+async def test_an_environment_without_its_usual_split_uses_its_first_split() -> None:
     chosen = await resets(Workers(known()), **tasks(test=[{"id": "only"}])).task(MATH, ResetRequest(seed=9))
 
     assert (chosen.split, chosen.index, chosen.id) == ("test", 0, "only")

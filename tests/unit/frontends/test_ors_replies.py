@@ -1,4 +1,4 @@
-"""A worker's failure in ORS' words: a status is an order there, and one of 500 or more means "run it again"."""
+"""A worker's failure as an ORS answer. ORS clients run an operation again after a status of 500 or more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILURES: list[tuple[UpstreamError, int, str]] = [
 
 
 @pytest.mark.parametrize(("operation", "failure"), list(product(sorted(ONCE), FAILURES)), ids=lambda one: str(one)[:60])
-def test_what_may_have_run_is_never_an_order_to_run_it_again(
+def test_a_failure_of_a_call_that_may_have_run_never_has_a_status_that_clients_retry(
     operation: str, failure: tuple[UpstreamError, int, str]
 ) -> None:
     error, status, reason = failure
@@ -34,13 +34,15 @@ def test_what_may_have_run_is_never_an_order_to_run_it_again(
     assert (answer.status, answer.body.get("reason", "")) == (status, reason)
     assert answer.body["code"] == error.code
     assert answer.body["detail"].startswith(f"{reason}: {error.detail}" if reason else error.detail)
-    has_begun = status == 410 and not isinstance(error, errors.AuthorFault)  # whose session takes no calls
+    has_begun = status == 410 and not isinstance(
+        error, errors.AuthorFault
+    )  # after an author fault the session accepts no calls
     assert ("may have run" in answer.body["detail"]) is has_begun
     assert [name for name, _ in answer.extra] == ([b"retry-after"] if status == 503 else [])
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda one: str(one)[:60])
-def test_what_may_be_asked_again_keeps_its_own_status(failure: tuple[UpstreamError, int, str]) -> None:
+def test_a_failure_of_a_repeatable_operation_keeps_its_own_status(failure: tuple[UpstreamError, int, str]) -> None:
     error, _, _ = failure
 
     assert as_order(error, "prompt") is error

@@ -1,4 +1,4 @@
-"""What a node serves to the gateways of its cluster: its report, its images; over TLS, with an engine that has none."""
+"""A node's service for the gateways of its cluster: its report and its images, over TLS, with a fake engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Engine(FakeEngine):
         self.tags: list[str] = []
         self.auth: str | None = None
         self.deaf = False
-        """Takes a tar and does nothing with it."""
+        """True if the engine accepts a tar without loading it."""
         self.ids: dict[str, str] = {}
 
     def __enter__(self) -> Engine:
@@ -138,7 +138,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def port_and_next() -> int:
-    """A port that is free, as is the one behind it."""
+    """Return a free port whose successor is free, too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -151,7 +151,7 @@ def port_and_next() -> int:
 
 
 class NodeClient(httpx.AsyncClient):
-    """Expects a node's certificate, at whatever address it connects to."""
+    """An HTTP client that expects a node's certificate at every address."""
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         request.extensions = {**request.extensions, "sni_hostname": NODE_NAME}
@@ -231,7 +231,9 @@ async def test_a_node_reports_its_machine_images_and_workers(client: httpx.Async
     assert NodeReport(**found, available_bytes=available).id == found["id"]
 
 
-async def test_a_worker_of_two_containers_runs_when_both_do(client: httpx.AsyncClient, engine: Engine) -> None:
+async def test_a_worker_of_two_containers_runs_if_both_containers_run(
+    client: httpx.AsyncClient, engine: Engine
+) -> None:
     for worker, roles in {"both": ("server", "forwarder"), "s": ("server",), "f": ("forwarder",)}.items():
         for role in roles:
             container(engine, worker, **{LABEL_ROLE: role, LABEL_ENVIRONMENT: "far"})
@@ -244,7 +246,7 @@ async def test_a_worker_of_two_containers_runs_when_both_do(client: httpx.AsyncC
     assert found["containers"] == 6
 
 
-async def test_reports_cost_one_list_each(client: httpx.AsyncClient, engine: Engine) -> None:
+async def test_each_report_needs_one_list_request_to_the_engine(client: httpx.AsyncClient, engine: Engine) -> None:
     await reported(client)
     engine.requests.clear()
 
@@ -253,7 +255,7 @@ async def test_reports_cost_one_list_each(client: httpx.AsyncClient, engine: Eng
     assert engine.requests == ["GET list"] * 10
 
 
-async def test_a_node_that_drains_says_so_and_still_does_after_a_restart(
+async def test_a_draining_node_reports_it_and_still_drains_after_a_restart(
     folder: Path, engine: Engine, files: tuple[Files, Files]
 ) -> None:
     async with node(folder, engine, files) as client:
@@ -269,14 +271,16 @@ async def test_a_node_that_drains_says_so_and_still_does_after_a_restart(
 
 
 @pytest.mark.parametrize("body", [b"", b"1", b'"true"', b"yes", b"true" * 100])
-async def test_anything_but_true_and_false_changes_nothing(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_drain_request_that_is_not_true_or_false_changes_nothing(
+    client: httpx.AsyncClient, body: bytes
+) -> None:
     response = await client.put("/env-gateway/node/draining", content=body)
 
     assert response.status_code in (400, 413)
     assert (await reported(client))["is_draining"] is False
 
 
-async def test_an_engine_that_refuses_is_no_report(client: httpx.AsyncClient, engine: Engine) -> None:
+async def test_a_refusal_of_the_engine_fails_the_report(client: httpx.AsyncClient, engine: Engine) -> None:
     engine.refuse("GET list", 500, "out of order")
 
     response = await client.get("/env-gateway/node")
@@ -286,7 +290,7 @@ async def test_an_engine_that_refuses_is_no_report(client: httpx.AsyncClient, en
     await reported(client)
 
 
-async def test_an_engine_that_is_away_is_no_report(folder: Path, files: tuple[Files, Files]) -> None:
+async def test_an_unreachable_engine_fails_the_report(folder: Path, files: tuple[Files, Files]) -> None:
     with Engine(folder / "engine.sock") as engine:
         async with node(folder, engine, files) as client:
             (folder / "engine.sock").rename(folder / "away.sock")
@@ -307,11 +311,11 @@ async def test_an_engine_that_is_away_is_no_report(folder: Path, files: tuple[Fi
         ("yesterday", 0.0),
     ],
 )
-def test_an_images_time_is_read_as_engines_write_it(written: Any, expected: float) -> None:
+def test_the_build_time_of_an_image_is_read_in_the_engines_formats(written: Any, expected: float) -> None:
     assert built_at(written) == expected
 
 
-def test_memory_that_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
+def test_available_memory_that_the_kernel_does_not_report_counts_as_zero(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:      3 kB\n")
     (tmp_path / "odd").write_text("MemTotal: 5 kB\n")
 
@@ -319,10 +323,10 @@ def test_memory_that_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "odd") == available_bytes(tmp_path / "none") == 0
 
 
-# -- what is served, and to whom
+# -- routes and clients
 
 
-async def test_what_is_not_the_nodes_own_goes_to_the_gate(client: httpx.AsyncClient) -> None:
+async def test_paths_outside_the_nodes_own_routes_go_to_the_gate(client: httpx.AsyncClient) -> None:
     assert (await client.get("/_ping")).text == "OK"
     assert (await client.get("/v1.41/info")).json()["Name"] == "machine-1"
     assert (await client.get("/images/json")).status_code == 403
@@ -338,11 +342,11 @@ async def test_what_is_not_the_nodes_own_goes_to_the_gate(client: httpx.AsyncCli
         ("GET", "/env-gateway/other"),
     ],
 )
-async def test_other_routes_are_not_there(client: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_unknown_routes_are_not_found(client: httpx.AsyncClient, method: str, path: str) -> None:
     assert (await client.request(method, path)).status_code == 404
 
 
-async def test_who_has_no_gateways_certificate_is_not_served(
+async def test_a_client_without_a_gateways_certificate_is_not_served(
     folder: Path, engine: Engine, files: tuple[Files, Files]
 ) -> None:
     async with node(folder, engine, files) as client:
@@ -356,7 +360,7 @@ async def test_who_has_no_gateways_certificate_is_not_served(
     assert engine.requests == []
 
 
-# -- images that go
+# -- images sent by the node
 
 
 async def test_an_image_is_saved_with_its_tag(client: httpx.AsyncClient) -> None:
@@ -365,17 +369,17 @@ async def test_an_image_is_saved_with_its_tag(client: httpx.AsyncClient) -> None
     assert response.content == f"tar of {OURS}:latest".encode() * 5000
 
 
-async def test_an_image_that_is_not_there_or_not_of_the_catalog_is_not_saved(client: httpx.AsyncClient) -> None:
+async def test_an_image_that_is_missing_or_not_in_the_catalog_is_not_saved(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"/env-gateway/images/{FAR}")).status_code == 404
     assert (await client.get("/env-gateway/images/debian:latest")).status_code == 403
     assert (await client.get(f"/env-gateway/images/{OURS}/../debian")).status_code in (403, 404)
 
 
-# -- images that come
+# -- images sent to the node
 
 
 def leftovers(folder: Path) -> list[str]:
-    """What is in the folder, with and without a name: files of this process that were never given one."""
+    """Return the files in the spool folder, including open files of this process without a name."""
     spool = folder / "state" / "images"
     opened = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     links = [str(path.readlink()) for path in opened if path.is_symlink()]
@@ -386,7 +390,9 @@ async def bring(client: httpx.AsyncClient, image: ImageTar, reference: str = OUR
     return await client.put(f"/env-gateway/images/{reference}", params={"id": image.id}, content=image.written())
 
 
-async def test_an_image_is_loaded_and_reported_at_once(client: httpx.AsyncClient, engine: Engine, folder: Path) -> None:
+async def test_an_image_is_loaded_and_reported_immediately(
+    client: httpx.AsyncClient, engine: Engine, folder: Path
+) -> None:
     image = ImageTar(f"{OURS}:latest")
     await reported(client)
 
@@ -398,7 +404,7 @@ async def test_an_image_is_loaded_and_reported_at_once(client: httpx.AsyncClient
     assert leftovers(folder) == []
 
 
-async def test_an_image_may_come_without_its_length_told(client: httpx.AsyncClient) -> None:
+async def test_an_image_may_be_sent_without_a_content_length(client: httpx.AsyncClient) -> None:
     image = ImageTar(f"{OURS}:latest")
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -452,14 +458,14 @@ async def test_an_image_that_is_too_large_is_refused_before_it_fills_the_disk(
         response = await client.put(f"/env-gateway/images/{OURS}", params=query, content=endless())
         assert response.status_code == 413
     except httpx.TransportError:
-        pass  # it hung up while we were sending
+        pass  # the node closed the connection while the client was sending
 
     assert sent < 500 * IMAGE_MAX_BYTES
     assert engine.loads == []
     await until(lambda: leftovers(folder) == [])
 
 
-async def test_an_image_whose_sender_hangs_up_leaves_nothing(
+async def test_an_image_whose_sender_disconnects_leaves_nothing_behind(
     client: httpx.AsyncClient, engine: Engine, folder: Path
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -481,7 +487,7 @@ async def test_an_image_whose_sender_hangs_up_leaves_nothing(
     assert (await bring(client, ImageTar(f"{OURS}:latest"))).status_code == 200
 
 
-async def test_a_sender_that_falls_silent_is_given_up(
+async def test_an_upload_whose_sender_is_silent_is_aborted(
     client: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "SILENCE_S", 0.05)
@@ -503,7 +509,7 @@ async def reached(hold: Hold) -> None:
     assert await asyncio.to_thread(hold.reached.wait, WITHIN_S)
 
 
-async def test_images_are_loaded_one_at_a_time_and_waiting_is_bounded(
+async def test_images_are_loaded_one_at_a_time_and_the_queue_is_bounded(
     client: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "WAITING_MAX", 1)
@@ -521,7 +527,7 @@ async def test_images_are_loaded_one_at_a_time_and_waiting_is_bounded(
     assert [(await task).status_code for task in waiting] == [200]
 
 
-async def test_an_image_that_does_not_come_to_its_turn_in_time_is_refused(
+async def test_an_image_that_waits_too_long_for_its_turn_is_refused(
     client: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "TURN_S", 0.05)
@@ -534,7 +540,9 @@ async def test_an_image_that_does_not_come_to_its_turn_in_time_is_refused(
     assert (await first).status_code == 200
 
 
-async def test_an_engine_that_refuses_a_tar_is_told_of(client: httpx.AsyncClient, engine: Engine, folder: Path) -> None:
+async def test_the_refusal_of_a_tar_by_the_engine_is_reported(
+    client: httpx.AsyncClient, engine: Engine, folder: Path
+) -> None:
     engine.refuse("POST load", 500, "no space left on device")
 
     response = await bring(client, ImageTar(f"{OURS}:latest"))
@@ -544,7 +552,7 @@ async def test_an_engine_that_refuses_a_tar_is_told_of(client: httpx.AsyncClient
     assert leftovers(folder) == []
 
 
-async def test_an_engine_that_has_another_image_afterwards_is_told_of(
+async def test_an_engine_that_has_another_image_after_the_load_is_reported(
     client: httpx.AsyncClient, engine: Engine
 ) -> None:
     engine.deaf = True
@@ -558,7 +566,7 @@ async def test_an_engine_that_has_another_image_afterwards_is_told_of(
 # -- images from registries
 
 
-async def test_an_image_is_pulled_by_its_digest_and_named_as_the_catalog_has_it(
+async def test_an_image_is_pulled_by_its_digest_and_tagged_with_its_name_in_the_catalog(
     client: httpx.AsyncClient, engine: Engine
 ) -> None:
     engine.registry.add(f"registry.example/far:{DIGEST}")
@@ -572,7 +580,7 @@ async def test_an_image_is_pulled_by_its_digest_and_named_as_the_catalog_has_it(
     assert engine.auth == "e30="
 
 
-async def test_an_image_that_the_registry_does_not_have_is_told_of(client: httpx.AsyncClient, engine: Engine) -> None:
+async def test_an_image_that_the_registry_lacks_is_reported(client: httpx.AsyncClient, engine: Engine) -> None:
     response = await client.post(f"/env-gateway/images/{FAR}/pull", params={"digest": DIGEST})
 
     assert response.status_code == 502
@@ -584,13 +592,13 @@ async def test_an_image_that_the_registry_does_not_have_is_told_of(client: httpx
     ("reference", "digest", "status"),
     [
         pytest.param(OURS, DIGEST, 403, id="no registry"),
-        pytest.param("registry.example/other:1", DIGEST, 403, id="not of the catalog"),
+        pytest.param("registry.example/other:1", DIGEST, 403, id="not in the catalog"),
         pytest.param(PINNED, DIGEST, 403, id="pinned to another digest"),
         pytest.param(FAR, "latest", 400, id="no digest"),
         pytest.param(FAR, "", 400, id="an empty digest"),
     ],
 )
-async def test_nothing_else_is_pulled(
+async def test_images_outside_the_catalog_and_other_digests_are_not_pulled(
     client: httpx.AsyncClient, engine: Engine, reference: str, digest: str, status: int
 ) -> None:
     response = await client.post(f"/env-gateway/images/{reference}/pull", params={"digest": digest})
@@ -629,23 +637,23 @@ def settings_of(folder: Path, engine: FakeEngine, files: Files, **given: Any) ->
         ({"node_listen": "127.0.0.1:65535"}, "65534"),
     ],
 )
-async def test_a_node_of_a_cluster_says_at_its_start_what_it_lacks(
+async def test_a_missing_or_invalid_setting_stops_the_start_of_a_cluster_node(
     folder: Path, engine: Engine, files: tuple[Files, Files], given: dict[str, Any], said: str
 ) -> None:
     settings = settings_of(folder, engine, files[1], **{"node_listen": "127.0.0.1:7443", **given})
 
     with pytest.raises(ConfigError, match=said):
-        await run_node(settings, [], makes_folders=settings.node_makes_folders)  # type: ignore[arg-type]  # not used
+        await run_node(settings, [], makes_folders=settings.node_makes_folders)  # type: ignore[arg-type]  # the argument is not used
 
     assert engine.requests == []
 
 
-def test_an_address_may_be_of_either_kind() -> None:
+def test_the_listen_address_may_be_ipv4_or_ipv6() -> None:
     assert listen_address("0.0.0.0:7443") == ("0.0.0.0", 7443)
     assert listen_address("[::]:7443") == ("::", 7443)
 
 
-async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(folder: Path, engine: Engine) -> None:
+async def test_a_state_folder_that_cannot_be_written_fails_the_check(folder: Path, engine: Engine) -> None:
     (folder / "file").touch()
     rules = Rules.of([], instance="ours", socket_root=str(folder))
     gate, state = Gate(engine=engine.url, rules=rules), folder / "file" / "below"
@@ -655,7 +663,7 @@ async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(fol
         app.check()
 
 
-async def test_the_command_serves_both_ports_and_goes_on_after_sigterm_for_its_notice(
+async def test_the_node_command_serves_both_ports_and_continues_after_sigterm_for_the_drain_notice(
     folder: Path, engine: Engine, files: tuple[Files, Files]
 ) -> None:
     (folder / "catalog" / "fake").mkdir(parents=True)
@@ -694,7 +702,7 @@ async def test_the_command_serves_both_ports_and_goes_on_after_sigterm_for_its_n
             reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls, server_hostname=NODE_NAME)
             writer.write(b"EG1 w1/worker.sock\nask")
             assert await reader.readexactly(2) == b"+\n"
-            process.send_signal(signal.SIGTERM)  # a second one ends the notice
+            process.send_signal(signal.SIGTERM)  # a second signal ends the drain notice
             rest = await reader.read(-1)
             assert rest == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nask"
             assert await process.wait() == 0
@@ -707,7 +715,7 @@ async def test_the_command_serves_both_ports_and_goes_on_after_sigterm_for_its_n
     assert not (folder / "gate.sock").exists()
 
 
-async def test_while_it_ends_a_node_reports_over_kept_connections_and_takes_no_new_ones(
+async def test_a_node_that_shuts_down_reports_over_kept_connections_and_accepts_no_new_connections(
     folder: Path, engine: Engine, files: tuple[Files, Files]
 ) -> None:
     (folder / "sockets" / "w1").mkdir(parents=True)
@@ -745,7 +753,7 @@ async def test_while_it_ends_a_node_reports_over_kept_connections_and_takes_no_n
                     _, opened = await asyncio.open_connection("127.0.0.1", number)
                 except ConnectionRefusedError:
                     continue
-                except ConnectionResetError as error:  # it waited to be taken as the port was closed
+                except ConnectionResetError as error:  # the connection was in the backlog when the port was closed
                     raise AssertionError(f"port {number} was open just now") from error
                 opened.close()
                 raise AssertionError(f"port {number} is still open")

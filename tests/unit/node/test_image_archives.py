@@ -1,4 +1,4 @@
-"""Tars of images: good ones are written anew for the engine, all others are refused."""
+"""Tars of images: valid tars are rewritten for the engine, all others are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAG = f"{REFERENCE}:latest"
 
 
 def look(folder: Path, data: bytes, *, id: str, reference: str = REFERENCE) -> bytes:
-    """Check a tar, and return what the engine would get."""
+    """Check a tar, and return the tar that the engine would receive."""
     path = folder / "image.tar"
     path.write_bytes(data)
     archive = checked(path, reference=reference, id=id)
@@ -29,7 +29,7 @@ def look(folder: Path, data: bytes, *, id: str, reference: str = REFERENCE) -> b
 
 @pytest.mark.parametrize("oci", [False, True], ids=["older engines", "OCI layout"])
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_good_image_reaches_the_engine_with_its_name_id_and_layers(tmp_path: Path, oci: bool, format: int) -> None:
+def test_a_valid_image_reaches_the_engine_with_its_name_id_and_layers(tmp_path: Path, oci: bool, format: int) -> None:
     image = ImageTar(TAG, oci=oci)
 
     written = look(tmp_path, image.written(format=format), id=image.id)
@@ -37,7 +37,7 @@ def test_a_good_image_reaches_the_engine_with_its_name_id_and_layers(tmp_path: P
     assert loaded(written) == (TAG, image.id, [b"one layer", b"another"])
 
 
-def test_a_layer_that_is_there_twice_may_be_a_link(tmp_path: Path) -> None:
+def test_a_repeated_layer_may_be_a_link(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     target = image.manifest[0]["Layers"][0]
     image.add("again", type=tarfile.DIRTYPE)
@@ -49,7 +49,7 @@ def test_a_layer_that_is_there_twice_may_be_a_link(tmp_path: Path) -> None:
     assert loaded(written)[2] == [b"one layer", b"another", b"one layer"]
 
 
-def test_what_the_manifest_does_not_name_does_not_reach_the_engine(tmp_path: Path) -> None:
+def test_files_that_the_manifest_does_not_name_do_not_reach_the_engine(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     image.add("repositories", b'{"debian": {"latest": "0"}}')
     image.add("index.json", b"{}")
@@ -71,7 +71,7 @@ def test_what_the_manifest_does_not_name_does_not_reach_the_engine(tmp_path: Pat
         ("docker.io/somebody/else", "somebody/else:latest"),
     ],
 )
-def test_names_are_compared_as_engines_write_them(reference: str, tag: str) -> None:
+def test_image_names_are_normalized_as_engines_do(reference: str, tag: str) -> None:
     assert tagged(reference) == tag
 
 
@@ -163,7 +163,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "said"), BAD.values(), ids=BAD.keys())
-def test_a_bad_image_is_refused_with_the_reason(tmp_path: Path, change: Any, said: str) -> None:
+def test_an_invalid_image_is_refused_with_the_reason(tmp_path: Path, change: Any, said: str) -> None:
     image = ImageTar(TAG)
     change(image)
 
@@ -171,18 +171,18 @@ def test_a_bad_image_is_refused_with_the_reason(tmp_path: Path, change: Any, sai
         look(tmp_path, image.written(), id=image.id)
 
 
-def test_an_image_of_another_id_is_refused(tmp_path: Path) -> None:
+def test_an_image_with_another_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadArchive, match="has not the hash"):
         look(tmp_path, ImageTar(TAG).written(), id=f"sha256:{'0' * 64}")
 
 
-def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tar_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"nothing of the kind" * 100, bytes(10_240)):
         with pytest.raises(BadArchive):
             look(tmp_path, data, id=ImageTar(TAG).id)
 
 
-def test_a_packed_tar_is_refused(tmp_path: Path) -> None:
+def test_a_compressed_tar_is_refused(tmp_path: Path) -> None:
     import gzip
 
     image = ImageTar(TAG)
@@ -191,7 +191,7 @@ def test_a_packed_tar_is_refused(tmp_path: Path) -> None:
         look(tmp_path, gzip.compress(image.written()), id=image.id)
 
 
-def test_a_tar_that_was_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_tar_is_refused(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     whole = image.written().rstrip(b"\0")
 
@@ -200,7 +200,7 @@ def test_a_tar_that_was_cut_anywhere_is_refused(tmp_path: Path) -> None:
             look(tmp_path, whole[:end], id=image.id)
 
 
-def test_a_tar_of_very_many_files_is_refused(tmp_path: Path) -> None:
+def test_a_tar_with_too_many_files_is_refused(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     for number in range(MEMBERS_MAX):
         image.add(f"more/{number}")
@@ -228,14 +228,14 @@ def test_negative_sizes_are_refused(tmp_path: Path, type: bytes) -> None:
         look(tmp_path, odd.tobuf(tarfile.GNU_FORMAT) + image.written(), id=image.id)
 
 
-def test_headers_for_all_files_are_refused(tmp_path: Path) -> None:
+def test_global_headers_are_refused(tmp_path: Path) -> None:
     image = ImageTar(TAG)
 
     with pytest.raises(BadArchive, match="headers for all"):
         look(tmp_path, image.written(pax_headers={"path": "manifest.json"}), id=image.id)
 
 
-def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     sparse = tarfile.TarInfo("holes")
     sparse.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": "99999999999", "GNU.sparse.name": "manifest.json"}
@@ -245,7 +245,7 @@ def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
         look(tmp_path, image.written(), id=image.id)
 
 
-def test_bytes_in_any_place_of_a_tar_do_no_harm(tmp_path: Path) -> None:
+def test_a_corrupted_byte_at_any_place_never_changes_the_image_name_or_id(tmp_path: Path) -> None:
     image = ImageTar(TAG)
     good = image.written()
     expected = loaded(look(tmp_path, good, id=image.id))

@@ -1,4 +1,4 @@
-"""The engine gate's decisions, without an engine: which bodies, which paths, which filters."""
+"""The engine gate's decisions about bodies, paths and filters, without an engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def body_of(environment: Environment) -> dict[str, Any]:
 
 
 def changed(path: str, value: object, environment: Environment = MATH) -> dict[str, Any]:
-    """The body of a good container with one thing changed; *path* has dots between keys."""
+    """Return the body of a valid container with one changed value; *path* has dots between keys."""
     body = body_of(environment)
     place: Any = body
     *parents, last = path.split(".")
@@ -75,7 +75,7 @@ def mount(**changes: object) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("environment", [MATH, FOREIGN, SANDBOXED], ids=["hardened", "loosened", "sandboxed"])
-def test_the_bodies_that_our_backend_sends_are_let_through_and_passed_on_whole(environment: Environment) -> None:
+def test_bodies_of_the_backend_are_passed_on_completely(environment: Environment) -> None:
     body = body_of(environment)
     body["HostConfig"]["CapAdd"] = [name for name in body["HostConfig"]["CapAdd"] if name != "SYS_ADMIN"]
 
@@ -83,7 +83,7 @@ def test_the_bodies_that_our_backend_sends_are_let_through_and_passed_on_whole(e
     assert rewritten(body) == body
 
 
-def test_empty_values_of_unknown_keys_are_let_through_and_not_passed_on() -> None:
+def test_empty_values_of_unknown_keys_are_allowed_but_not_passed_on() -> None:
     body = body_of(MATH) | {"Hostname": "", "Tty": False, "Cmd": None, "ExposedPorts": {}}
     body["HostConfig"] |= {"Privileged": False, "Devices": [], "capdrop": [], "READONLYROOTFS": False}
 
@@ -107,11 +107,11 @@ OWN_PROFILE = ["no-new-privileges:true", f"seccomp={sandbox_profile()}"]
         ),
     ],
 )
-def test_what_sandboxes_need_is_for_their_environments_only(path: str, value: object) -> None:
+def test_permissions_for_sandboxes_are_allowed_only_for_environments_with_sandboxes(path: str, value: object) -> None:
     assert refusal(changed(path, value, SANDBOXED), RULES) is None
 
     assert refusal(changed(path, value, MATH), RULES) is not None
-    if path not in ("User", "HostConfig.CapAdd"):  # of these the loosened one was given some
+    if path not in ("User", "HostConfig.CapAdd"):  # the loosened environment has some of these, too
         assert refusal(changed(path, value, FOREIGN), RULES) is not None
 
 
@@ -119,7 +119,7 @@ def test_what_sandboxes_need_is_for_their_environments_only(path: str, value: ob
     ("path", "value"),
     [
         pytest.param("User", "10001:10001", id="another user"),
-        pytest.param("HostConfig.CapAdd", ["SETUID", "SETGID", "SYS_ADMIN"], id="one capability more"),
+        pytest.param("HostConfig.CapAdd", ["SETUID", "SETGID", "SYS_ADMIN"], id="one more capability"),
         pytest.param("HostConfig.CapAdd", ["DAC_OVERRIDE"], id="another capability"),
         pytest.param("HostConfig.SecurityOpt", OWN_PROFILE[1:], id="new privileges"),
         pytest.param("HostConfig.SecurityOpt", [OWN_PROFILE[0], "seccomp=unconfined"], id="no profile"),
@@ -133,11 +133,11 @@ def test_what_sandboxes_need_is_for_their_environments_only(path: str, value: ob
         pytest.param("HostConfig.Tmpfs", {"/etc": "rw,nosuid,nodev,noexec,size=4096"}, id="another place"),
     ],
 )
-def test_an_environment_of_sandboxes_gets_nothing_beyond_them(path: str, value: object) -> None:
+def test_an_environment_with_sandboxes_gets_no_further_permissions(path: str, value: object) -> None:
     assert refusal(changed(path, value, SANDBOXED), RULES) is not None
 
 
-def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
+def test_a_fully_hardened_body_is_allowed_for_a_loosened_environment() -> None:
     body = body_of(FOREIGN)
     body["HostConfig"] |= {"ReadonlyRootfs": True, "CapAdd": []}
 
@@ -155,17 +155,19 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("User", "", id="the image's own user"),
         pytest.param("User", "10001:0", id="root's group"),
         pytest.param("Env", ["PATH"], id="a variable of the engine's own"),
-        pytest.param("Env", {"A": "b"}, id="variables that are no list"),
+        pytest.param("Env", {"A": "b"}, id="variables that are not a list"),
         pytest.param("Labels", {}, id="no labels"),
         pytest.param("Labels", None, id="labels that are null"),
         pytest.param("Labels", ["env-gateway.instance=ours"], id="labels that are a list"),
         pytest.param("Cmd", ["sh"], id="a command of its own"),
         pytest.param("Entrypoint", ["sh"], id="an entry point of its own"),
         pytest.param("Volumes", {"/x": {}}, id="volumes"),
-        pytest.param("NetworkingConfig", {"EndpointsConfig": {"host": {}}}, id="another network by the back door"),
+        pytest.param(
+            "NetworkingConfig", {"EndpointsConfig": {"host": {}}}, id="another network through NetworkingConfig"
+        ),
         pytest.param("HostConfig", None, id="no host configuration"),
         pytest.param("HostConfig", [], id="a host configuration that is a list"),
-        pytest.param("hostconfig", {"Privileged": True}, id="a second one in lower case"),
+        pytest.param("hostconfig", {"Privileged": True}, id="a second key in lower case"),
         pytest.param("HostConfig.Privileged", True, id="privileged"),
         pytest.param("HostConfig.privileged", True, id="privileged in lower case"),
         pytest.param("HostConfig.Privileged", "no", id="privileged as text"),
@@ -175,15 +177,15 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.UsernsMode", "host", id="the host's users"),
         pytest.param("HostConfig.CgroupnsMode", "host", id="the host's cgroups"),
         pytest.param("HostConfig.Cgroup", "container:other", id="another container's cgroup"),
-        pytest.param("HostConfig.CgroupParent", "/", id="a cgroup of one's choice"),
+        pytest.param("HostConfig.CgroupParent", "/", id="an arbitrary cgroup"),
         pytest.param("HostConfig.IpcMode", "host", id="the host's shared memory"),
         pytest.param("HostConfig.IpcMode", "shareable", id="shared memory for others"),
-        pytest.param("HostConfig.IpcMode", "", id="shared memory as the engine likes"),
+        pytest.param("HostConfig.IpcMode", "", id="the engine's default shared memory"),
         pytest.param("HostConfig.NetworkMode", "host", id="the host's network"),
         pytest.param("HostConfig.NetworkMode", "bridge", id="a network"),
         pytest.param("HostConfig.NetworkMode", "container:other", id="another container's network"),
         pytest.param("HostConfig.NetworkMode", "", id="the engine's default network"),
-        pytest.param("HostConfig.NetworkMode", None, id="no word about the network"),
+        pytest.param("HostConfig.NetworkMode", None, id="a missing network mode"),
         pytest.param("HostConfig.Devices", [{"PathOnHost": "/dev/sda"}], id="a device"),
         pytest.param("HostConfig.DeviceRequests", [{"Count": -1}], id="device requests"),
         pytest.param("HostConfig.DeviceCgroupRules", ["a *:* rwm"], id="device rules"),
@@ -195,23 +197,23 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.PublishAllPorts", True, id="all ports"),
         pytest.param("HostConfig.ExtraHosts", ["a:1.2.3.4"], id="host names"),
         pytest.param("HostConfig.Runtime", "other", id="another runtime"),
-        pytest.param("HostConfig.OomKillDisable", True, id="no end by the kernel"),
-        pytest.param("HostConfig.OomScoreAdj", -1000, id="others first"),
-        pytest.param("HostConfig.CpusetCpus", "0", id="processors of one's choice"),
+        pytest.param("HostConfig.OomKillDisable", True, id="no kill by the kernel"),
+        pytest.param("HostConfig.OomScoreAdj", -1000, id="other processes are killed first"),
+        pytest.param("HostConfig.CpusetCpus", "0", id="chosen processors"),
         pytest.param("HostConfig.GroupAdd", ["docker"], id="further groups"),
         pytest.param("HostConfig.MaskedPaths", ["/nothing"], id="other masked paths"),
         pytest.param("HostConfig.AutoRemove", True, id="removal that hides why it ended"),
         pytest.param("HostConfig.ReadonlyRootfs", False, id="a writable root"),
-        pytest.param("HostConfig.ReadonlyRootfs", None, id="no word about the root"),
+        pytest.param("HostConfig.ReadonlyRootfs", None, id="a missing root setting"),
         pytest.param("HostConfig.ReadonlyRootfs", "true", id="a read-only root as text"),
         pytest.param("HostConfig.CapDrop", [], id="capabilities kept"),
-        pytest.param("HostConfig.CapDrop", None, id="no word about capabilities"),
+        pytest.param("HostConfig.CapDrop", None, id="a missing capability setting"),
         pytest.param("HostConfig.CapDrop", ["CHOWN"], id="only some capabilities dropped"),
         pytest.param("HostConfig.CapAdd", ["SYS_ADMIN"], id="a capability"),
         pytest.param("HostConfig.CapAdd", ["ALL"], id="all capabilities"),
         pytest.param("HostConfig.CapAdd", "SYS_ADMIN", id="a capability as text"),
         pytest.param("HostConfig.SecurityOpt", [], id="new privileges"),
-        pytest.param("HostConfig.SecurityOpt", None, id="no word about new privileges"),
+        pytest.param("HostConfig.SecurityOpt", None, id="a missing security option"),
         pytest.param("HostConfig.SecurityOpt", ["no-new-privileges:false"], id="new privileges allowed"),
         pytest.param(
             "HostConfig.SecurityOpt", ["no-new-privileges:true", "no-new-privileges:false"], id="the last one counts"
@@ -222,9 +224,9 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.SecurityOpt", ["no-new-privileges:true", "label=disable"], id="no SELinux"),
         pytest.param("HostConfig.SecurityOpt", ["no-new-privileges:true", f"seccomp={PROFILE}"], id="unknown profile"),
         pytest.param("HostConfig.Memory", 0, id="memory without limit"),
-        pytest.param("HostConfig.Memory", None, id="no word about memory"),
+        pytest.param("HostConfig.Memory", None, id="a missing memory limit"),
         pytest.param("HostConfig.Memory", 2**28 + 1, id="more memory"),
-        pytest.param("HostConfig.Memory", True, id="memory that is no number"),
+        pytest.param("HostConfig.Memory", True, id="memory that is not a number"),
         pytest.param("HostConfig.Memory", 1e8, id="memory with a fraction"),
         pytest.param("HostConfig.MemorySwap", -1, id="swap without limit"),
         pytest.param("HostConfig.MemorySwap", 2**29, id="swap"),
@@ -232,19 +234,19 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.NanoCpus", 2 * 10**9, id="more processors"),
         pytest.param("HostConfig.PidsLimit", -1, id="processes without limit"),
         pytest.param("HostConfig.PidsLimit", 65, id="more processes"),
-        pytest.param("HostConfig.PidsLimit", None, id="no word about processes"),
+        pytest.param("HostConfig.PidsLimit", None, id="a missing process limit"),
         pytest.param("HostConfig.ShmSize", 2**30, id="more shared memory"),
         pytest.param("HostConfig.Tmpfs", {"/tmp": ""}, id="a tmpfs without size"),
         pytest.param("HostConfig.Tmpfs", {"/tmp": "nosuid,nodev,noexec,size=99999999999"}, id="a larger tmpfs"),
         pytest.param("HostConfig.Tmpfs", {"/tmp": "nosuid,nodev,exec,size=1024"}, id="a tmpfs to run from"),
         pytest.param("HostConfig.Tmpfs", {"/tmp": "nodev,noexec,size=1024"}, id="a tmpfs with set-id programs"),
         pytest.param("HostConfig.Tmpfs", {"/tmp": "nosuid,nodev,noexec,size=1,size=99999999999"}, id="two sizes"),
-        pytest.param("HostConfig.Tmpfs", {"/tmp": "nosuid,nodev,noexec,size=50%"}, id="a size of the machine's"),
+        pytest.param("HostConfig.Tmpfs", {"/tmp": "nosuid,nodev,noexec,size=50%"}, id="a size relative to the machine"),
         pytest.param("HostConfig.Tmpfs", {"/etc": "nosuid,nodev,noexec,size=1024"}, id="a tmpfs elsewhere"),
         pytest.param("HostConfig.Ulimits", [{"Name": "memlock", "Soft": 1, "Hard": 1}], id="another ulimit"),
         pytest.param("HostConfig.Ulimits", [{"Name": "nofile", "Soft": 1, "Hard": 10**9}], id="more files"),
         pytest.param("HostConfig.Ulimits", [{"Name": "nofile", "Soft": -1, "Hard": -1}], id="files without limit"),
-        pytest.param("HostConfig.LogConfig", None, id="no word about logs"),
+        pytest.param("HostConfig.LogConfig", None, id="a missing log configuration"),
         pytest.param("HostConfig.LogConfig", {"Type": "json-file", "Config": {}}, id="logs without limit"),
         pytest.param(
             "HostConfig.LogConfig",
@@ -274,13 +276,15 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.Binds", [f"{ROOT}/w1:/run/envserver"], id="a bind in place of a mount"),
         pytest.param("HostConfig.Binds", [f"{ROOT}/../../..:/run/envserver"], id="a bind up the tree"),
         pytest.param("HostConfig.Binds", [f"{ROOT}//w1:/run/envserver:rw:ro"], id="colons"),
-        pytest.param("HostConfig.Binds", {"/": "/host"}, id="binds that are no list"),
+        pytest.param("HostConfig.Binds", {"/": "/host"}, id="binds that are not a list"),
         pytest.param("HostConfig.Mounts", mount(Source="/"), id="the host's root as a mount"),
         pytest.param("HostConfig.Mounts", mount(Source=ROOT), id="all workers' folders"),
         pytest.param("HostConfig.Mounts", mount(Source=f"{ROOT}/w2"), id="another worker's folder"),
         pytest.param("HostConfig.Mounts", mount(Source=f"{ROOT}/w1/.."), id="dots"),
         pytest.param("HostConfig.Mounts", mount(Source=f"{ROOT}//w1"), id="a double slash"),
-        pytest.param("HostConfig.Mounts", mount(Source=f"{ROOT}/w1/deeper"), id="a folder of the worker's making"),
+        pytest.param(
+            "HostConfig.Mounts", mount(Source=f"{ROOT}/w1/deeper"), id="a folder that the worker could create"
+        ),
         pytest.param("HostConfig.Mounts", mount(Source="w1"), id="a relative source"),
         pytest.param("HostConfig.Mounts", mount(Target="/etc"), id="the folder elsewhere"),
         pytest.param("HostConfig.Mounts", mount(Type="volume"), id="a volume"),
@@ -290,7 +294,7 @@ def test_an_unloosened_body_is_let_through_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.Mounts", mount(VolumeOptions={"DriverConfig": {}}), id="volume options"),
         pytest.param("HostConfig.Mounts", mount(source="/"), id="a second source in lower case"),
         pytest.param("HostConfig.Mounts", [*mount(), *mount(Source="/")], id="a second mount"),
-        pytest.param("HostConfig.Mounts", ["/"], id="mounts that are no objects"),
+        pytest.param("HostConfig.Mounts", ["/"], id="mounts that are not objects"),
     ],
 )
 def test_a_body_that_asks_for_more_is_refused_by_name(path: str, value: object) -> None:
@@ -311,10 +315,10 @@ def test_a_body_that_asks_for_more_is_refused_by_name(path: str, value: object) 
         pytest.param("env-gateway.worker", "../w1", id="a worker up the tree"),
         pytest.param("env-gateway.worker", ".", id="a worker that is the root"),
         pytest.param("env-gateway.worker", "", id="no worker"),
-        pytest.param("traefik.enable", "true", id="a label that another program obeys"),
+        pytest.param("traefik.enable", "true", id="a label that another program reads"),
     ],
 )
-def test_labels_other_than_ours_are_refused(label: str, value: object) -> None:
+def test_labels_other_than_the_gateways_are_refused(label: str, value: object) -> None:
     body = body_of(MATH)
     body["Labels"][label] = value
 
@@ -328,7 +332,7 @@ def test_a_body_without_the_instances_label_is_refused() -> None:
     assert refusal(body, RULES) == "Labels must have env-gateway.instance=ours"
 
 
-def test_what_one_environment_loosens_is_not_loosened_for_another() -> None:
+def test_relaxations_of_one_environment_do_not_apply_to_another() -> None:
     body = body_of(FOREIGN)
     body["HostConfig"]["CapAdd"] = []
     body["Labels"]["env-gateway.environment"] = "math"
@@ -337,21 +341,21 @@ def test_what_one_environment_loosens_is_not_loosened_for_another() -> None:
     assert "User" in (refusal(body, RULES) or "")
 
 
-def test_a_capability_beyond_the_gates_own_list_is_refused_though_the_environment_asks_for_it() -> None:
+def test_a_capability_outside_the_gates_list_is_refused_even_if_the_environment_needs_it() -> None:
     assert "CapAdd" in (refusal(body_of(FOREIGN), RULES) or "")
 
 
-def test_the_hosts_network_is_refused_though_the_environment_asks_for_it() -> None:
+def test_the_hosts_network_is_refused_even_if_the_environment_needs_it() -> None:
     assert "NetworkMode" in (refusal(body_of(GREEDY), RULES) or "")
 
 
-def test_an_empty_list_of_binds_is_let_through_and_a_bind_is_refused() -> None:
+def test_an_empty_list_of_binds_is_allowed_and_a_bind_is_refused() -> None:
     assert refusal(changed("HostConfig.Binds", []), RULES) is None
     assert "Binds" in (refusal(changed("HostConfig.Binds", ["/srv/data:/data:ro"]), RULES) or "")
 
 
 @given(key=st.text(min_size=1, max_size=20), value=st.one_of(st.just(1), st.just("x"), st.just([0]), st.just({"": 0})))
-def test_no_unknown_key_with_a_value_is_let_through(key: str, value: object) -> None:
+def test_no_unknown_key_with_a_value_is_allowed(key: str, value: object) -> None:
     if key in BODY or key in HOST_CONFIG:
         return
 
@@ -368,7 +372,7 @@ WITH_TASKS = Rules.of([MATH, TUNABLE, OTHER], instance="ours", socket_root=ROOT,
 
 
 def with_tasks(environment: Environment, **changes: object) -> dict[str, Any]:
-    """The body of a container with task modules, whose mount has *changes*."""
+    """Return the body of a container with task modules and with *changes* to their mount."""
     worker = Worker(id=WorkerId("w1"), environment=environment.name, digest=environment.digest(), slots=4)
     source = f"{TASKS}/{environment.custom_tasks.folder}" if environment.custom_tasks is not None else f"{TASKS}/t"
     body = container_body(worker, environment, instance="ours", source=f"{ROOT}/w1", custom_tasks_source=source)
@@ -377,7 +381,7 @@ def with_tasks(environment: Environment, **changes: object) -> dict[str, Any]:
     return body
 
 
-def test_an_environments_task_modules_may_be_mounted_to_be_read() -> None:
+def test_an_environments_task_modules_may_be_mounted_read_only() -> None:
     body = with_tasks(TUNABLE)
 
     assert refusal(body, WITH_TASKS) is None
@@ -396,19 +400,19 @@ def test_an_environments_task_modules_may_be_mounted_to_be_read() -> None:
     "changes",
     [
         pytest.param({"ReadOnly": False}, id="writable"),
-        pytest.param({"ReadOnly": None}, id="no word about writing"),
+        pytest.param({"ReadOnly": None}, id="a missing read-only setting"),
         pytest.param({"ReadOnly": 1}, id="a number for read-only"),
         pytest.param({"ReadOnly": "true"}, id="a text for read-only"),
         pytest.param({"Target": "/opt/openenv"}, id="the folder above"),
-        pytest.param({"Target": "/opt/openenv/custom_tasks/"}, id="a slash more"),
+        pytest.param({"Target": "/opt/openenv/custom_tasks/"}, id="a trailing slash"),
         pytest.param({"Target": "/opt/openenv/custom_tasks/.."}, id="dots in the target"),
         pytest.param({"Target": "/opt/openenv/custom_tasks/x"}, id="a folder below"),
         pytest.param({"Target": "/run/envserver"}, id="in place of the sockets"),
         pytest.param({"Target": "/srv/env"}, id="over the server"),
         pytest.param({"Source": TASKS}, id="all environments' modules"),
-        pytest.param({"Source": f"{TASKS}/"}, id="all of them, with a slash"),
+        pytest.param({"Source": f"{TASKS}/"}, id="all environments' modules with a trailing slash"),
         pytest.param({"Source": f"{TASKS}/o"}, id="another environment's modules"),
-        pytest.param({"Source": f"{TASKS}/t/sub"}, id="a part of them"),
+        pytest.param({"Source": f"{TASKS}/t/sub"}, id="a part of the modules"),
         pytest.param({"Source": f"{TASKS}/t/.."}, id="dots"),
         pytest.param({"Source": f"{TASKS}/../custom_tasks/t"}, id="dots that lead back"),
         pytest.param({"Source": f"{TASKS}//t"}, id="a double slash"),
@@ -423,18 +427,18 @@ def test_an_environments_task_modules_may_be_mounted_to_be_read() -> None:
         pytest.param({"VolumeOptions": {"Subpath": "t"}}, id="volume options"),
         pytest.param({"BindOptions": {"Propagation": "rshared"}}, id="mounts that leak out"),
         pytest.param({"BindOptions": {"ReadOnlyNonRecursive": True}}, id="only its top read-only"),
-        pytest.param({"readonly": False}, id="a second word in lower case"),
+        pytest.param({"readonly": False}, id="a second key in lower case"),
     ],
 )
-def test_task_modules_are_mounted_in_no_other_way(changes: dict[str, object]) -> None:
+def test_task_modules_may_not_be_mounted_in_any_other_way(changes: dict[str, object]) -> None:
     assert "HostConfig.Mounts" in str(refusal(with_tasks(TUNABLE, **changes), WITH_TASKS))
 
 
-def test_an_environment_without_task_modules_gets_none_mounted() -> None:
+def test_an_environment_without_task_modules_may_not_mount_any() -> None:
     assert "HostConfig.Mounts" in str(refusal(with_tasks(MATH), WITH_TASKS))
 
 
-def test_where_the_gate_knows_no_folder_of_task_modules_none_are_mounted() -> None:
+def test_without_a_folder_of_task_modules_in_the_rules_none_may_be_mounted() -> None:
     rules = Rules.of([TUNABLE], instance="ours", socket_root=ROOT)
 
     assert "HostConfig.Mounts" in str(refusal(with_tasks(TUNABLE), rules))
@@ -456,7 +460,7 @@ JSON = st.recursive(
 
 
 @given(path=st.sampled_from([*BODY, *(f"HostConfig.{key}" for key in HOST_CONFIG)]), value=JSON)
-def test_a_body_of_any_shape_is_decided_without_error_and_what_passes_means_what_was_checked(
+def test_a_body_of_any_shape_is_decided_without_error_and_a_rewritten_body_is_allowed_again(
     path: str, value: object
 ) -> None:
     body = changed(path, value)
@@ -484,14 +488,14 @@ def test_a_body_of_any_shape_is_decided_without_error_and_what_passes_means_what
         pytest.param(b'{"a": "x\\u0000y"}', "control characters", id="NUL"),
         pytest.param(b'{"a\\u0000": "x"}', "control characters", id="NUL in a key"),
         pytest.param(b'{"a": ["x\\ny"]}', "control characters", id="a line break"),
-        pytest.param(b'{"a": "\\ud800"}', "control characters", id="half a character"),
+        pytest.param(b'{"a": "\\ud800"}', "control characters", id="a lone surrogate"),
         pytest.param('{"a": 1}'.encode("utf-16"), "not JSON", id="UTF-16"),
         pytest.param(b'\xef\xbb\xbf{"a": 1}', "not JSON", id="a byte order mark"),
         pytest.param(b"[" * 100_000, "not JSON", id="deep lists"),
         pytest.param(b'{"a":' * 100_000, "not JSON", id="deep objects"),
     ],
 )
-def test_a_body_that_could_mean_two_things_is_malformed(body: bytes, reason: str) -> None:
+def test_an_ambiguous_or_malformed_body_is_refused(body: bytes, reason: str) -> None:
     with pytest.raises(Malformed, match=reason):
         parse(body)
 
@@ -515,7 +519,7 @@ def test_a_body_that_could_mean_two_things_is_malformed(body: bytes, reason: str
         ("GET", "/volumes/sockets", RouteKind.VOLUME),
     ],
 )
-def test_requests_of_the_table_are_known(method: str, target: str, kind: RouteKind) -> None:
+def test_requests_in_the_table_are_allowed(method: str, target: str, kind: RouteKind) -> None:
     path, _, query = target.partition("?")
 
     assert find(method, path.encode(), query.encode()).kind is kind
@@ -612,11 +616,11 @@ def test_an_old_api_version_is_refused_as_the_engine_does() -> None:
         ('{"status": ["exited"]}', {"status": ["exited"], "label": ["env-gateway.instance=ours"]}),
     ],
 )
-def test_filters_are_narrowed_to_our_label(given: str, expected: dict[str, list[str]]) -> None:
+def test_filters_are_restricted_to_the_instances_label(given: str, expected: dict[str, list[str]]) -> None:
     assert own_containers(given, "ours") == expected
 
 
-def test_events_are_narrowed_to_containers() -> None:
+def test_events_are_restricted_to_containers() -> None:
     assert own_events('{"event": ["die"]}', "ours") == {
         "event": ["die"],
         "type": ["container"],
@@ -640,11 +644,11 @@ def test_events_are_narrowed_to_containers() -> None:
         '{"label": ["\\ud800"]}',
     ],
 )
-def test_filters_of_another_kind_are_refused(given: str) -> None:
+def test_other_and_malformed_filters_are_refused(given: str) -> None:
     with pytest.raises(GateRefusal):
         own_containers(given, "ours")
 
 
-def test_events_of_other_things_are_refused() -> None:
+def test_events_of_other_objects_are_refused() -> None:
     with pytest.raises(GateRefusal, match="container"):
         own_events('{"type": ["image"]}', "ours")

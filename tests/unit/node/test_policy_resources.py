@@ -1,4 +1,4 @@
-"""The engine gate's decisions about GPUs, about splits with resources of their own, and about what it tells of them."""
+"""The engine gate's decisions about GPUs and about splits with their own limits, and its report of the machine."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def asking(environment: Environment, requests: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("environment", [MATH, HARD, TWO, ALL, CERTAIN, FOREIGN], ids=lambda one: one.name)
-def test_what_our_backend_asks_for_is_let_through_and_passed_on_whole(environment: Environment) -> None:
+def test_requests_of_the_backend_are_passed_on_completely(environment: Environment) -> None:
     body = body_of(environment)
 
     assert refusal(body, RULES) is None
     assert json.dumps(rewritten(body), sort_keys=True) == json.dumps(body, sort_keys=True)
 
 
-def test_fewer_resources_than_the_environment_may_have_are_let_through() -> None:
+def test_fewer_resources_than_the_environment_may_have_are_allowed() -> None:
     assert refusal(asking(TWO, []), RULES) is None
 
 
@@ -73,17 +73,17 @@ def request(**changes: object) -> dict[str, object]:
         pytest.param([request(Count=-1)], id="all"),
         pytest.param([request(Count="2")], id="a text"),
         pytest.param([request(), request()], id="twice"),
-        pytest.param([request(DeviceIDs=["0"])], id="certain ones"),
+        pytest.param([request(DeviceIDs=["0"])], id="certain GPUs"),
         pytest.param([request(Driver="cdi")], id="another driver"),
         pytest.param([request(Driver="cdi", DeviceIDs=["vendor.com/nic=0"])], id="another device"),
-        pytest.param([request(Capabilities=[["gpu"], ["compute"]])], id="or else"),
+        pytest.param([request(Capabilities=[["gpu"], ["compute"]])], id="alternative capabilities"),
         pytest.param([request(Capabilities=[["gpu", "utility"]])], id="further capabilities"),
         pytest.param([request(Options={"visible": "all"})], id="options"),
         pytest.param([request(count=-1)], id="a second spelling"),
         pytest.param(request(), id="no list"),
     ],
 )
-def test_other_devices_than_the_environment_asks_for_are_refused(requests: object) -> None:
+def test_devices_other_than_the_environments_are_refused(requests: object) -> None:
     reason = refusal(asking(TWO, requests), RULES)
 
     assert reason is not None
@@ -91,18 +91,18 @@ def test_other_devices_than_the_environment_asks_for_are_refused(requests: objec
 
 
 @pytest.mark.parametrize("environment", [ALL, CERTAIN, MATH], ids=lambda one: one.name)
-def test_what_one_environment_asks_for_another_does_not_get(environment: Environment) -> None:
+def test_an_environment_does_not_get_the_gpus_of_another(environment: Environment) -> None:
     reason = refusal(asking(environment, [request()]), RULES)
 
     assert reason is not None
     assert "DeviceRequests" in reason
 
 
-def test_a_claim_is_no_number() -> None:
+def test_a_boolean_is_refused_as_a_count() -> None:
     assert refusal(asking(HARD, [request(Count=True)]), RULES) is not None
 
 
-def test_a_split_has_limits_of_its_own_and_lends_them_to_nobody() -> None:
+def test_a_split_has_its_own_limits_and_they_apply_to_no_other_environment() -> None:
     large = body_of(MATH)
     large["HostConfig"] |= {"Memory": HARD.limits.memory_bytes, "MemorySwap": HARD.limits.memory_bytes}
     unknown = body_of(replace(HARD, name=EnvironmentName("math.easy")))
@@ -122,7 +122,7 @@ def test_a_forwarder_gets_no_gpu() -> None:
     assert "DeviceRequests" in (refusal(body, RULES) or "")
 
 
-def test_of_the_engines_machine_the_gate_tells_its_size_and_its_gpus_and_nothing_of_others() -> None:
+def test_the_gate_reports_only_size_and_gpus_of_the_engines_machine() -> None:
     info = {
         "NCPU": 4,
         "MemTotal": 2**33,
@@ -141,5 +141,5 @@ def test_of_the_engines_machine_the_gate_tells_its_size_and_its_gpus_and_nothing
 
 
 @pytest.mark.parametrize("info", [{}, {"Runtimes": None, "DiscoveredDevices": None}], ids=["nothing", "null"])
-def test_an_engine_that_tells_of_no_gpus_has_none(info: dict[str, Any]) -> None:
+def test_an_engine_that_reports_no_gpus_is_shown_without_gpus(info: dict[str, Any]) -> None:
     assert shown_info(info) == {"Runtimes": {}, "DiscoveredDevices": []}

@@ -1,4 +1,4 @@
-"""The engine gate's decisions about somebody else's images, their forwarders, and volumes; without an engine."""
+"""The engine gate's decisions about third-party images, their forwarders and volumes, without an engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def own() -> dict[str, Any]:
 
 
 def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """*body* with one thing changed; *path* has slashes between keys."""
+    """Return *body* with one changed value; *path* has slashes between keys."""
     place: Any = body
     *parents, last = path.split("/")
     for key in parents:
@@ -67,12 +67,12 @@ def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
     [server(), server(ROOTED), forwarder(), forwarder(ROOTED), own()],
     ids=["server", "loosened", "forwarder", "forwarder of a loosened one", "our own with volumes"],
 )
-def test_what_our_backend_sends_is_let_through_and_passed_on_whole(body: dict[str, Any]) -> None:
+def test_bodies_of_the_backend_are_passed_on_completely(body: dict[str, Any]) -> None:
     assert refusal(body, RULES) is None
     assert rewritten(body) == body
 
 
-def test_only_a_forwarder_shares_a_network_and_the_gate_is_told_whose() -> None:
+def test_only_a_forwarder_shares_a_network_and_its_body_names_the_other_container() -> None:
     assert shared_with(forwarder()) == BESIDE
     assert shared_with(server()) == ""
     assert shared_with(own()) == ""
@@ -105,14 +105,14 @@ def test_a_server_that_asks_for_more_is_refused_by_name(path: str, value: object
         pytest.param("HostConfig/NetworkMode", "none", id="no network"),
         pytest.param("HostConfig/NetworkMode", "host", id="the host's network"),
         pytest.param("HostConfig/NetworkMode", "bridge", id="a network"),
-        pytest.param("HostConfig/NetworkMode", None, id="no word about it"),
+        pytest.param("HostConfig/NetworkMode", None, id="a missing network mode"),
         pytest.param("HostConfig/NetworkMode", [f"container:{BESIDE}"], id="a list"),
-        pytest.param("HostConfig/NetworkMode", "container:", id="nobody's network"),
+        pytest.param("HostConfig/NetworkMode", "container:", id="no container's network"),
         pytest.param("HostConfig/NetworkMode", "container:redis", id="a container by name"),
-        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE[:12]}", id="a piece of an id"),
-        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE}\n", id="a line more"),
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE[:12]}", id="a part of an id"),
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE}\n", id="a trailing line break"),
         pytest.param("HostConfig/NetworkMode", f"container:{BESIDE.upper()}", id="capital letters"),
-        pytest.param("HostConfig/NetworkMode", f"Container:{BESIDE}", id="another word for it"),
+        pytest.param("HostConfig/NetworkMode", f"Container:{BESIDE}", id="another spelling"),
         pytest.param("HostConfig/PidMode", f"container:{BESIDE}", id="processes too"),
         pytest.param("HostConfig/IpcMode", f"container:{BESIDE}", id="shared memory too"),
         pytest.param("HostConfig/UTSMode", "host", id="the host's name"),
@@ -147,30 +147,30 @@ def test_a_forwarder_that_asks_for_anything_else_is_refused_by_name(path: str, v
     assert path.split("/")[-1] in (refusal(changed(forwarder(), path, value), RULES) or "")
 
 
-def test_what_its_environment_loosens_is_not_loosened_for_a_forwarder() -> None:
+def test_relaxations_of_an_environment_do_not_apply_to_its_forwarder() -> None:
     for path, value in (("User", "0:0"), ("HostConfig/ReadonlyRootfs", False)):
         assert refusal(changed(server(ROOTED), path, value), RULES) is None
         assert refusal(changed(forwarder(ROOTED), path, value), RULES) is not None
 
 
-def test_a_server_has_no_part_in_a_socket_folder() -> None:
+def test_a_server_may_not_mount_a_socket_folder() -> None:
     mounts = [{"Type": "bind", "Source": f"{ROOT}/w1", "Target": "/run/envserver", "ReadOnly": False}]
 
     assert "Mounts" in (refusal(changed(server(), "HostConfig/Mounts", mounts), RULES) or "")
 
 
 @pytest.mark.parametrize("role", [None, "", "worker", "SERVER", ["server"], {"server": 1}])
-def test_a_container_of_somebody_elses_image_has_one_of_two_roles(role: object) -> None:
+def test_a_container_of_a_third_party_image_must_have_one_of_two_roles(role: object) -> None:
     assert "env-gateway.role" in (refusal(changed(server(), "Labels/env-gateway.role", role), RULES) or "")
 
 
 @pytest.mark.parametrize("role", ["server", "forwarder", "", "worker"])
-def test_one_of_our_own_has_none(role: str) -> None:
+def test_a_container_of_an_own_image_must_have_no_role(role: str) -> None:
     assert "env-gateway.role" in (refusal(changed(own(), "Labels/env-gateway.role", role), RULES) or "")
 
 
 @pytest.mark.parametrize("role", ["server", "forwarder", None])
-def test_of_a_server_that_somebody_else_runs_there_are_no_containers(role: str | None) -> None:
+def test_containers_for_a_static_server_are_refused(role: str | None) -> None:
     assert "env-gateway.role" in (refusal(changed(server(STATIC), "Labels/env-gateway.role", role), RULES) or "")
 
 
@@ -181,10 +181,10 @@ DATA = {"Type": "volume", "Source": "data", "Target": "/data", "ReadOnly": False
 @pytest.mark.parametrize(
     "mount",
     [
-        pytest.param(MODELS, id="a folder, to be read"),
-        pytest.param(DATA, id="a volume, to be written"),
+        pytest.param(MODELS, id="a read-only folder"),
+        pytest.param(DATA, id="a writable volume"),
         pytest.param(DATA | {"ReadOnly": True}, id="less than is allowed"),
-        pytest.param({key: DATA[key] for key in ("Type", "Source", "Target")}, id="no word about writing"),
+        pytest.param({key: DATA[key] for key in ("Type", "Source", "Target")}, id="a missing read-only setting"),
     ],
 )
 def test_the_catalogs_volumes_may_be_mounted(mount: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def test_the_catalogs_volumes_may_be_mounted(mount: dict[str, Any]) -> None:
     "mount",
     [
         pytest.param(MODELS | {"ReadOnly": False}, id="writable"),
-        pytest.param({key: MODELS[key] for key in ("Type", "Source", "Target")}, id="no word about writing"),
+        pytest.param({key: MODELS[key] for key in ("Type", "Source", "Target")}, id="a missing read-only setting"),
         pytest.param(MODELS | {"ReadOnly": 1}, id="a number for read-only"),
         pytest.param(DATA | {"ReadOnly": 0}, id="a number for writable"),
         pytest.param(MODELS | {"Target": "/etc"}, id="elsewhere"),
@@ -206,24 +206,24 @@ def test_the_catalogs_volumes_may_be_mounted(mount: dict[str, Any]) -> None:
         pytest.param(DATA | {"Source": "sockets"}, id="another volume"),
         pytest.param(DATA | {"VolumeOptions": {"DriverConfig": {"Name": "local"}}}, id="volume options"),
         pytest.param(MODELS | {"BindOptions": {"Propagation": "rshared"}}, id="mounts that leak out"),
-        pytest.param(MODELS | {"readonly": False}, id="a second word in lower case"),
+        pytest.param(MODELS | {"readonly": False}, id="a second key in lower case"),
     ],
 )
-def test_they_are_mounted_in_no_other_way(mount: dict[str, Any]) -> None:
+def test_volumes_may_not_be_mounted_in_any_other_way(mount: dict[str, Any]) -> None:
     assert "HostConfig.Mounts" in (refusal(changed(server(), "HostConfig/Mounts", [mount]), RULES) or "")
 
 
-def test_an_environment_without_volumes_gets_none_of_anothers() -> None:
+def test_an_environment_without_volumes_may_not_mount_those_of_another() -> None:
     assert "HostConfig.Mounts" in (refusal(changed(server(ROOTED), "HostConfig/Mounts", [MODELS]), RULES) or "")
 
 
-def test_the_gate_knows_the_images_and_volumes_of_the_catalog_and_no_others() -> None:
+def test_the_gate_knows_only_the_images_and_volumes_of_the_catalog() -> None:
     assert RULES.images == {THEIRS.image, OWN.image, FORWARDER}
     assert RULES.volumes == {"data"}
     assert Rules.of([OWN, STATIC], instance="ours", socket_root=ROOT).images == {OWN.image}
 
 
-def test_the_forwarders_image_is_the_one_in_the_rules() -> None:
+def test_the_forwarders_image_must_be_the_image_in_the_rules() -> None:
     rules = replace(RULES, forwarder_image="mirror.example/base:2")
 
     assert "Image" in (refusal(forwarder(), rules) or "")

@@ -1,4 +1,4 @@
-"""Who is let in between gateways and nodes; on real sockets, on both event loops."""
+"""Mutual authentication between gateways and nodes, on real sockets and both event loops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fakes.certificates import CLIENT, DAY, SERVER, Files, cluster, expire
 
 WITHIN_S = scaled(20.0)
 REFUSED = (ssl.SSLError, ConnectionError)
-"""Not ``OSError``: a wait that ran out is one."""
+"""The errors of a refusal. ``OSError`` is too broad, because a timeout is one."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
@@ -39,7 +39,7 @@ def asking(files: Files) -> ssl.SSLContext:
 
 
 def unchecked(protocol: int, files: Files) -> ssl.SSLContext:
-    """A context of somebody who looks at nothing."""
+    """Return a TLS context that verifies nothing about its peer."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -48,7 +48,7 @@ def unchecked(protocol: int, files: Files) -> ssl.SSLContext:
 
 
 async def echoed(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    """Send a word over a new connection; what came back of it. Raises ``OSError`` if either side refused."""
+    """Send a word over a new connection, and return the echo. Raise ``OSError`` if either side refused."""
     served: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ async def echoed(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
             writer.write(served[-1])
             await writer.drain()
         except OSError:
-            pass  # the client refused us
+            pass  # the client refused the server
         finally:
             writer.close()
 
@@ -76,13 +76,13 @@ async def echoed(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
 
 
 @LOOPS
-def test_a_gateway_and_a_node_of_one_cluster_talk_whatever_the_address(tmp_path: Path, run: Run) -> None:
+def test_a_gateway_and_a_node_of_one_cluster_connect_at_any_address(tmp_path: Path, run: Run) -> None:
     gateway, node = cluster(tmp_path)
 
     assert run(echoed(serving(node), asking(gateway))) == b"word"
 
 
-def test_only_the_newest_tls_is_spoken(tmp_path: Path) -> None:
+def test_tls_below_1_3_is_refused(tmp_path: Path) -> None:
     gateway, node = cluster(tmp_path)
     older = unchecked(ssl.PROTOCOL_TLS_CLIENT, gateway)
     older.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -120,7 +120,7 @@ def test_a_client_without_a_certificate_is_refused(tmp_path: Path, run: Run) -> 
 
 
 @LOOPS
-def test_a_nodes_certificate_does_not_let_a_client_in(tmp_path: Path, run: Run) -> None:
+def test_a_client_with_a_nodes_certificate_is_refused(tmp_path: Path, run: Run) -> None:
     _, node = cluster(tmp_path)
 
     with pytest.raises(REFUSED):
@@ -128,7 +128,7 @@ def test_a_nodes_certificate_does_not_let_a_client_in(tmp_path: Path, run: Run) 
 
 
 @LOOPS
-def test_a_gateways_certificate_does_not_make_a_node(tmp_path: Path, run: Run) -> None:
+def test_a_server_with_a_gateways_certificate_is_refused(tmp_path: Path, run: Run) -> None:
     gateway, _ = cluster(tmp_path)
 
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -137,7 +137,7 @@ def test_a_gateways_certificate_does_not_make_a_node(tmp_path: Path, run: Run) -
 
 @LOOPS
 @pytest.mark.parametrize("name", [NODE_NAME, "gateway.env-gateway.example", "*.env-gateway"])
-def test_a_client_of_the_right_usage_and_another_name_is_refused(tmp_path: Path, run: Run, name: str) -> None:
+def test_a_client_with_the_right_key_usage_and_another_name_is_refused(tmp_path: Path, run: Run, name: str) -> None:
     _, node = cluster(tmp_path)
     other = signed(tmp_path, name=name, usages=[CLIENT, SERVER])
 
@@ -146,13 +146,11 @@ def test_a_client_of_the_right_usage_and_another_name_is_refused(tmp_path: Path,
 
 
 @LOOPS
-def test_a_server_of_the_right_usage_and_another_name_is_refused_also_where_names_are_not_asked_for(
-    tmp_path: Path, run: Run
-) -> None:
+def test_a_server_with_another_name_is_refused_even_without_a_host_name_check(tmp_path: Path, run: Run) -> None:
     gateway, _ = cluster(tmp_path)
     other = signed(tmp_path, name=GATEWAY_NAME, usages=[CLIENT, SERVER])
     context = asking(gateway)
-    context.check_hostname = False  # as urllib3 does, to look at names itself
+    context.check_hostname = False  # as urllib3 does, because it checks names itself
 
     with pytest.raises(ssl.SSLCertVerificationError, match=f"for {GATEWAY_NAME}, and not for {NODE_NAME}"):
         run(echoed(unchecked(ssl.PROTOCOL_TLS_SERVER, other), context))
@@ -207,11 +205,11 @@ async def test_an_http_client_needs_the_context_and_the_name(tmp_path: Path) -> 
     assert response.text == "ok"
 
 
-# -- files that are not what they should be
+# -- invalid files --------------------------
 
 
 @pytest.mark.parametrize("lacking", ["ca", "cert", "key"])
-def test_a_file_that_is_missing_is_named(tmp_path: Path, lacking: str) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path, lacking: str) -> None:
     _, node = cluster(tmp_path)
     files = replace(node, **{lacking: tmp_path / "nowhere.pem"})
 
@@ -220,7 +218,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, lacking: str) -> None:
 
 
 @pytest.mark.parametrize("spoiled", ["ca", "cert", "key"])
-def test_a_file_that_is_no_pem_is_named(tmp_path: Path, spoiled: str) -> None:
+def test_the_error_names_a_file_that_is_not_pem(tmp_path: Path, spoiled: str) -> None:
     _, node = cluster(tmp_path)
     (tmp_path / "odd.pem").write_bytes(b"\x30\x00 not text")
     files = replace(node, **{spoiled: tmp_path / "odd.pem"})
@@ -255,7 +253,7 @@ def test_one_ca_file_may_hold_an_old_ca_and_a_new_one(tmp_path: Path) -> None:
     assert answer == b"word"
 
 
-def test_an_expired_ca_is_refused_but_not_beside_the_one_that_is_used(tmp_path: Path) -> None:
+def test_an_expired_ca_is_refused_unless_the_used_ca_is_in_the_same_file(tmp_path: Path) -> None:
     gateway, node = cluster(tmp_path / "ours")
     old = expired_authority(tmp_path / "old.pem")
     both = tmp_path / "both.pem"
@@ -280,7 +278,7 @@ def test_a_ca_that_expired_before_its_certificates_is_refused(tmp_path: Path) ->
     ("ends", "begins", "said"),
     [
         pytest.param(-DAY, -2 * DAY, "expired at", id="expired"),
-        pytest.param(2 * DAY, DAY, "is not valid before", id="not yet"),
+        pytest.param(2 * DAY, DAY, "is not valid before", id="not yet valid"),
     ],
 )
 def test_a_certificate_that_is_out_of_date_is_refused(tmp_path: Path, ends: Any, begins: Any, said: str) -> None:
@@ -307,10 +305,10 @@ def test_a_certificate_of_the_wrong_usage_is_refused(tmp_path: Path) -> None:
         serving(signed(tmp_path, name=NODE_NAME, usages=[CLIENT]))
 
 
-# -- making them
+# -- creation --
 
 
-def test_keys_are_their_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_keys_are_readable_only_by_their_owner_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_certificates(tmp_path / "new", days=3)
@@ -331,14 +329,14 @@ def test_nothing_is_overwritten_and_nothing_is_added(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"node.pem": "mine"}
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="file"):
         make_certificates(tmp_path / "file" / "below", days=3)
 
 
-def test_the_command_makes_files_that_work_and_says_whose_they_are(tmp_path: Path) -> None:
+def test_the_certs_command_creates_valid_files_and_prints_their_names(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["certs", str(tmp_path / "made"), "--days", "2"])
 
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""The relay from gateways' machines to workers' sockets: real TLS on loopback, real Unix sockets, both loops."""
+"""The relay from gateways to the sockets of workers: real TLS on loopback, real Unix sockets, both event loops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Files]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """The folder of the workers' folders; its path is short enough for sockets."""
+    """Yield the parent of the workers' folders; its path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="eg-") as name:
         (Path(name) / "w1").mkdir()
         yield Path(name)
@@ -47,7 +47,7 @@ def folder() -> Iterator[Path]:
 
 @dataclass
 class Worker:
-    """Keeps its connections for the test to play."""
+    """A worker that queues its connections for the test."""
 
     path: Path
     talks: asyncio.Queue[Talk] = field(default_factory=asyncio.Queue)
@@ -75,13 +75,13 @@ class World:
     opened: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def dial(self) -> Talk:
-        """A connection of a gateway's, nothing said yet."""
+        """Open a gateway's connection without sending anything."""
         talk = await asyncio.open_connection(*self.address, ssl=self.tls, server_hostname="node.env-gateway")
         self.opened.append(talk[1])
         return talk
 
     async def joined(self) -> tuple[Talk, Talk]:
-        """A gateway's and a worker's end."""
+        """Return the gateway's and the worker's end of a relayed connection."""
         near = await self.dial()
         near[1].write(LINE)
         assert await near[0].readexactly(2) == b"+\n"
@@ -90,7 +90,7 @@ class World:
         return near, far
 
     async def refusal(self, line: bytes) -> bytes:
-        """What is answered to a first *line*; the connection is closed then."""
+        """Return the answer to a first *line*, after which the connection is closed."""
         reader, writer = await self.dial()
         writer.write(line)
         return await reader.read()
@@ -107,7 +107,7 @@ def play(
     *,
     max_connections: int = 100,
 ) -> None:
-    """Run *scene* with a relay and a worker; in the end nothing is left."""
+    """Run *scene* with a relay and a worker, and check that no connection is left at the end."""
 
     async def played() -> None:
         gateway, node = files
@@ -133,7 +133,7 @@ def play(
 
 
 @LOOPS
-def test_bytes_pass_both_ways_as_they_are(folder: Path, files: Any, run: Run) -> None:
+def test_bytes_pass_unchanged_in_both_directions(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (reader, writer), (far_reader, far_writer) = await world.joined()
         sent = os.urandom(3_000_000)
@@ -158,7 +158,7 @@ def test_bytes_pass_both_ways_as_they_are(folder: Path, files: Any, run: Run) ->
 
 
 @LOOPS
-def test_what_comes_behind_the_first_line_is_the_workers(folder: Path, files: Any, run: Run) -> None:
+def test_bytes_after_the_first_line_reach_the_worker(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         reader, writer = await world.dial()
         early = os.urandom(600_000)
@@ -173,7 +173,7 @@ def test_what_comes_behind_the_first_line_is_the_workers(folder: Path, files: An
 
 
 @LOOPS
-def test_a_first_line_may_come_in_pieces(folder: Path, files: Any, run: Run) -> None:
+def test_a_first_line_may_arrive_in_pieces(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         reader, writer = await world.dial()
         for piece in (LINE[:3], LINE[3:9], LINE[9:]):
@@ -202,13 +202,13 @@ def test_the_other_socket_of_a_worker_is_reached_by_its_name(folder: Path, files
 
 @LOOPS
 @pytest.mark.parametrize("slow", ["worker", "gateway"])
-def test_a_side_that_does_not_read_stops_the_other_one(folder: Path, files: Any, run: Run, slow: str) -> None:
+def test_a_side_that_does_not_read_blocks_the_other_side(folder: Path, files: Any, run: Run, slow: str) -> None:
     async def scene(world: World) -> None:
         near, far = await world.joined()
         reader, writer = (far[0], near[1]) if slow == "worker" else (near[0], far[1])
         sent = 0
         piece = bytes(2**20)
-        while sent < 200 * len(piece):  # far more than all buffers on the way can take
+        while sent < 200 * len(piece):  # far more than all buffers on the path can hold
             writer.write(piece)
             sent += len(piece)
             draining = asyncio.ensure_future(writer.drain())
@@ -225,7 +225,7 @@ def test_a_side_that_does_not_read_stops_the_other_one(folder: Path, files: Any,
 
 
 @LOOPS
-def test_a_connection_that_rests_stays(folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_stays_open(folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "LINE_S", 0.05)
 
     async def scene(world: World) -> None:
@@ -239,11 +239,11 @@ def test_a_connection_that_rests_stays(folder: Path, files: Any, run: Run, monke
     play(run, folder, files, scene)
 
 
-# -- ends
+# -- ends of connections
 
 
 @LOOPS
-def test_what_a_worker_said_before_it_closed_arrives(folder: Path, files: Any, run: Run) -> None:
+def test_bytes_that_a_worker_sent_before_it_closed_arrive(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (reader, _), (_, far_writer) = await world.joined()
         far_writer.write(bytes(2_000_000))
@@ -256,7 +256,7 @@ def test_what_a_worker_said_before_it_closed_arrives(folder: Path, files: Any, r
 
 
 @LOOPS
-def test_what_a_gateway_said_before_it_closed_arrives(folder: Path, files: Any, run: Run) -> None:
+def test_bytes_that_a_gateway_sent_before_it_closed_arrive(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (_, writer), (far_reader, _) = await world.joined()
         writer.write(bytes(2_000_000))
@@ -270,7 +270,7 @@ def test_what_a_gateway_said_before_it_closed_arrives(folder: Path, files: Any, 
 
 
 @LOOPS
-def test_a_half_close_of_a_worker_closes_both_after_what_it_said(folder: Path, files: Any, run: Run) -> None:
+def test_a_half_close_of_a_worker_closes_both_sides_after_its_last_bytes(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (reader, writer), (far_reader, far_writer) = await world.joined()
         writer.write(b"ask")
@@ -321,20 +321,20 @@ def test_a_gateway_that_aborts_at_any_moment_leaves_no_connection(
 
 
 @LOOPS
-def test_a_side_that_takes_no_last_bytes_is_cut_off(
+def test_a_side_that_does_not_read_the_last_bytes_is_cut_off(
     folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relays, "LINGER_S", 0.1)
 
     async def scene(world: World) -> None:
         (_, near_writer), (_, far_writer) = await world.joined()
-        near_writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads
+        near_writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can read
         far_writer.write(bytes(20 * 2**20))
         draining = asyncio.ensure_future(far_writer.drain())
         await asyncio.wait({draining}, timeout=0.3)
         assert not draining.done()
 
-        await world.relay.drain(WITHIN_S / 2)  # nobody asked for anything: the connection counts as one that rests
+        await world.relay.drain(WITHIN_S / 2)  # there was no request, so the connection counts as idle
 
         assert world.relay.connections == 0
         await asyncio.wait({draining})
@@ -343,7 +343,7 @@ def test_a_side_that_takes_no_last_bytes_is_cut_off(
     play(run, folder, files, scene)
 
 
-# -- who is not joined
+# -- refusals --------
 
 
 @LOOPS
@@ -353,19 +353,19 @@ def test_a_side_that_takes_no_last_bytes_is_cut_off(
         pytest.param(b"EG1 w2/worker.sock\n", b"No such file", id="unknown worker"),
         pytest.param(b"EG1 w1/server.sock\n", b"No such file", id="no such socket"),
         pytest.param(b"EG1 w1/other.sock\n", b"not EG1", id="another socket"),
-        pytest.param(b"EG1 ../w1/worker.sock\n", b"not EG1", id="a way up"),
-        pytest.param(b"EG1 ./worker.sock\n", b"not EG1", id="the folder of all"),
-        pytest.param(b"EG1 w1/../w1/worker.sock\n", b"not EG1", id="a way round"),
-        pytest.param(b"EG1 w1\0/worker.sock\n", b"not EG1", id="a zero"),
+        pytest.param(b"EG1 ../w1/worker.sock\n", b"not EG1", id="a path upwards"),
+        pytest.param(b"EG1 ./worker.sock\n", b"not EG1", id="the folder of all workers"),
+        pytest.param(b"EG1 w1/../w1/worker.sock\n", b"not EG1", id="a detour"),
+        pytest.param(b"EG1 w1\0/worker.sock\n", b"not EG1", id="a NUL byte"),
         pytest.param("EG1 w\u00e4/worker.sock\n".encode(), b"not EG1", id="not ASCII"),
         pytest.param(b"EG2 w1/worker.sock\n", b"not EG1", id="another greeting"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", b"not EG1", id="HTTP"),
         pytest.param(b"\n", b"not EG1", id="nothing"),
         pytest.param(b"EG1 " + b"w" * 300 + b"\n", b"more than 200 bytes", id="too long"),
-        pytest.param(b"E" * 5000, b"more than 200 bytes", id="no line"),
+        pytest.param(b"E" * 5000, b"more than 200 bytes", id="no end of line"),
     ],
 )
-def test_a_bad_first_line_is_answered_with_the_reason(
+def test_an_invalid_first_line_is_answered_with_the_reason(
     folder: Path, files: Any, run: Run, line: bytes, said: bytes
 ) -> None:
     async def scene(world: World) -> None:
@@ -393,7 +393,7 @@ def test_a_first_line_that_takes_too_long_is_refused(
 
 
 @LOOPS
-def test_no_link_and_no_file_in_a_workers_folder_leads_anywhere(folder: Path, files: Any, run: Run) -> None:
+def test_only_real_sockets_in_real_folders_of_workers_are_reached(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         outside = folder / "outside.sock"
         async with Worker(outside).serving() as machines:
@@ -423,7 +423,7 @@ def test_no_link_and_no_file_in_a_workers_folder_leads_anywhere(folder: Path, fi
 
 
 @LOOPS
-def test_a_worker_whose_queue_of_connections_stays_full_is_told_of(folder: Path, files: Any, run: Run) -> None:
+def test_the_refusal_names_a_worker_whose_queue_of_connections_stays_full(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (folder / "deaf").mkdir()
         path = str(folder / "deaf" / "worker.sock")
@@ -440,7 +440,9 @@ def test_a_worker_whose_queue_of_connections_stays_full_is_told_of(folder: Path,
 
 
 @LOOPS
-def test_connections_above_the_bound_are_refused_and_those_below_go_on(folder: Path, files: Any, run: Run) -> None:
+def test_connections_above_the_limit_are_refused_and_existing_connections_continue(
+    folder: Path, files: Any, run: Run
+) -> None:
     async def scene(world: World) -> None:
         talks = [await world.joined() for _ in range(2)]
 
@@ -456,7 +458,7 @@ def test_connections_above_the_bound_are_refused_and_those_below_go_on(folder: P
 
 
 @LOOPS
-def test_who_has_no_gateways_certificate_says_nothing_to_a_worker(folder: Path, files: Any, run: Run) -> None:
+def test_a_client_without_a_gateways_certificate_reaches_no_worker(folder: Path, files: Any, run: Run) -> None:
     gateway, node = files
 
     async def scene(world: World) -> None:
@@ -480,11 +482,11 @@ def test_who_has_no_gateways_certificate_says_nothing_to_a_worker(folder: Path, 
     play(run, folder, files, scene)
 
 
-# -- the end of the process
+# -- draining
 
 
 @LOOPS
-def test_at_the_end_what_rests_is_closed_and_a_request_under_way_is_answered(
+def test_during_the_drain_idle_connections_are_closed_and_a_running_request_is_answered(
     folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relays, "QUIET_S", 0.2)
@@ -511,7 +513,7 @@ def test_at_the_end_what_rests_is_closed_and_a_request_under_way_is_answered(
 
 
 @LOOPS
-def test_at_the_end_a_request_that_comes_just_then_is_answered_and_its_connection_closed_behind_it(
+def test_a_request_that_arrives_as_the_drain_begins_is_answered_before_its_connection_is_closed(
     folder: Path, files: Any, run: Run
 ) -> None:
     async def scene(world: World) -> None:
@@ -531,7 +533,7 @@ def test_at_the_end_a_request_that_comes_just_then_is_answered_and_its_connectio
 
 
 @LOOPS
-def test_at_the_end_a_request_that_is_not_answered_in_time_is_cut_off(folder: Path, files: Any, run: Run) -> None:
+def test_a_request_that_is_not_answered_within_the_drain_time_is_cut_off(folder: Path, files: Any, run: Run) -> None:
     async def scene(world: World) -> None:
         (reader, writer), (far_reader, _) = await world.joined()
         writer.write(b"ask")
@@ -547,30 +549,33 @@ def test_at_the_end_a_request_that_is_not_answered_in_time_is_cut_off(folder: Pa
     play(run, folder, files, scene)
 
 
-# -- whether a request is under way
+# -- detection of running requests
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: x\r\n"
 ENDED = [
-    pytest.param([HEAD + b"Content-Length: 4\r\n\r\nbody"], id="a length"),
-    pytest.param([HEAD + b"content-length:4\r\n\r\n", b"bo", b"dy"], id="a length, in pieces"),
+    pytest.param([HEAD + b"Content-Length: 4\r\n\r\nbody"], id="a content length"),
+    pytest.param([HEAD + b"content-length:4\r\n\r\n", b"bo", b"dy"], id="a content length, in pieces"),
     pytest.param([HEAD[:20], HEAD[20:] + b"content-length: 0\r", b"\n\r\n"], id="a head in pieces"),
     pytest.param([HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"], id="chunks"),
     pytest.param([HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], id="no chunk"),
     pytest.param([HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", b"0\r", b"\n\r\n"], id="cut chunks"),
     pytest.param([b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"content-length: 1\r\n\r\nx"], id="an interim answer"),
-    pytest.param([b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"content-length: 1\r\n\r\nx"], id="one by itself"),
+    pytest.param(
+        [b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"content-length: 1\r\n\r\nx"],
+        id="an interim answer in a piece of its own",
+    ),
     pytest.param([b"HTTP/1.1 204 No Content\r\n\r\n"], id="no body"),
 ]
 GOING_ON = [
-    pytest.param([], id="nothing said"),
+    pytest.param([], id="no answer"),
     pytest.param([HEAD], id="half a head"),
     pytest.param([b"HTTP/1.1 100 Continue\r\n\r\n"], id="an interim answer alone"),
     pytest.param([HEAD + b"content-length: 4\r\n\r\nbod"], id="half a body"),
     pytest.param([HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n"], id="a chunk"),
-    pytest.param([HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n0\r\n\r\n\r\n"], id="data like an end"),
-    pytest.param([HEAD + b"\r\nbody"], id="until it closes"),
+    pytest.param([HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n0\r\n\r\n\r\n"], id="data that looks like an end"),
+    pytest.param([HEAD + b"\r\nbody"], id="a body until the connection closes"),
     pytest.param([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n", b"\x81\x00"], id="a WebSocket"),
-    pytest.param([b"x" * 300_000, b"\r\n\r\n"], id="no HTTP"),
+    pytest.param([b"x" * 300_000, b"\r\n\r\n"], id="not HTTP"),
 ]
 
 
@@ -583,12 +588,12 @@ def seen(pieces: list[bytes]) -> UnderWay:
 
 
 @pytest.mark.parametrize("pieces", ENDED)
-def test_a_request_is_over_with_the_end_of_its_answer(pieces: list[bytes]) -> None:
+def test_a_request_ends_with_the_end_of_its_answer(pieces: list[bytes]) -> None:
     assert not seen(pieces).is_under_way
 
 
 @pytest.mark.parametrize("pieces", ENDED)
-def test_the_next_request_on_a_connection_is_looked_at_anew(pieces: list[bytes]) -> None:
+def test_the_next_request_on_a_connection_is_tracked_separately(pieces: list[bytes]) -> None:
     looked = seen(pieces)
 
     states = []
@@ -600,17 +605,17 @@ def test_the_next_request_on_a_connection_is_looked_at_anew(pieces: list[bytes])
 
 
 @pytest.mark.parametrize("pieces", GOING_ON)
-def test_a_request_is_under_way_until_then(pieces: list[bytes]) -> None:
+def test_a_request_is_running_until_its_answer_ends(pieces: list[bytes]) -> None:
     assert seen(pieces).is_under_way
 
 
 @pytest.mark.parametrize("pieces", ENDED[:6])
-def test_it_makes_no_difference_in_which_pieces_an_answer_comes(pieces: Any) -> None:
+def test_an_answer_may_arrive_in_any_pieces(pieces: Any) -> None:
     whole = b"".join(pieces)
     for cut in range(1, len(whole)):
         assert seen([whole[:cut]]).is_under_way
         assert not seen([whole[:cut], whole[cut:]]).is_under_way
 
 
-def test_a_connection_without_a_request_rests() -> None:
+def test_a_connection_without_a_request_is_idle() -> None:
     assert not UnderWay().is_under_way

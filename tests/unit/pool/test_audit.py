@@ -1,4 +1,4 @@
-"""What an audit concludes, as a table: the store before, the backend, the store after."""
+"""The findings of an audit, as a table: the store before, the backend, the store after."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def seen(*running: str, dead: tuple[str, ...] = ()) -> list[BackendWorker]:
 @pytest.mark.parametrize(
     ("before", "found", "after", "orphans", "lost", "adopted"),
     [
-        pytest.param({}, seen(), {}, [], [], [], id="nothing anywhere"),
+        pytest.param({}, seen(), {}, [], [], [], id="no workers"),
         pytest.param(stored(a=READY), seen("a"), stored(a=READY), [], [], ["a"], id="known to both"),
-        pytest.param(stored(a=DRAINING), seen("a"), stored(a=DRAINING), [], [], ["a"], id="draining ones are adopted"),
+        pytest.param(stored(a=DRAINING), seen("a"), stored(a=DRAINING), [], [], ["a"], id="draining and adopted"),
         pytest.param({}, seen("a"), {}, ["a"], [], [], id="known to the backend only"),
-        pytest.param({}, seen(dead=("a",)), {}, ["a"], [], [], id="a dead one that nobody knows"),
+        pytest.param({}, seen(dead=("a",)), {}, ["a"], [], [], id="a dead worker without a record"),
         pytest.param(stored(a=READY), seen(), stored(a=READY), [], ["a"], [], id="known to the store only"),
-        pytest.param(stored(a=DRAINING), seen(), stored(a=DRAINING), [], ["a"], [], id="a draining one that is gone"),
+        pytest.param(stored(a=DRAINING), seen(), stored(a=DRAINING), [], ["a"], [], id="a draining worker is gone"),
         pytest.param(stored(a=READY), seen(dead=("a",)), stored(a=READY), [], ["a"], [], id="known to both, but dead"),
-        pytest.param(stored(a=STARTING), seen(), stored(a=STARTING), [], [], [], id="not made yet"),
-        pytest.param(stored(a=STARTING), seen("a"), stored(a=STARTING), [], [], [], id="made, and not ready yet"),
+        pytest.param(stored(a=STARTING), seen(), stored(a=STARTING), [], [], [], id="not created yet"),
+        pytest.param(stored(a=STARTING), seen("a"), stored(a=STARTING), [], [], [], id="created, not ready yet"),
         pytest.param(
-            stored(a=STARTING), seen(dead=("a",)), stored(a=STARTING), [], [], [], id="its start fails by itself"
+            stored(a=STARTING), seen(dead=("a",)), stored(a=STARTING), [], [], [], id="the start fails on its own"
         ),
         pytest.param(stored(a=STARTING), seen("a"), stored(a=READY), [], [], [], id="became ready meanwhile"),
-        pytest.param({}, seen("a"), stored(a=STARTING), [], [], [], id="was added meanwhile"),
-        pytest.param(stored(a=STARTING), seen("a"), {}, [], [], [], id="its start failed meanwhile"),
+        pytest.param({}, seen("a"), stored(a=STARTING), [], [], [], id="added meanwhile"),
+        pytest.param(stored(a=STARTING), seen("a"), {}, [], [], [], id="the start failed meanwhile"),
         pytest.param(
             stored(a=READY, b=READY, c=STARTING),
             seen("a", "d", "e", dead=("f",)),
@@ -57,11 +57,11 @@ def seen(*running: str, dead: tuple[str, ...] = ()) -> list[BackendWorker]:
             ["d", "f"],
             ["b"],
             ["a"],
-            id="all at once",
+            id="all cases together",
         ),
     ],
 )
-def test_only_what_is_certain_is_removed_or_ended(
+def test_an_audit_removes_or_ends_only_workers_whose_state_is_certain(
     before: dict[WorkerId, Worker],
     found: list[BackendWorker],
     after: dict[WorkerId, Worker],

@@ -1,4 +1,4 @@
-"""What the failure of a start comes to, beyond what a whole gateway shows (tests/service/test_reasons.py)."""
+"""Consequences of a failed start that tests/service/test_reasons.py does not cover with a whole gateway."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker(number: int = 0) -> Worker:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-async def test_openings_fail_with_a_start_of_who_leads_and_of_nobody_else(leads: bool) -> None:
+async def test_openings_fail_only_with_a_failed_start_of_the_leader(leads: bool) -> None:
     async with stack() as built:
         built.backend.starts[MATH] = Start.REFUSED
         store = built.store
@@ -52,7 +52,7 @@ async def test_openings_fail_with_a_start_of_who_leads_and_of_nobody_else(leads:
             await waiting
 
 
-async def test_ids_are_those_that_start_here_from_before_the_store_knows_them() -> None:
+async def test_the_ids_of_starting_workers_are_known_before_the_store_knows_them() -> None:
     async with stack() as built:
         mine = starts(built.store, built.backend, fence=0)
         assert mine.ids() == frozenset()
@@ -64,7 +64,7 @@ async def test_ids_are_those_that_start_here_from_before_the_store_knows_them() 
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_a_start_whose_worker_was_drained_leaves_nothing_and_is_no_failure(
+async def test_a_start_whose_worker_was_drained_leaves_nothing_behind_and_is_not_a_failure(
     is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stack() as built:
@@ -84,7 +84,7 @@ async def test_a_start_whose_worker_was_drained_leaves_nothing_and_is_no_failure
     assert "worker_start_failed" not in caplog.text
 
 
-async def test_a_trial_is_wanted_when_somebody_asked_since_the_last_failure_and_not_before() -> None:
+async def test_a_trial_is_wanted_only_after_an_opening_since_the_last_failure() -> None:
     async with stack() as built:
         built.backend.starts[MATH] = Start.REFUSED
         mine = starts(built.store, built.backend, fence=1)
@@ -93,7 +93,7 @@ async def test_a_trial_is_wanted_when_somebody_asked_since_the_last_failure_and_
             await mine.begin(worker(number))
             await mine.run(worker(number), environment())
 
-        assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=7))  # who asked before has been answered
+        assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=7))  # earlier openings have been answered
         assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=7))
         assert mine.wants_trial(MATH, EnvironmentLoad(arrivals=8))
         assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=2)), "a store that lost its data counts anew"

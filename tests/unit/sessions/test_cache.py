@@ -1,4 +1,4 @@
-"""What a replica notes of its sessions: those in which something happened, each time, and no others."""
+"""The activity notes that a replica writes to the store: only sessions with activity are in each write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"
 
 
 class Told:
-    """A store that is told notes, and may be away, or slow."""
+    """A store that records notes, and can be unavailable or slow."""
 
     def __init__(self) -> None:
         self.notes: list[dict[str, float]] = []
@@ -65,7 +65,7 @@ def add(cache: SessionCache, name: str) -> CachedSession:
     return cache.add(session, KIND, noted=True)
 
 
-async def test_what_is_idle_is_not_told(cache: SessionCache, store: Told) -> None:
+async def test_only_active_sessions_are_written(cache: SessionCache, store: Told) -> None:
     idle, active, touched = (add(cache, name) for name in ("idle", "active", "touched"))
     active.begin()
     active.finish()
@@ -78,7 +78,7 @@ async def test_what_is_idle_is_not_told(cache: SessionCache, store: Told) -> Non
     assert idle.noted_at < active.noted_at
 
 
-async def test_a_session_whose_deadline_may_be_near_is_told_at_once(cache: SessionCache, store: Told) -> None:
+async def test_a_session_whose_deadline_may_be_near_is_written_immediately(cache: SessionCache, store: Told) -> None:
     found = add(cache, "one").session
     cache.forget(found.id)
 
@@ -88,7 +88,9 @@ async def test_a_session_whose_deadline_may_be_near_is_told_at_once(cache: Sessi
     assert [set(notes) for notes in store.notes] == [{"one"}]
 
 
-async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(cache: SessionCache, store: Told) -> None:
+async def test_a_busy_session_is_written_each_time_and_once_more_after_it_becomes_idle(
+    cache: SessionCache, store: Told
+) -> None:
     one = add(cache, "one")
     one.begin()
 
@@ -102,7 +104,7 @@ async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(cac
     assert [set(notes) for notes in store.notes] == [{"one"}] * 3
 
 
-async def test_what_the_store_did_not_hear_is_told_again(cache: SessionCache, store: Told) -> None:
+async def test_a_note_that_the_store_did_not_receive_is_written_again(cache: SessionCache, store: Told) -> None:
     add(cache, "one").stir()
     store.is_away = True
     with pytest.raises(StoreUnavailable):
@@ -114,7 +116,7 @@ async def test_what_the_store_did_not_hear_is_told_again(cache: SessionCache, st
     assert [set(notes) for notes in store.notes] == [{"one"}]
 
 
-async def test_what_happens_while_notes_are_written_is_told_next(cache: SessionCache, store: Told) -> None:
+async def test_activity_during_a_write_is_in_the_next_write(cache: SessionCache, store: Told) -> None:
     one, two = add(cache, "one"), add(cache, "two")
     one.stir()
     store.may_answer.clear()
@@ -132,7 +134,9 @@ async def test_what_happens_while_notes_are_written_is_told_next(cache: SessionC
     assert [set(notes) for notes in store.notes] == [{"one"}, {"one", "two"}]
 
 
-async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(cache: SessionCache, store: Told) -> None:
+async def test_a_forgotten_session_is_not_written_and_does_not_keep_the_cache_busy(
+    cache: SessionCache, store: Told
+) -> None:
     gone, successor = add(cache, "one"), "one"
     gone.begin()
     assert cache.is_busy()
@@ -145,7 +149,7 @@ async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(ca
     assert store.notes == []
 
 
-async def test_what_the_store_does_not_know_any_more_is_forgotten(cache: SessionCache, store: Told) -> None:
+async def test_a_session_that_the_store_reports_as_ended_is_forgotten(cache: SessionCache, store: Told) -> None:
     add(cache, "one").stir()
     store.ended = [SessionId("one")]
 

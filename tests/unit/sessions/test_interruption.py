@@ -1,4 +1,4 @@
-"""What breaks off a call, and what does not."""
+"""The causes that interrupt a call: the session's end, a deadline, or a cancellation from outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def for_ever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_the_end_of_a_session_breaks_off_whatever_waits_in_it() -> None:
+async def test_the_end_of_a_session_interrupts_all_calls_that_wait_in_it() -> None:
     watchers: set[Watcher] = set()
 
     async def call() -> str:
@@ -34,21 +34,21 @@ async def test_the_end_of_a_session_breaks_off_whatever_waits_in_it() -> None:
     assert not any(call.cancelling() for call in calls)
 
 
-async def test_so_does_the_end_of_its_time() -> None:
+async def test_the_deadline_of_a_call_interrupts_it() -> None:
     with pytest.raises(Interrupted) as broken, CallScope(set(), 0.01):
         await for_ever()
 
     assert broken.value.cause == "late"
 
 
-async def test_no_time_at_all_still_lets_what_is_there_already_through() -> None:
+async def test_a_call_without_time_left_still_returns_a_result_that_needs_no_wait() -> None:
     with CallScope(set(), -1):
         found = "there"
 
     assert found == "there"
 
 
-async def test_the_first_cause_is_the_one_that_is_told() -> None:
+async def test_the_first_of_two_causes_is_reported() -> None:
     watchers: set[Watcher] = set()
 
     async def call() -> None:
@@ -65,7 +65,7 @@ async def test_the_first_cause_is_the_one_that_is_told() -> None:
     assert error.cause == "ended"
 
 
-async def test_a_cancellation_from_outside_goes_on_also_beside_an_end() -> None:
+async def test_a_cancellation_from_outside_propagates_even_when_the_session_ends() -> None:
     watchers: set[Watcher] = set()
 
     async def call() -> None:
@@ -83,7 +83,7 @@ async def test_a_cancellation_from_outside_goes_on_also_beside_an_end() -> None:
         assert task.cancelled()
 
 
-async def test_what_swallows_the_cancellation_has_its_answer_taken_and_the_task_is_sound() -> None:
+async def test_a_call_that_swallows_the_interruption_keeps_its_result_and_the_task_is_not_cancelled() -> None:
     async def stubborn() -> str:
         try:
             await for_ever()
@@ -100,6 +100,6 @@ async def test_what_swallows_the_cancellation_has_its_answer_taken_and_the_task_
     await asyncio.sleep(0)
 
 
-async def test_an_error_of_what_ran_is_not_hidden() -> None:
+async def test_an_error_of_the_call_is_not_hidden() -> None:
     with pytest.raises(ValueError, match="broken"), CallScope(set(), 60):
         raise ValueError("broken")

@@ -1,4 +1,4 @@
-"""The memory store's deadlines: earliest first, renewed without growing."""
+"""The memory store's deadlines: the earliest comes first, and renewals need no more memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def popped(deadlines: Deadlines[str], now: float) -> list[tuple[str, float]]:
     return found
 
 
-def test_keys_come_out_earliest_first_and_only_when_they_are_due() -> None:
+def test_keys_are_popped_earliest_first_and_only_when_due() -> None:
     deadlines: Deadlines[str] = Deadlines()
     for key, at in [("c", 3.0), ("a", 1.0), ("d", 4.0), ("b", 2.0)]:
         deadlines.set(key, at)
@@ -31,9 +31,13 @@ def test_keys_come_out_earliest_first_and_only_when_they_are_due() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [pytest.param(5.0, 20.0, id="later"), pytest.param(20.0, 5.0, id="earlier"), pytest.param(5.0, 5.0, id="same")],
+    [
+        pytest.param(5.0, 20.0, id="a later second deadline"),
+        pytest.param(20.0, 5.0, id="an earlier second deadline"),
+        pytest.param(5.0, 5.0, id="the same deadline"),
+    ],
 )
-def test_a_key_has_the_last_deadline_that_it_was_given(first: float, second: float) -> None:
+def test_a_key_has_the_last_deadline_that_was_set(first: float, second: float) -> None:
     deadlines: Deadlines[str] = Deadlines()
     deadlines.set("a", first)
     deadlines.set("b", 10.0)
@@ -44,7 +48,7 @@ def test_a_key_has_the_last_deadline_that_it_was_given(first: float, second: flo
     assert popped(deadlines, 99.0) == sorted([("a", second), ("b", 10.0)], key=lambda entry: entry[1])
 
 
-def test_a_forgotten_key_never_comes_out_and_may_come_back() -> None:
+def test_a_discarded_key_is_never_popped_and_may_be_set_again() -> None:
     deadlines: Deadlines[str] = Deadlines()
     deadlines.set("a", 1.0)
     deadlines.discard("a")
@@ -57,14 +61,14 @@ def test_a_forgotten_key_never_comes_out_and_may_come_back() -> None:
     assert popped(deadlines, 7.0) == [("a", 7.0)]
 
 
-def test_renewing_and_replacing_keys_for_ever_takes_no_more_room() -> None:
+def test_renewing_and_replacing_keys_repeatedly_needs_no_more_memory() -> None:
     deadlines: Deadlines[str] = Deadlines()
     keys = [f"k{n}" for n in range(10)]
 
     for turn in range(1000):
         for key in keys:
             deadlines.set(key, 1e6 + turn)  # renewed
-            deadlines.set(key, 1e6 - turn)  # moved to the front, which needs an entry of its own
+            deadlines.set(key, 1e6 - turn)  # moved to the front, which needs a new entry
 
     assert len(deadlines._heap) <= 2 * len(keys) + SLACK + 1
     assert len(popped(deadlines, 2e6)) == 10
@@ -81,7 +85,7 @@ def test_renewing_and_replacing_keys_for_ever_takes_no_more_room() -> None:
         max_size=60,
     )
 )
-def test_deadlines_do_what_a_sorted_dictionary_would_do(steps: list[tuple[str, str, int]]) -> None:
+def test_deadlines_behave_like_a_sorted_dictionary(steps: list[tuple[str, str, int]]) -> None:
     deadlines: Deadlines[str] = Deadlines()
     naive: dict[str, float] = {}
 

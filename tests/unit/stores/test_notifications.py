@@ -1,4 +1,4 @@
-"""Notices to many followers: bounded, dropping the oldest, and forgotten with their followers."""
+"""Notices to many followers: each queue is bounded, drops its oldest notices, and ends with its follower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def rest(following: Following) -> list[Notice]:
     return [notice async for notice in following]
 
 
-async def test_a_slow_follower_loses_its_oldest_notices_and_the_others_none() -> None:
+async def test_a_slow_follower_loses_its_oldest_notices_and_other_followers_lose_none() -> None:
     notices = Notices(kept=3)
     slow, quick = notices.follow(), notices.follow()
     heard = []
@@ -33,7 +33,7 @@ async def test_a_slow_follower_loses_its_oldest_notices_and_the_others_none() ->
     assert await rest(quick) == []
 
 
-async def test_a_follower_that_waits_is_woken_by_a_notice_and_by_the_end() -> None:
+async def test_a_waiting_follower_is_woken_by_a_notice_and_by_the_end() -> None:
     notices = Notices()
     task = asyncio.create_task(rest(notices.follow()))
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_a_follower_that_waits_is_woken_by_a_notice_and_by_the_end() -> No
     assert await task == [ended(1)]
 
 
-async def test_nothing_published_before_following_is_heard() -> None:
+async def test_a_follower_receives_no_notice_from_before_it_followed() -> None:
     notices = Notices()
     notices.publish(ended(1))
 
@@ -74,7 +74,7 @@ async def test_a_follower_cancelled_at_any_turn_of_its_wait_loses_no_notice() ->
         assert heard + await rest(following) == [ended(1)]
 
 
-async def test_followers_that_nobody_holds_any_more_are_forgotten() -> None:
+async def test_followers_without_references_are_forgotten() -> None:
     notices = Notices()
     for _ in range(100):
         notices.follow()

@@ -1,4 +1,4 @@
-"""The Lua operations as texts: each says what goes in and out, and none looks for keys."""
+"""The texts of the Lua operations: each documents its arguments and result, and none searches for keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua"))
 FAMILIES = sorted(path.name for path in LUA.iterdir() if path.is_dir() and path.name != "shared")
 
 
-def test_every_file_is_an_operation_and_has_what_all_share_before_it() -> None:
+def test_every_file_is_an_operation_that_starts_with_the_shared_code() -> None:
     loaded = scripts()
 
     assert sorted(loaded) == OPERATIONS
@@ -26,7 +26,7 @@ def test_every_file_is_an_operation_and_has_what_all_share_before_it() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_operation_of_a_family_has_its_prelude_before_it(family: str) -> None:
+def test_an_operation_of_a_family_starts_with_the_familys_prelude(family: str) -> None:
     loaded = scripts(family)
 
     assert sorted(loaded) == sorted(path.stem for path in (LUA / family).glob("*.lua") if path.stem != "prelude")
@@ -34,7 +34,7 @@ def test_an_operation_of_a_family_has_its_prelude_before_it(family: str) -> None
     assert all(script.text.startswith(base + b"\n" + own) for script in loaded.values())
 
 
-def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+def test_every_operation_is_used_and_every_used_operation_exists() -> None:
     folder = Path(store.__file__).parent
     source = "".join((folder / name).read_text() for name in ("sessions.py", "claims.py"))
 
@@ -44,7 +44,7 @@ def test_every_operation_is_used_and_every_one_used_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+def test_the_head_of_an_operation_documents_its_arguments_and_result(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     head = text.split("\n\n")[0]
@@ -54,9 +54,9 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*(f"shared/{name}" for name in SHARED), *OPERATIONS])
-def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
+def test_no_operation_searches_for_keys_or_has_global_functions(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 
     assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
-    # Redis itself refuses other globals when an operation runs, which the contract suite has each of them do.
+    # Redis itself refuses other globals at run time, and the contract suite runs every operation.
     assert not re.search(r"^\s*function ", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""URLs of a Redis that Sentinels watch."""
+"""URLs of a Redis service that Sentinels monitor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.stores.redis.sentinel import is_sentinel, read_url
 
 @dataclass(frozen=True)
 class Read:
-    """The content that a URL should have."""
+    """The expected content of a URL."""
 
     sentinels: tuple[tuple[str, int], ...]
     service: str
@@ -53,7 +53,7 @@ OPEN: dict[str, object] = {"username": None, "password": None}
         ),
     ],
 )
-def test_a_url_is_read(url: str, expected: Read) -> None:
+def test_a_sentinel_url_is_parsed(url: str, expected: Read) -> None:
     read = read_url(url)
 
     assert is_sentinel(url)
@@ -83,12 +83,12 @@ def test_a_url_is_read(url: str, expected: Read) -> None:
         "a/games?db=1",
     ],
 )
-def test_a_url_of_another_form_is_refused_with_the_form_that_is_wanted(rest: str) -> None:
+def test_a_url_of_another_form_is_refused_with_the_expected_form(rest: str) -> None:
     with pytest.raises(ConfigError, match=r"^GATEWAY_STORE: redis\+sentinel://.*HOST.*/SERVICE\[/DB\].* is wanted$"):
         check_store(f"redis+sentinel://{rest}")
 
 
-def test_no_password_is_told() -> None:
+def test_no_password_is_shown() -> None:
     assert "hidden" not in repr(read_url("redis+sentinel://:hidden@a/g?sentinel_password=hidden"))
     for url in ("redis+sentinel://:hidden@a:x/g?sentinel_password=hidden", "redis+sentinel://:][hidden@a:x/g"):
         with pytest.raises(ConfigError) as caught:
@@ -97,11 +97,11 @@ def test_no_password_is_told() -> None:
 
 
 @pytest.mark.parametrize("store", ["sqlite://x", "redis", "sentinel://a/b", ""])
-def test_another_store_is_refused(store: str) -> None:
+def test_an_unknown_store_is_refused(store: str) -> None:
     with pytest.raises(ConfigError, match="redis\\+sentinel://"):
         check_store(store)
 
 
 @pytest.mark.parametrize("store", ["memory", "redis://a", "rediss://a", "unix:///a"])
-def test_the_others_are_known(store: str) -> None:
+def test_stores_without_sentinel_are_accepted(store: str) -> None:
     check_store(store)

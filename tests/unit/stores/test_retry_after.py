@@ -1,4 +1,4 @@
-"""What both stores tell openings that get no slot, as plain functions."""
+"""The retry times and messages that both stores return to openings without a slot, as plain functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gateway.stores.retry_after import (
 )
 
 
-def test_the_operations_in_lua_have_the_same_numbers() -> None:
+def test_the_lua_operations_use_the_same_constants() -> None:
     shared = Path(client.__file__).parent / "lua" / "shared"
     text = "".join((shared / f"{name}.lua").read_text() for name in ("admission", "groups"))
 
     numbers = dict(re.findall(r"^local ([A-Z_]+) = ([0-9.]+)$", text, re.MULTILINE))
 
-    del numbers["LOOKED_AT"]  # the memory store looks at all workers
+    del numbers["LOOKED_AT"]  # the memory store scans all workers
     assert {name: float(value) for name, value in numbers.items()} == {
         "PACE_WEIGHT": PACE_WEIGHT,
         "PACE_KEPT_S": PACE_KEPT_S,
@@ -35,11 +35,11 @@ def test_the_operations_in_lua_have_the_same_numbers() -> None:
     }
 
 
-def test_the_first_interval_is_the_pace() -> None:
+def test_the_first_interval_is_taken_as_the_pace() -> None:
     assert mean(None, 7.0, 1) == mean(None, 7.0, 5) == 7.0
 
 
-def test_slots_that_came_at_once_weigh_as_much_as_one_after_the_other() -> None:
+def test_slots_that_arrive_together_weigh_as_much_as_consecutive_slots() -> None:
     one_by_one = 10.0
     for _ in range(3):
         one_by_one = mean(one_by_one, 2.0, 1)
@@ -49,9 +49,7 @@ def test_slots_that_came_at_once_weigh_as_much_as_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(("interval_s", "counts_as_s"), [(-5.0, 0.0), (0.0, 0.0), (1e9, PACE_KEPT_S)])
-def test_no_interval_counts_as_less_than_nothing_or_more_than_what_is_kept(
-    interval_s: float, counts_as_s: float
-) -> None:
+def test_an_interval_counts_as_at_least_zero_and_at_most_the_kept_time(interval_s: float, counts_as_s: float) -> None:
     assert mean(None, interval_s, 1) == counts_as_s
 
 
@@ -59,20 +57,18 @@ def test_no_interval_counts_as_less_than_nothing_or_more_than_what_is_kept(
     ("place", "pace_s", "told_s"),
     [(1, None, 0.0), (1, 0.0, 1.0), (3, 0.1, 1.0), (3, 2.5, 7.5), (1000, 2.5, 300.0)],
 )
-def test_when_to_come_again_is_between_a_second_and_five_minutes(
-    place: int, pace_s: float | None, told_s: float
-) -> None:
+def test_the_retry_time_is_between_one_second_and_five_minutes(place: int, pace_s: float | None, told_s: float) -> None:
     assert retry_after(place, pace_s) == told_s
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * MESSAGE_BYTES, "é" * (MESSAGE_BYTES // 2), "\udc80"])
-def test_a_message_that_is_short_enough_is_kept_as_it_is(text: str) -> None:
+def test_a_message_that_is_short_enough_stays_unchanged(text: str) -> None:
     assert bounded(text) == text
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "€", "𝄞", "\udc80"])
 @pytest.mark.parametrize("shift", range(4))
-def test_a_message_that_is_too_long_is_cut_between_letters(letter: str, shift: int) -> None:
+def test_a_message_that_is_too_long_is_cut_between_characters(letter: str, shift: int) -> None:
     cut = bounded("a" * shift + letter * (MESSAGE_BYTES + 1) + "b" * shift)
 
     assert len(cut.encode()) <= MESSAGE_BYTES

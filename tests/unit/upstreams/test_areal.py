@@ -1,4 +1,4 @@
-"""Episodes of an AReaL task server whose every byte the test decides."""
+"""Episodes of a scripted AReaL task server; the test decides every byte of its answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.fakes.replicas import Shared, View
 # -- the server -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_starts_is_asked_until_it_is_healthy() -> None:
+async def test_a_starting_server_is_polled_until_it_is_healthy() -> None:
     starting = (503, {"error": "starting"})
     server = Scripted({"/up": [None, starting, {}], "/api/task/info": [starting, INFO], "/api/health": [starting, {}]})
 
@@ -74,11 +74,11 @@ async def test_a_server_without_a_health_route_is_ready() -> None:
     [
         pytest.param((404, b""), "neither /api/task/info nor /task/info", id="another protocol"),
         pytest.param((200, b"<html>"), "not JSON", id="a web page"),
-        pytest.param((200, {"status": "ok"}), "without a name", id="something else"),
-        pytest.param((401, {"error": "who are you"}), "who are you", id="a key is wanted"),
+        pytest.param((200, {"status": "ok"}), "without a name", id="another JSON object"),
+        pytest.param((401, {"error": "who are you"}), "who are you", id="a key is required"),
     ],
 )
-async def test_what_is_no_task_server_is_not_waited_for(answer: Any, words: str) -> None:
+async def test_readiness_fails_immediately_for_a_server_that_is_not_a_task_server(answer: Any, words: str) -> None:
     async with asked(Scripted(info=answer)) as world:
         with pytest.raises(UpstreamError, match=words):
             await world.upstream.ready(world.worker, GUESS)
@@ -92,7 +92,7 @@ async def test_an_unhealthy_server_is_not_alive() -> None:
             await world.upstream.alive(world.worker, GUESS)
 
 
-async def test_a_server_may_serve_without_api() -> None:
+async def test_a_server_may_serve_without_the_api_prefix() -> None:
     server = Scripted({"/task/info": [INFO], "/episode/start": [BEGUN]}, info=(404, {}))
 
     async with asked(server) as world:
@@ -101,7 +101,7 @@ async def test_a_server_may_serve_without_api() -> None:
     assert [request.target for request in server.requests] == ["/api/task/info", "/task/info", "/episode/start"]
 
 
-async def test_its_samples_are_one_split() -> None:
+async def test_the_samples_of_a_server_are_one_split() -> None:
     environment = replace(GUESS, areal=Areal(split="test"))
 
     async with asked(Scripted()) as world:
@@ -117,7 +117,7 @@ async def test_its_samples_are_one_split() -> None:
     assert tasks == [{"id": "1", "sample_id": 1}, {"id": "2", "sample_id": 2}]
 
 
-async def test_a_server_that_counts_no_samples_has_no_split() -> None:
+async def test_a_server_that_reports_no_number_of_samples_has_no_split() -> None:
     async with asked(Scripted(info={"name": "guess", "num_samples": None})) as world:
         assert await world.upstream.splits(world.worker, GUESS) == []
 
@@ -128,24 +128,24 @@ async def test_a_server_that_counts_no_samples_has_no_split() -> None:
 @pytest.mark.parametrize(
     ("setup", "body"),
     [
-        pytest.param({"spec": {"sample_id": 0, "id": "x"}}, {"sample_id": 0, "config": {}}, id="the sample of a task"),
+        pytest.param({"spec": {"sample_id": 0, "id": "x"}}, {"sample_id": 0, "config": {}}, id="the task's sample"),
         pytest.param({"spec": {"id": "dev-1"}, "index": 4}, {"sample_id": "dev-1", "config": {}}, id="the task's id"),
-        pytest.param({"spec": {}, "index": 4}, {"sample_id": 4, "config": {}}, id="the task's place"),
+        pytest.param({"spec": {}, "index": 4}, {"sample_id": 4, "config": {}}, id="the task's index"),
         pytest.param(
             {"spec": {"id": "x", "environment_config": {"sample_id": "s", "level": 2}}, "config": {"level": 3}},
             {"sample_id": "s", "config": {"level": 3}},
-            id="the trainer's configuration over the task's",
+            id="the trainer's configuration overrides the task's",
         ),
         pytest.param({"seed": 7}, {"sample_id": 2, "config": {"seed": 7}}, id="a seed"),
         pytest.param({"secrets": {"api_key": "k"}}, {"sample_id": 2, "config": {}}, id="the platform's key is dropped"),
         pytest.param(
             {"spec": {"id": "3", "name": "three", "tags": ["a"], "instruction": "", "evaluation": {}}},
             {"sample_id": "3", "config": {}},
-            id="labels",
+            id="labels are dropped",
         ),
     ],
 )
-async def test_a_start_says_all_of_the_setup(setup: Mapping[str, Any], body: Any) -> None:
+async def test_a_start_request_contains_the_whole_setup(setup: Mapping[str, Any], body: Any) -> None:
     server = Scripted({START: [BEGUN]})
 
     async with asked(server) as world:
@@ -164,7 +164,7 @@ async def test_a_start_says_all_of_the_setup(setup: Mapping[str, Any], body: Any
         ({"secrets": {"api_key": "k", "db": "s3cr3t"}}, "secrets db"),
     ],
 )
-async def test_what_would_be_lost_is_refused(setup: Mapping[str, Any], words: str) -> None:
+async def test_a_setup_that_the_server_would_ignore_is_refused(setup: Mapping[str, Any], words: str) -> None:
     server = Scripted({START: [BEGUN]})
 
     async with asked(server) as world:
@@ -210,7 +210,7 @@ async def test_a_start_that_fails_is_a_typed_error(answer: Any, kind: type[Gatew
         ({"type": "text", "content": "x" * 2**20}, "can be kept"),
     ],
 )
-async def test_an_episode_that_can_not_be_kept_is_cancelled(observation: Any, words: str) -> None:
+async def test_an_episode_whose_first_observation_is_unusable_is_cancelled(observation: Any, words: str) -> None:
     server = Scripted({START: [{**BEGUN, "observation": observation}]})
 
     async with asked(server) as world:
@@ -220,7 +220,7 @@ async def test_an_episode_that_can_not_be_kept_is_cancelled(observation: Any, wo
     assert server.bodies(CANCEL) == [{"episode_id": "e-1"}]
 
 
-async def test_an_episode_that_begins_after_its_asker_left_is_cancelled() -> None:
+async def test_an_episode_that_starts_after_its_opening_was_cancelled_is_cancelled_too() -> None:
     held = Held(BEGUN)
     server = Scripted({START: [held]})
 
@@ -237,7 +237,7 @@ async def test_an_episode_that_begins_after_its_asker_left_is_cancelled() -> Non
         assert server.bodies(CANCEL) == [{"episode_id": "e-1"}]
 
 
-async def test_a_start_that_takes_too_long_is_a_timeout_and_is_cancelled_when_it_comes() -> None:
+async def test_a_start_that_takes_too_long_is_a_timeout_and_its_late_episode_is_cancelled() -> None:
     held = Held(BEGUN)
     server = Scripted({START: [held]})
 
@@ -253,7 +253,7 @@ async def test_a_start_that_takes_too_long_is_a_timeout_and_is_cancelled_when_it
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_episode_is_played_and_summed_up() -> None:
+async def test_an_episode_is_played_and_its_rewards_are_summed() -> None:
     server = Scripted({START: [BEGUN], STEP: [stepped(0.25), WON]})
 
     async with asked(server) as world:
@@ -275,7 +275,7 @@ async def test_an_episode_is_played_and_summed_up() -> None:
     assert (summary.reward, summary.finished, summary.steps) == (1.25, True, 2)
 
 
-async def test_another_replica_finds_the_episode_by_its_handle() -> None:
+async def test_another_replica_continues_the_episode_by_its_handle() -> None:
     server = Scripted({START: [BEGUN], STEP: [stepped(0.25), stepped(0.5)]})
 
     shared = Shared()
@@ -296,7 +296,7 @@ async def test_another_replica_finds_the_episode_by_its_handle() -> None:
         await recorder.aclose()
 
 
-async def test_of_an_episode_of_which_another_replica_may_have_seen_more_the_sum_is_not_whole() -> None:
+async def test_a_sum_is_incomplete_if_another_replica_may_have_seen_more_steps() -> None:
     server = Scripted({START: [BEGUN], STEP: [stepped(0.5)]})
 
     async with asked(server) as world, asked(server) as other:
@@ -342,7 +342,7 @@ async def test_a_step_that_fails_is_a_typed_error_and_never_a_reward(
     assert len(server.bodies(STEP)) == 1
 
 
-async def test_a_continuing_step_may_say_nothing_of_a_reward() -> None:
+async def test_a_step_that_does_not_end_the_episode_may_omit_the_reward() -> None:
     server = Scripted({START: [BEGUN], STEP: [{"observation": HELLO, "done": False}]})
 
     async with asked(server) as world:
@@ -351,7 +351,7 @@ async def test_a_continuing_step_may_say_nothing_of_a_reward() -> None:
     assert (result.reward, result.finished) == (None, False)
 
 
-async def test_a_key_stands_for_one_step() -> None:
+async def test_a_key_runs_one_step_only() -> None:
     server = Scripted({START: [BEGUN], STEP: [stepped(0.5), stepped(0.75)]})
 
     async with asked(server) as world:
@@ -365,7 +365,7 @@ async def test_a_key_stands_for_one_step() -> None:
     assert len(server.bodies(STEP)) == 1
 
 
-async def test_a_second_step_waits_for_the_first_also_when_its_asker_left() -> None:
+async def test_a_second_step_waits_for_the_first_even_if_the_first_caller_left() -> None:
     held = Held(stepped(0.5))
     server = Scripted({START: [BEGUN], STEP: [held, stepped(0.75)]})
 
@@ -377,7 +377,7 @@ async def test_a_second_step_waits_for_the_first_also_when_its_asker_left() -> N
         first.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await first
-        for _ in range(5):  # whole exchanges, in which the second step would have been sent
+        for _ in range(5):  # complete exchanges; the second step would have been sent during these
             await world.upstream.alive(world.worker, GUESS)
         assert len(server.bodies(STEP)) == 1
         held.free.set()
@@ -389,7 +389,7 @@ async def test_a_second_step_waits_for_the_first_also_when_its_asker_left() -> N
     assert (summary.steps, summary.reward) == (2, 1.25)
 
 
-async def test_a_close_ends_the_step_that_runs() -> None:
+async def test_a_close_ends_the_running_step() -> None:
     held = Held((404, GONE))
     server = Scripted({START: [BEGUN], STEP: [held]})
 
@@ -419,7 +419,7 @@ async def test_a_cancel_that_fails_is_an_error(answer: Any) -> None:
 STRUCTURED = {**INFO, "action_type": "structured"}
 
 
-async def test_a_call_that_means_nothing_is_not_sent() -> None:
+async def test_a_call_of_an_unknown_tool_is_not_sent() -> None:
     server = Scripted({START: [BEGUN], STEP: [stepped()]})
 
     async with asked(server) as world:
@@ -431,7 +431,7 @@ async def test_a_call_that_means_nothing_is_not_sent() -> None:
     assert server.bodies(STEP) == []
 
 
-async def test_there_is_one_tool() -> None:
+async def test_a_server_has_one_tool() -> None:
     async with asked(Scripted()) as world, asked(Scripted(info=STRUCTURED)) as other:
         [text] = json.loads(await world.upstream.tools(world.worker, GUESS))["tools"]
         [structured] = json.loads(await other.upstream.tools(other.worker, GUESS))["tools"]
@@ -440,7 +440,7 @@ async def test_there_is_one_tool() -> None:
     assert structured["input_schema"] == {"type": "object", "additionalProperties": True}
 
 
-async def test_a_call_of_ors_is_answered_as_an_event_stream() -> None:
+async def test_an_ors_call_is_answered_as_an_event_stream() -> None:
     server = Scripted({START: [BEGUN], STEP: [WON]})
 
     async with asked(server) as world:

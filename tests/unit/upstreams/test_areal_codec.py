@@ -1,4 +1,4 @@
-"""AReaL's bodies as a task server reads and writes them; no server needed."""
+"""Reading and writing of the bodies of an AReaL task server, without a server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PNG = "iVBORw0KGgo="
         (Action(text="three"), {"text_field": "word"}, STRUCTURED, ("structured", {"word": "three"})),
     ],
 )
-def test_each_spelling_of_an_action_is_one_of_the_servers(
+def test_each_form_of_an_action_is_written_in_a_form_of_the_server(
     action: Action, actions: Mapping[str, str], told: ServerInfo, sent: tuple[str, Any]
 ) -> None:
     environment = replace(GUESS, actions=ActionMapping(**actions))
@@ -64,7 +64,7 @@ def test_each_spelling_of_an_action_is_one_of_the_servers(
         (Action(name="act", arguments={"content": "x", "more": 3}), "input_validation"),
     ],
 )
-def test_a_call_that_means_nothing_is_told_to_the_agent(action: Action, reason: str) -> None:
+def test_an_invalid_call_is_answered_with_an_error_for_the_agent(action: Action, reason: str) -> None:
     result = written(action, GUESS, TEXT)
 
     assert isinstance(result, StepResult)
@@ -109,7 +109,7 @@ def test_a_call_that_means_nothing_is_told_to_the_agent(action: Action, reason: 
         ),
     ],
 )
-def test_a_first_observation_is_blocks(observation: Any, blocks: list[Block]) -> None:
+def test_a_first_observation_becomes_blocks(observation: Any, blocks: list[Block]) -> None:
     assert read_prompt(observation) == blocks
 
 
@@ -125,12 +125,12 @@ def test_a_first_observation_is_blocks(observation: Any, blocks: list[Block]) ->
         {"type": "messages", "content": [{"content": "who says so?"}]},
     ],
 )
-def test_an_observation_of_no_known_form_is_an_error(observation: Any) -> None:
+def test_an_observation_of_an_unknown_form_is_an_error(observation: Any) -> None:
     with pytest.raises(UpstreamError):
         read_prompt(observation)
 
 
-def test_messages_are_messages_again_in_the_areal_front() -> None:
+def test_messages_stay_unchanged_through_the_areal_frontend() -> None:
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 
     blocks = read_prompt({"type": "messages", "content": said})
@@ -139,7 +139,7 @@ def test_messages_are_messages_again_in_the_areal_front() -> None:
     assert shown == {"type": "messages", "content": said}
 
 
-def test_a_conversation_is_told_by_who_says_what() -> None:
+def test_a_conversation_is_read_as_pairs_of_role_and_blocks() -> None:
     said = [{"role": "system", "content": "a"}, {"role": "tool", "content": "b"}]
 
     conversation = read_messages({"type": "messages", "content": said})
@@ -148,17 +148,17 @@ def test_a_conversation_is_told_by_who_says_what() -> None:
     assert read_messages({"type": "text", "content": "c"}) == [("user", [TextBlock("c")])]
 
 
-def test_a_structured_observation_of_a_step_is_data() -> None:
+def test_a_structured_observation_of_a_step_becomes_data() -> None:
     result = read_step(b'{"observation": {"type": "json", "content": [1]}, "reward": 0, "done": false, "info": null}')
 
     assert (result.data, result.blocks, result.metadata) == ([1], (TextBlock("[1]"),), None)
 
 
-def test_nothing_is_seen_where_there_is_no_observation() -> None:
+def test_a_missing_observation_becomes_no_blocks() -> None:
     assert read_observation(None) == ([], None)
 
 
-def test_a_handle_is_read_as_it_was_written() -> None:
+def test_a_handle_survives_writing_and_reading() -> None:
     begun = Begun("e", {"type": "text", "content": "\ud800"}, {"max_turns": 8})
 
     assert Begun.of(begun.handle()) == begun

@@ -1,4 +1,4 @@
-"""Calls that run once."""
+"""Calls that run at most once in one replica."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Work:
-    """Something that counts its runs and ends when it is told to."""
+    """Work that counts its runs and ends when the test opens its gate."""
 
     def __init__(self, *, value: str = "done", error: Exception | None = None) -> None:
         self.runs = 0
@@ -77,12 +77,12 @@ def at_once(value: str) -> Callable[[], Awaitable[str]]:
 
 
 async def ended(calls: OnceOnlyCalls[str], call: Call[str]) -> Call[str]:
-    """Let the call's task end, which keeps its outcome."""
+    """Wait until the call's task has ended and kept its outcome."""
     await until(lambda: call.is_over and not calls.running(SESSION))
     return call
 
 
-async def test_a_call_runs_once_for_all_who_ask_by_its_id() -> None:
+async def test_a_call_runs_once_for_all_requests_with_its_task_id() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
 
@@ -97,7 +97,7 @@ async def test_a_call_runs_once_for_all_who_ask_by_its_id() -> None:
     assert calls.find(SESSION, "") is None
 
 
-async def test_who_leaves_does_not_end_the_call() -> None:
+async def test_a_cancelled_caller_does_not_end_the_call() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
     run = asyncio.ensure_future(calls.run(SESSION, {}, work, within_s=60, key="k"))
@@ -140,7 +140,7 @@ async def test_the_same_key_gets_the_first_outcome_and_another_action_is_refused
         (ValueError("a mistake of ours"), 1),
     ],
 )
-async def test_a_key_may_be_tried_again_only_if_nothing_ran(error: Exception, runs: int) -> None:
+async def test_a_key_may_be_used_again_only_if_nothing_ran(error: Exception, runs: int) -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work(error=error)
     work.gate.set()
@@ -152,7 +152,7 @@ async def test_a_key_may_be_tried_again_only_if_nothing_ran(error: Exception, ru
     assert work.runs == runs
 
 
-async def test_a_call_that_takes_too_long_is_broken_off() -> None:
+async def test_a_call_that_takes_too_long_is_cancelled() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
 
@@ -163,7 +163,7 @@ async def test_a_call_that_takes_too_long_is_broken_off() -> None:
     assert work.runs == 1
 
 
-async def test_outcomes_are_kept_for_a_minute_and_keyed_ones_for_ten() -> None:
+async def test_outcomes_are_kept_for_one_minute_and_for_ten_minutes_with_a_key() -> None:
     clock = Clock()
     calls: OnceOnlyCalls[str] = OnceOnlyCalls(clock=clock)
     told = await ended(calls, calls.begin(SESSION, {}, at_once("told"), within_s=60))
@@ -180,7 +180,7 @@ async def test_outcomes_are_kept_for_a_minute_and_keyed_ones_for_ten() -> None:
         await calls.run(SESSION, {}, Work(), within_s=60, key="k")
 
 
-async def test_a_session_keeps_its_newest_outcomes_and_never_drops_one_under_way() -> None:
+async def test_a_session_keeps_its_newest_outcomes_and_never_drops_a_running_call() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls(session_max=3)
     work = Work()
     begun = calls.begin(SESSION, "begun", work, within_s=60)
@@ -198,7 +198,7 @@ async def test_a_session_keeps_its_newest_outcomes_and_never_drops_one_under_way
 
 
 @pytest.mark.parametrize("bounds", [{"session_bytes": 2500}, {"total_bytes": 2500}, {"total_max": 2}])
-async def test_what_is_kept_is_bounded(bounds: dict[str, Any]) -> None:
+async def test_the_kept_outcomes_are_bounded(bounds: dict[str, Any]) -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls(**bounds)
 
     done = [await ended(calls, calls.begin(SESSION, n, at_once("x" * 1000), within_s=60)) for n in range(4)]
@@ -208,7 +208,7 @@ async def test_what_is_kept_is_bounded(bounds: dict[str, Any]) -> None:
     assert repr(calls) == "<Calls of 0 sessions, 0 kept, 0 bytes>"
 
 
-async def test_too_many_calls_at_once_are_refused() -> None:
+async def test_too_many_concurrent_calls_are_refused() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls(session_max=2)
     for number in range(2):
         calls.begin(SESSION, number, Work(), within_s=60)
@@ -225,7 +225,9 @@ async def test_a_call_whose_stream_was_cut_is_found_by_its_repetition() -> None:
     call = calls.begin(SESSION, {"a": 1}, work, within_s=60)
     await until(lambda: work.runs)
     with calls.listening(SESSION, call):
-        assert calls.begin(SESSION, {"a": 1}, again, within_s=60) is not call  # somebody waits: it is meant twice
+        assert (
+            calls.begin(SESSION, {"a": 1}, again, within_s=60) is not call
+        )  # a listener still waits, so the repetition is a second call
 
     assert calls.begin(SESSION, {"a": 2}, again, within_s=60) is not call
     found = calls.begin(SESSION, {"a": 1}, again, within_s=60)
@@ -238,7 +240,7 @@ async def test_a_call_whose_stream_was_cut_is_found_by_its_repetition() -> None:
     assert work.runs == 1
 
 
-async def test_an_ended_session_is_forgotten_and_its_calls_are_broken_off() -> None:
+async def test_an_ended_session_is_forgotten_and_its_calls_are_cancelled() -> None:
     calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
     call = calls.begin(SESSION, {}, work, within_s=60, key="k")
@@ -269,7 +271,7 @@ async def test_another_lease_of_the_same_session_shares_nothing() -> None:
     assert await calls.run(successor, {}, at_once("new"), within_s=60, key="k") == "new"
 
 
-async def test_sessions_that_were_closed_elsewhere_are_forgotten_in_time() -> None:
+async def test_sessions_that_another_replica_closed_are_forgotten_after_a_while() -> None:
     clock = Clock()
     calls: OnceOnlyCalls[str] = OnceOnlyCalls(clock=clock)
     await ended(calls, calls.begin(SESSION, {}, at_once("x"), within_s=60, key="k"))

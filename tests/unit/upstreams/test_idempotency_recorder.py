@@ -1,4 +1,4 @@
-"""Calls that run once among replicas: what is recorded of them, and what others make of it."""
+"""Calls that run at most once among replicas: the records in the store, and their use by other replicas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOST = "the gateway that ran it was lost"
 
 
 class Replica:
-    """The calls of one gateway."""
+    """One replica with its calls, its recorder and its view of the store."""
 
     def __init__(self, shared: Shared, name: str, **limits: Any) -> None:
         self.view = View(shared, name)
@@ -48,7 +48,7 @@ class Replica:
         self, run: Callable[[], Awaitable[str]], *, what: str = "what", key: str = "k", within_s: float = 60.0
     ) -> asyncio.Future[str]:
         waits = asyncio.ensure_future(self.calls.run(SESSION, what, run, within_s=within_s, key=key))
-        waits.add_done_callback(lambda _: waits.cancelled() or waits.exception())  # not all tests wait for it
+        waits.add_done_callback(lambda _: waits.cancelled() or waits.exception())  # not every test awaits the call
         return waits
 
     def free(self, run: Callable[[], Awaitable[str]]) -> Call[str]:
@@ -65,7 +65,7 @@ class Replica:
 
 
 class Work:
-    """Something that counts its runs and ends when it is told to."""
+    """Work that counts its runs and ends when its gate is open."""
 
     def __init__(self, outcome: str | Exception = "done", *, at_once: bool = True) -> None:
         self.runs = 0
@@ -104,7 +104,7 @@ async def b(shared: Shared) -> AsyncIterator[Replica]:
 # -- with a key -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_with_a_key_takes_two_trips_and_its_repetition_none(shared: Shared) -> None:
+async def test_a_call_with_a_key_needs_two_requests_to_the_store_and_its_repetition_none(shared: Shared) -> None:
     a = Replica(shared, "a", tick_s=NEVER_S)
     work = Work()
 
@@ -148,7 +148,7 @@ async def test_another_body_is_refused_at_the_other_replica(a: Replica, b: Repli
         UpstreamError("odd \ud800"),
     ],
 )
-async def test_an_error_is_an_outcome_for_all_replicas(a: Replica, b: Replica, error: GatewayError) -> None:
+async def test_an_error_is_the_outcome_for_all_replicas(a: Replica, b: Replica, error: GatewayError) -> None:
     other = Work()
 
     for replica, work in ((a, Work(error)), (b, other), (b, other)):
@@ -160,7 +160,7 @@ async def test_an_error_is_an_outcome_for_all_replicas(a: Replica, b: Replica, e
     assert other.runs == 0
 
 
-async def test_of_a_mistake_of_ours_other_replicas_learn_no_words(a: Replica, b: Replica) -> None:
+async def test_other_replicas_do_not_see_the_message_of_an_internal_error(a: Replica, b: Replica) -> None:
     with pytest.raises(ValueError, match="a secret"):
         await a.keyed(Work(ValueError("a secret")))
 
@@ -171,7 +171,7 @@ async def test_of_a_mistake_of_ours_other_replicas_learn_no_words(a: Replica, b:
 @pytest.mark.parametrize(
     "error", [UpstreamGone("no connection", sent=False), InvalidRequest("no"), StoreUnavailable("away")]
 )
-async def test_what_never_ran_may_be_tried_by_another_replica(a: Replica, b: Replica, error: GatewayError) -> None:
+async def test_a_call_that_never_ran_may_run_at_another_replica(a: Replica, b: Replica, error: GatewayError) -> None:
     with pytest.raises(type(error)):
         await a.keyed(Work(error))
     await until(lambda: "write" in a.view.trips)
@@ -180,7 +180,7 @@ async def test_what_never_ran_may_be_tried_by_another_replica(a: Replica, b: Rep
     assert await a.keyed(Work()) == "there"
 
 
-async def test_who_waited_for_a_call_that_never_ran_runs_it(a: Replica, b: Replica) -> None:
+async def test_a_replica_that_waited_for_a_call_that_never_ran_runs_it(a: Replica, b: Replica) -> None:
     work = Work(InvalidRequest("no"), at_once=False)
     first = a.keyed(work)
     await until(lambda: work.runs)
@@ -194,7 +194,7 @@ async def test_who_waited_for_a_call_that_never_ran_runs_it(a: Replica, b: Repli
     assert await second == "there"
 
 
-async def test_a_call_of_a_replica_that_is_gone_never_runs_again(a: Replica, b: Replica, shared: Shared) -> None:
+async def test_a_call_of_a_lost_replica_never_runs_again(a: Replica, b: Replica, shared: Shared) -> None:
     work, other = Work(at_once=False), Work()
     a.keyed(work)
     await until(lambda: work.runs)
@@ -205,14 +205,16 @@ async def test_a_call_of_a_replica_that_is_gone_never_runs_again(a: Replica, b: 
             await b.keyed(other)
         assert caught.value.sent
         assert not caught.value.retryable
-    shared.gone.clear()  # it was only slow
+    shared.gone.clear()  # the replica was only slow
     work.gate.set()
 
     assert await b.keyed(other) == "done"
     assert (work.runs, other.runs) == (1, 0)
 
 
-async def test_an_outcome_that_is_too_large_is_told_here_and_refused_elsewhere(a: Replica, b: Replica) -> None:
+async def test_an_outcome_that_is_too_large_is_returned_where_it_ran_and_refused_at_other_replicas(
+    a: Replica, b: Replica
+) -> None:
     large = "x" * 2**20
     other = Work()
 
@@ -224,7 +226,7 @@ async def test_an_outcome_that_is_too_large_is_told_here_and_refused_elsewhere(a
     assert other.runs == 0
 
 
-async def test_who_leaves_does_not_end_a_call_that_is_recorded(a: Replica, b: Replica) -> None:
+async def test_a_cancelled_caller_does_not_end_a_recorded_call(a: Replica, b: Replica) -> None:
     work = Work(at_once=False)
     first = a.keyed(work)
     await until(lambda: work.runs)
@@ -237,7 +239,7 @@ async def test_who_leaves_does_not_end_a_call_that_is_recorded(a: Replica, b: Re
     assert await b.keyed(Work()) == "done"
 
 
-async def test_a_call_that_takes_too_long_has_ended_so_for_all(a: Replica, b: Replica) -> None:
+async def test_a_call_that_takes_too_long_is_a_timeout_at_all_replicas(a: Replica, b: Replica) -> None:
     with pytest.raises(UpstreamTimeout, match=r"longer than 0\.05 s"):
         await a.keyed(Work(at_once=False), within_s=0.05)
     await until(lambda: "write" in a.view.trips)
@@ -246,7 +248,7 @@ async def test_a_call_that_takes_too_long_has_ended_so_for_all(a: Replica, b: Re
         await b.keyed(Work())
 
 
-async def test_who_waits_in_vain_may_wait_again(a: Replica, b: Replica) -> None:
+async def test_a_wait_that_timed_out_may_be_repeated(a: Replica, b: Replica) -> None:
     work = Work(at_once=False)
     a.keyed(work)
     await until(lambda: work.runs)
@@ -258,10 +260,12 @@ async def test_who_waits_in_vain_may_wait_again(a: Replica, b: Replica) -> None:
     assert await b.keyed(Work()) == "done"
 
 
-# -- the replica that holds a session is asked by another one ---------------------------------------------------------
+# -- another replica sends a call to the holder of the session --------------------------------------------------------
 
 
-async def test_a_replica_that_waits_for_another_runs_the_call_when_that_one_asks_for_it(a: Replica, b: Replica) -> None:
+async def test_a_replica_that_waits_for_another_runs_the_call_when_the_other_requests_it(
+    a: Replica, b: Replica
+) -> None:
     work = Work()
     a_is_waiting = asyncio.Event()
 
@@ -279,7 +283,7 @@ async def test_a_replica_that_waits_for_another_runs_the_call_when_that_one_asks
     assert work.runs == 1
 
 
-async def test_a_replica_that_does_not_know_yet_that_another_one_was_faster_runs_the_call_when_that_one_asks_for_it(
+async def test_a_replica_whose_begin_is_still_pending_runs_the_call_when_a_faster_replica_requests_it(
     a: Replica, b: Replica
 ) -> None:
     work = Work()
@@ -299,7 +303,7 @@ async def test_a_replica_that_does_not_know_yet_that_another_one_was_faster_runs
     assert work.runs == 1
 
 
-async def test_what_was_asked_for_is_known_where_it_ran_when_the_asker_is_gone(
+async def test_the_outcome_of_a_requested_call_is_known_where_it_ran_after_the_requesting_replica_is_lost(
     a: Replica, b: Replica, shared: Shared
 ) -> None:
     work = Work(at_once=False)
@@ -318,7 +322,7 @@ async def test_what_was_asked_for_is_known_where_it_ran_when_the_asker_is_gone(
     assert work.runs == 1
 
 
-# -- a store that is away -------------------------------------------------------------------------------------------
+# -- an unavailable store -------------------------------------------------------------------------------------------
 
 
 async def test_without_the_store_a_call_with_a_key_does_not_run(a: Replica) -> None:
@@ -333,7 +337,7 @@ async def test_without_the_store_a_call_with_a_key_does_not_run(a: Replica) -> N
     assert await a.keyed(work) == "done"
 
 
-async def test_a_beginning_whose_answer_was_lost_does_not_take_the_key(a: Replica, b: Replica) -> None:
+async def test_a_begin_whose_answer_was_lost_does_not_occupy_the_key(a: Replica, b: Replica) -> None:
     a.view.loses_answers = True
     with pytest.raises(StoreUnavailable):
         await a.keyed(Work())
@@ -343,7 +347,7 @@ async def test_a_beginning_whose_answer_was_lost_does_not_take_the_key(a: Replic
     assert await b.keyed(Work()) == "there"
 
 
-async def test_a_beginning_whose_answer_was_lost_frees_the_key_for_others_when_the_store_is_back(
+async def test_a_begin_whose_answer_was_lost_frees_the_key_for_other_replicas_when_the_store_is_back(
     a: Replica, b: Replica
 ) -> None:
     a.view.loses_answers = True
@@ -357,7 +361,9 @@ async def test_a_beginning_whose_answer_was_lost_frees_the_key_for_others_when_t
     assert await at_b == "there"
 
 
-async def test_an_outcome_is_told_while_the_store_is_away_and_written_when_it_is_back(a: Replica, b: Replica) -> None:
+async def test_an_outcome_is_returned_while_the_store_is_unavailable_and_written_when_it_is_back(
+    a: Replica, b: Replica
+) -> None:
     work = Work(at_once=False)
     at_a = a.keyed(work)
     await until(lambda: work.runs)
@@ -372,7 +378,7 @@ async def test_an_outcome_is_told_while_the_store_is_away_and_written_when_it_is
     assert await at_b == "done"
 
 
-async def test_a_store_that_hangs_does_not_hold_an_outcome_back_for_long(a: Replica) -> None:
+async def test_a_store_that_hangs_delays_an_outcome_only_briefly(a: Replica) -> None:
     work = Work(at_once=False)
     at_a = a.keyed(work)
     await until(lambda: work.runs)
@@ -401,7 +407,7 @@ async def test_outcomes_that_wait_for_the_store_are_bounded(shared: Shared, b: R
         await b.keyed(Work(), key="1")
 
 
-async def test_a_store_that_lost_its_data_is_told_of_all_keys_again(a: Replica, b: Replica, shared: Shared) -> None:
+async def test_all_keys_are_written_again_to_a_store_that_lost_its_data(a: Replica, b: Replica, shared: Shared) -> None:
     ran, runs, other = Work(), Work(at_once=False), Work()
     await a.keyed(ran, key="ran")
     at_a = a.keyed(runs, key="runs")
@@ -421,7 +427,7 @@ async def test_a_store_that_lost_its_data_is_told_of_all_keys_again(a: Replica, 
     assert (ran.runs, runs.runs, other.runs) == (1, 1, 0)
 
 
-async def test_a_call_that_ends_before_a_store_is_told_again_that_it_runs_is_told_as_ended(
+async def test_a_call_that_ends_before_it_is_written_again_as_running_is_written_as_ended(
     shared: Shared, b: Replica
 ) -> None:
     a = Replica(shared, "a", tick_s=NEVER_S)
@@ -430,7 +436,7 @@ async def test_a_call_that_ends_before_a_store_is_told_again_that_it_runs_is_tol
     at_a = a.keyed(work, key="runs")
     await until(lambda: work.runs)
     shared.lose()
-    await a.keyed(Work(), key="after")  # its answer tells of the loss
+    await a.keyed(Work(), key="after")  # the answer of the store reveals the loss
 
     a.view.is_away = True
     work.gate.set()
@@ -442,7 +448,7 @@ async def test_a_call_that_ends_before_a_store_is_told_again_that_it_runs_is_tol
     assert other.runs == 0
 
 
-async def test_a_call_that_was_told_again_before_its_beginning_arrives_runs(a: Replica, shared: Shared) -> None:
+async def test_a_call_that_was_written_again_before_its_begin_arrives_still_runs(a: Replica, shared: Shared) -> None:
     work = Work()
     a.view.gate.clear()
     at_a = a.keyed(work)
@@ -455,7 +461,9 @@ async def test_a_call_that_was_told_again_before_its_beginning_arrives_runs(a: R
     assert work.runs == 1
 
 
-async def test_what_can_be_told_again_is_bounded_and_keys_stay_known(shared: Shared, b: Replica) -> None:
+async def test_outcomes_that_can_be_written_again_are_bounded_but_all_keys_stay_known(
+    shared: Shared, b: Replica
+) -> None:
     a = Replica(shared, "a", kept_bytes=150)
     for key in ("1", "2"):
         await a.keyed(Work("x" * 100), key=key)
@@ -476,7 +484,7 @@ async def test_what_can_be_told_again_is_bounded_and_keys_stay_known(shared: Sha
 # -- without a key --------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_without_a_key_takes_no_trip_and_its_outcome_is_written_with_others(
+async def test_a_call_without_a_key_needs_no_request_of_its_own_and_outcomes_are_written_together(
     shared: Shared, b: Replica
 ) -> None:
     a = Replica(shared, "a", tick_s=NEVER_S)
@@ -493,13 +501,13 @@ async def test_a_call_without_a_key_takes_no_trip_and_its_outcome_is_written_wit
     assert await b.sought("f" * 32) is None
 
 
-async def test_ids_that_are_none_are_not_asked_for(b: Replica) -> None:
+async def test_malformed_task_ids_are_not_looked_up(b: Replica) -> None:
     for task_id in ("", "nope", "F" * 32, "f" * 33, "f" * 31 + "\n"):
         assert await b.sought(task_id) is None
     assert b.view.trips == []
 
 
-async def test_a_call_without_a_key_that_runs_is_waited_for(a: Replica, b: Replica) -> None:
+async def test_another_replica_waits_for_a_running_call_without_a_key(a: Replica, b: Replica) -> None:
     work = Work(at_once=False)
     call = a.free(work)
     await until(lambda: "write" in a.view.trips)
@@ -524,7 +532,7 @@ async def test_a_call_without_a_key_is_lost_with_its_replica(a: Replica, b: Repl
             await b.sought(call.task_id)
 
 
-async def test_without_the_store_calls_without_a_key_go_on_and_ids_are_not_called_unknown(a: Replica) -> None:
+async def test_without_the_store_calls_without_a_key_run_and_unknown_ids_are_an_error_of_the_store(a: Replica) -> None:
     a.view.is_away = True
     call = a.free(Work())
 
@@ -547,7 +555,7 @@ async def test_large_outcomes_without_a_key_are_not_written(a: Replica, b: Repli
         return await b.sought(call.task_id) is None
 
     if runs_long:
-        with contextlib.suppress(UpstreamGone):  # it waited for what then was not kept
+        with contextlib.suppress(UpstreamGone):  # the wait found that the outcome was not kept
             await b.sought(call.task_id)
     assert await unknown()
 
@@ -563,10 +571,10 @@ async def test_of_too_many_outcomes_in_one_tick_the_newest_are_not_written(share
     assert [await b.sought(call.task_id) for call in calls] == ["x" * 400, "x" * 400, None]
 
 
-# -- ends -----------------------------------------------------------------------------------------------------------
+# -- endings --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_that_ended_is_forgotten_by_all(a: Replica, b: Replica) -> None:
+async def test_an_ended_session_is_forgotten_by_all_replicas(a: Replica, b: Replica) -> None:
     work = Work(at_once=False)
     await a.keyed(Work(), key="old")
     running = a.keyed(work)
@@ -597,7 +605,7 @@ async def test_a_session_that_ends_while_a_call_is_being_recorded_leaves_its_key
     assert work.runs == 0
 
 
-async def test_a_replica_that_goes_away_tells_what_became_of_its_calls(a: Replica, b: Replica) -> None:
+async def test_a_replica_that_shuts_down_records_the_outcome_of_its_calls(a: Replica, b: Replica) -> None:
     work = Work(at_once=False)
     running = a.keyed(work)
     await until(lambda: work.runs)
@@ -610,7 +618,7 @@ async def test_a_replica_that_goes_away_tells_what_became_of_its_calls(a: Replic
         assert caught.value.sent
 
 
-async def test_a_replica_says_that_it_lives_as_long_as_a_call_runs(a: Replica) -> None:
+async def test_a_replica_reports_that_it_is_alive_while_a_call_runs(a: Replica) -> None:
     work = Work(at_once=False)
     running = a.keyed(work)
 
@@ -639,14 +647,14 @@ async def test_a_replica_says_that_it_lives_as_long_as_a_call_runs(a: Replica) -
         StepResult(reward=None, data=0),
     ],
 )
-def test_a_result_is_read_as_it_was_written(result: StepResult) -> None:
+def test_a_result_survives_writing_and_reading(result: StepResult) -> None:
     written = RESULTS.write(result)
 
     assert written.isascii()
     assert RESULTS.read(written) == result
 
 
-def test_an_event_is_read_as_it_was_written_and_nothing_else_is() -> None:
+def test_an_event_survives_writing_and_reading_and_other_bytes_are_refused() -> None:
     event = sse.Event("end", '{"a": 1}\n\ud800')
 
     assert EVENTS.read(EVENTS.write(event)) == event

@@ -1,4 +1,4 @@
-"""Replies of OpenEnv servers: what is read of them without parsing, what they mean, and how replicas pass them on."""
+"""Replies of OpenEnv servers: fast reading without parsing, their meaning, and their transfer between replicas."""
 
 from __future__ import annotations
 
@@ -39,31 +39,37 @@ def test_the_type_of_a_frame(frame: bytes, kind: str) -> None:
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        pytest.param(observed({"text": "x"}, reward=1.5, done=True), (1.5, True), id="at its end"),
+        pytest.param(observed({"text": "x"}, reward=1.5, done=True), (1.5, True), id="at the end of an episode"),
         pytest.param(observed({}, reward=True), (1.0, False), id="a bool is a number"),
         pytest.param(observed({}, reward=-2e-3), (-0.002, False), id="negative, with an exponent"),
-        pytest.param(observed({}), (None, False), id="none"),
-        pytest.param(observed({}, reward=2, done=True, metadata={"a": 1}), (2.0, True), id="metadata behind it"),
-        pytest.param(observed({}, metadata={"reward": 9, "done": True}), (None, False), id="not that of the metadata"),
+        pytest.param(observed({}), (None, False), id="no reward"),
+        pytest.param(observed({}, reward=2, done=True, metadata={"a": 1}), (2.0, True), id="metadata after the reward"),
+        pytest.param(
+            observed({}, metadata={"reward": 9, "done": True}), (None, False), id="not the reward in the metadata"
+        ),
         pytest.param(
             b'{"type":"observation","data":{"reward":0.5,"done":false,"observation":{"reward":9,"done":true}}}',
             (0.5, False),
-            id="not that of the observation",
+            id="not the reward in the observation",
         ),
         pytest.param(
-            b'{"data":{"observation":{},"reward":3,"done":true},"type":"observation"}', (3.0, True), id="another order"
+            b'{"data":{"observation":{},"reward":3,"done":true},"type":"observation"}',
+            (3.0, True),
+            id="another order of keys",
         ),
-        pytest.param(observed({"t": '"reward":9,"done":true}}'}), (None, False), id="not that in a text"),
-        pytest.param(observed({"x": "y" * PARSED_MAX_BYTES}, reward=4), (4.0, False), id="of a large one"),
-        pytest.param(observed({}, reward=10**400), (None, False), id="no finite number"),
-        pytest.param(observed({}, reward="1"), (None, False), id="no number"),
+        pytest.param(observed({"t": '"reward":9,"done":true}}'}), (None, False), id="not the reward in a text"),
+        pytest.param(observed({"x": "y" * PARSED_MAX_BYTES}, reward=4), (4.0, False), id="a large reply"),
+        pytest.param(observed({}, reward=10**400), (None, False), id="an infinite number"),
+        pytest.param(observed({}, reward="1"), (None, False), id="a text as reward"),
         pytest.param(
-            b'{"type":"observation","data":{"observation":{},"reward":007,"done":true}}', (None, False), id="no JSON"
+            b'{"type":"observation","data":{"observation":{},"reward":007,"done":true}}',
+            (None, False),
+            id="invalid JSON",
         ),
-        pytest.param(b"nonsense", (None, False), id="no frame"),
+        pytest.param(b"nonsense", (None, False), id="not a frame"),
     ],
 )
-def test_reward_and_end_are_read_off_the_reply(reply: bytes, outcome: tuple[float | None, bool]) -> None:
+def test_reward_and_end_are_read_from_the_reply(reply: bytes, outcome: tuple[float | None, bool]) -> None:
     assert outcome_of(reply) == outcome
 
 
@@ -119,15 +125,19 @@ def rpc_error(message: str, code: int = -32603) -> bytes:
     ("reply", "failure"),
     [
         pytest.param(rpc_error("Error calling tool 't': 'toop'"), "Error calling tool 't': 'toop'", id="an exception"),
-        pytest.param(rpc_error("Error calling tool 't'"), "Error calling tool 't'", id="one whose details are hidden"),
+        pytest.param(
+            rpc_error("Error calling tool 't'"), "Error calling tool 't'", id="an exception with hidden details"
+        ),
         pytest.param(rpc_error("said by its author"), "said by its author", id="an author's own words"),
         pytest.param(
             rpc_error("Error calling tool 't': no invalid argument"),
             "Error calling tool 't': no invalid argument",
-            id="words that servers guess by",
+            id="an exception with words that servers match",
         ),
         pytest.param(
-            rpc_error("1 validation error for M\nn"), "1 validation error for M\nn", id="the author's own model"
+            rpc_error("1 validation error for M\nn"),
+            "1 validation error for M\nn",
+            id="a validation error of the author's own model",
         ),
         pytest.param(rpc_error("Unknown tool: 'nope'"), "", id="an unknown tool"),
         pytest.param(rpc_error("Tool not found: nope", -32602), "", id="an unknown tool, by its code"),
@@ -135,20 +145,26 @@ def rpc_error(message: str, code: int = -32603) -> bytes:
             rpc_error("1 validation error for call[t]\na\n  Missing required argument"), "", id="invalid arguments"
         ),
         pytest.param(
-            rpc_error("Error calling tool 't': 2 validation errors for call[t]"), "", id="those of old releases"
+            rpc_error("Error calling tool 't': 2 validation errors for call[t]"),
+            "",
+            id="invalid arguments in old releases",
         ),
         pytest.param(rpc_error("Environment does not support MCP"), "", id="no tools at all"),
         pytest.param(rpc_error("Method not found: x", -32601), "", id="another method"),
-        pytest.param(rpc(result={"content": [{"type": "text", "text": "no"}], "is_error": True}), "no", id="a result"),
-        pytest.param(rpc(result={"content": [], "isError": True}), "the tool failed", id="a result without a text"),
-        pytest.param(rpc(result={"content": [], "is_error": False}), "", id="a good result"),
+        pytest.param(
+            rpc(result={"content": [{"type": "text", "text": "no"}], "is_error": True}), "no", id="a failed result"
+        ),
+        pytest.param(
+            rpc(result={"content": [], "isError": True}), "the tool failed", id="a failed result without a text"
+        ),
+        pytest.param(rpc(result={"content": [], "is_error": False}), "", id="a successful result"),
         pytest.param(rpc(result={"error": {"message": "the data's own"}}), "", id="a tool's own data"),
         pytest.param(
             rpc(result={"tool_name": "t", "result": None, "error": {"error_type": "execution_error", "message": "no"}}),
             "no",
             id="a result of a tool that is a step",
         ),
-        pytest.param(rpc(), "", id="neither"),
+        pytest.param(rpc(), "", id="neither result nor error"),
         pytest.param(
             observed(
                 {
@@ -178,7 +194,7 @@ def rpc_error(message: str, code: int = -32603) -> bytes:
         pytest.param(b'{"type":"error","data":{"message":"no","code":"VALIDATION_ERROR"}}', "", id="a malformed step"),
     ],
 )
-def test_an_exception_of_the_environments_code_is_told_from_what_its_caller_did_wrong(
+def test_an_exception_of_the_environments_code_is_distinguished_from_a_mistake_of_its_caller(
     reply: bytes, failure: str
 ) -> None:
     assert failure_of(reply) == failure
@@ -187,7 +203,7 @@ def test_an_exception_of_the_environments_code_is_told_from_what_its_caller_did_
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_observation_is_a_result_with_its_text_data_and_metadata() -> None:
+def test_an_observation_becomes_a_result_with_text_data_and_metadata() -> None:
     result = step_result(observed({"text": "hi", "n": 1, "metadata": {"a": 1}}, reward=1, metadata={"b": 2}))
 
     assert result == StepResult(
@@ -203,17 +219,17 @@ def test_an_observation_is_a_result_with_its_text_data_and_metadata() -> None:
         ({}, "{}"),
     ],
 )
-def test_an_observation_without_a_text_is_shown_whole(observation: Any, text: str) -> None:
+def test_an_observation_without_a_text_is_shown_as_json(observation: Any, text: str) -> None:
     assert step_result(observed(observation)).blocks == (TextBlock(text),)
 
 
-def test_images_stand_beside_the_text_and_not_in_it() -> None:
+def test_images_become_blocks_and_are_left_out_of_the_text() -> None:
     result = step_result(observed({"x": 1, "images": [{"data": "aGk=", "mime_type": "image/png"}]}))
 
     assert result.blocks == (TextBlock('{"x":1}'), ImageBlock("aGk=", "image/png"))
 
 
-def test_the_first_observation_says_the_goal_and_carries_itself() -> None:
+def test_the_first_observation_starts_with_the_goal_and_includes_its_data() -> None:
     (block,) = first_blocks(observed({"goal": "Win.", "text": "board", "metadata": {"secret": 1}}))
 
     assert block == TextBlock("Win.\n\nboard", {"observation": {"goal": "Win.", "text": "board"}})
@@ -238,7 +254,7 @@ def test_a_tool_that_failed_says_why(kind: str, reason: str) -> None:
     assert (result.error, result.reason) == ("no", reason)
 
 
-def test_a_failure_that_ends_the_episode_or_is_rewarded_keeps_that() -> None:
+def test_a_failure_that_ends_the_episode_keeps_its_reward_and_end() -> None:
     result = called(error={"error_type": "timeout", "message": "no"}, reward=-1.0, done=True)
 
     assert (result.error, result.blocks, result.reward, result.finished) == (None, (TextBlock("no"),), -1.0, True)
@@ -265,7 +281,7 @@ def test_a_tools_result_becomes_blocks(result: Any, blocks: tuple[Any, ...]) -> 
     assert called(result).blocks == blocks
 
 
-def test_a_result_that_says_it_is_an_error_is_one() -> None:
+def test_a_result_marked_as_an_error_is_an_error() -> None:
     result = called({"content": [{"type": "text", "text": "no"}], "is_error": True})
 
     assert (result.error, result.reason) == ("no", "tool_failed")
@@ -282,7 +298,7 @@ def test_a_result_that_says_it_is_an_error_is_one() -> None:
         b'{"type":"error","data":{"message":"gone","code":"SESSION_ERROR"}}',
     ],
 )
-def test_what_is_no_result_is_never_made_into_one(reply: bytes) -> None:
+def test_a_reply_that_is_not_a_result_is_an_error(reply: bytes) -> None:
     with pytest.raises(UpstreamError):
         step_result(reply)
 
@@ -293,11 +309,11 @@ def test_what_is_no_result_is_never_made_into_one(reply: bytes) -> None:
 @pytest.mark.parametrize(
     "action", [Action(text="\ud800"), Action(name="t", arguments={"a": [1]}), Action(fields={}), Action(text="")]
 )
-def test_actions_arrive_as_they_were(action: Action) -> None:
+def test_actions_survive_the_transfer_unchanged(action: Action) -> None:
     assert codec.read_action(codec.write_action(action, "k")) == (action, "k")
 
 
-def test_results_and_summaries_arrive_as_they_were() -> None:
+def test_results_and_summaries_survive_the_transfer_unchanged() -> None:
     result = StepResult(
         blocks=(TextBlock("a", {"x": 1}), ImageBlock("aGk=", "image/png")),
         reward=0.5,

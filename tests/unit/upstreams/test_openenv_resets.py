@@ -1,4 +1,4 @@
-"""What a task becomes in the reset of an OpenEnv server, and what is refused rather than dropped."""
+"""Mapping of a task to the reset data of an OpenEnv server; unmappable content is refused instead of dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GAME = looking_at("seed", "dataset_name", "size", task_name="environment_config.
 @pytest.mark.parametrize(
     ("environment", "setup", "data"),
     [
-        pytest.param(PLAIN, SessionSetup(spec={}), {}, id="nothing asked for, nothing said"),
+        pytest.param(PLAIN, SessionSetup(spec={}), {}, id="no request, no data"),
         pytest.param(
             PLAIN, SessionSetup(spec={}, seed=3, episode="e"), {"seed": 3, "episode_id": "e"}, id="seed and episode"
         ),
@@ -44,31 +44,31 @@ GAME = looking_at("seed", "dataset_name", "size", task_name="environment_config.
             looking_at("level"),
             SessionSetup(spec={}, seed=3, episode="e"),
             {},
-            id="an image that looks at neither gets none",
+            id="an image that reads neither gets neither",
         ),
         pytest.param(
             PLACED,
             SessionSetup(spec={"id": "x", "target": 4}, split="test", index=2),
             {"split": "test", "index": 2},
-            id="a task of the image's own needs its place only",
+            id="the image's own task needs only split and index",
         ),
         pytest.param(
             PLACED,
             SessionSetup(spec={"seed": 7}, split="train", index=7, seed=99),
             {"split": "train", "index": 7, "seed": 99},
-            id="its seed is the trainer's",
+            id="with its place, the trainer's seed is used",
         ),
         pytest.param(
             PLAIN,
             SessionSetup(spec={"seed": 7}, split="train", index=7, seed=99),
             {"seed": 7},
-            id="a task that is a seed",
+            id="a task that consists of a seed",
         ),
         pytest.param(
             PLAIN,
             SessionSetup(spec={"seed": 7}, seed=99),
             {"seed": 99},
-            id="a trainer's seed, where no place was asked for",
+            id="the trainer's seed without a place",
         ),
         pytest.param(
             GAME,
@@ -83,13 +83,16 @@ GAME = looking_at("seed", "dataset_name", "size", task_name="environment_config.
             id="a generic task's configuration",
         ),
         pytest.param(
-            GAME, SessionSetup(spec={"config": {"size": 2}, "name": "n"}), {"size": 2}, id="and that of one in a file"
+            GAME,
+            SessionSetup(spec={"config": {"size": 2}, "name": "n"}),
+            {"size": 2},
+            id="the configuration of a task in a file",
         ),
         pytest.param(
             looking_at(goal="instruction", fen="environment_config.board.fen"),
             SessionSetup(spec={"instruction": "win", "environment_config": {"board": {"fen": "8/8"}}}),
             {"goal": "win", "fen": "8/8"},
-            id="places in it, as deep as they are",
+            id="nested paths in the task",
         ),
         pytest.param(
             looking_at(task="environment_config"),
@@ -101,18 +104,18 @@ GAME = looking_at("seed", "dataset_name", "size", task_name="environment_config.
             GAME,
             SessionSetup(spec={"size": 4}, config={"size": 9, "anything": [1]}),
             {"size": 9, "anything": [1]},
-            id="the trainer's own keys are passed as they are",
+            id="the trainer's own keys are passed unchanged",
         ),
         pytest.param(
             PLAIN,
             SessionSetup(spec={"id": "t", "instruction": "", "evaluation": {}}),
             {},
-            id="what is empty is not lost",
+            id="empty values may be dropped",
         ),
         pytest.param(PLAIN, SessionSetup(spec={}, secrets={"api_key": "k"}), {}, id="a platform's key is left out"),
     ],
 )
-def test_a_reset_says_what_the_image_looks_at(
+def test_a_reset_contains_the_keys_that_the_image_reads(
     environment: Environment, setup: SessionSetup, data: Mapping[str, Any]
 ) -> None:
     assert reset_data(environment, setup) == data
@@ -125,11 +128,11 @@ def test_a_reset_says_what_the_image_looks_at(
         pytest.param(PLAIN, {"evaluation": {"reward_function": "f"}}, "evaluation", id="a judge"),
         pytest.param(PLAIN, {"level": 3}, "level", id="an unknown key"),
         pytest.param(GAME, {"environment_config": {"size": 1, "hue": 2}}, "environment_config.hue", id="configuration"),
-        pytest.param(PLAIN, {"config": {"name": "x"}}, "config.name", id="a name that is no name for people"),
-        pytest.param(PLAIN, {"config": "x"}, "config", id="configuration that is no object"),
+        pytest.param(PLAIN, {"config": {"name": "x"}}, "config.name", id="a name inside the configuration"),
+        pytest.param(PLAIN, {"config": "x"}, "config", id="configuration that is not an object"),
     ],
 )
-def test_a_task_that_would_be_dropped_is_refused_with_what_to_write(
+def test_a_task_with_content_that_would_be_dropped_is_refused_with_a_hint_for_resets(
     environment: Environment, spec: Mapping[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -140,7 +143,7 @@ def test_a_task_that_would_be_dropped_is_refused_with_what_to_write(
     assert named in refused.value.detail.partition("[resets]")[2]
 
 
-def test_a_place_that_the_image_does_not_look_at_does_not_make_a_task_whole() -> None:
+def test_a_place_that_the_image_does_not_read_does_not_excuse_dropped_content() -> None:
     with pytest.raises(InvalidRequest, match="target"):
         reset_data(PLAIN, SessionSetup(spec={"id": "x", "target": 4}, split="test", index=2))
 

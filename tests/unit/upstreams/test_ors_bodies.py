@@ -1,4 +1,4 @@
-"""ORS request bodies: every row of the protocol's table of validation errors, word for word."""
+"""ORS request bodies: each row of the protocol's table of validation errors is reproduced exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALF = "Value error, split and index must both be provided together"
 
 
 def entries(model: type[BaseModel], body: bytes, content_type: str | None = JSON) -> list[Any]:
-    """What a 422 answer says to *body*, as it goes over the wire."""
+    """Return the entries of the 422 answer to *body*, as sent over the wire."""
     with pytest.raises(Unprocessable) as refusal:
         validate(model, body, content_type)
     shown: list[Any] = json.loads(dump(list(refusal.value.entries)))
@@ -88,31 +88,37 @@ INT_FRACTION = "Input should be a valid integer, got a number with a fractional 
             OfSplit,
             {"split": 3},
             [entry("string_type", ["body", "split"], "Input should be a valid string", 3)],
-            id="no string",
+            id="a number instead of a string",
         ),
         pytest.param(
             OfSplit,
             {"split": None},
             [entry("string_type", ["body", "split"], "Input should be a valid string", None)],
-            id="null is no string",
+            id="null instead of a string",
         ),
         pytest.param(
-            OfTask, {"split": "a", "index": None}, [entry("int_type", ["body", "index"], INT_TYPE, None)], id="no index"
+            OfTask,
+            {"split": "a", "index": None},
+            [entry("int_type", ["body", "index"], INT_TYPE, None)],
+            id="null instead of an index",
         ),
         pytest.param(
-            OfTask, {"split": "a", "index": [1]}, [entry("int_type", ["body", "index"], INT_TYPE, [1])], id="a list"
+            OfTask,
+            {"split": "a", "index": [1]},
+            [entry("int_type", ["body", "index"], INT_TYPE, [1])],
+            id="a list instead of an index",
         ),
         pytest.param(
             OfTask,
             {"split": "a", "index": "two"},
             [entry("int_parsing", ["body", "index"], INT_PARSING, "two")],
-            id="a word is no number",
+            id="a word instead of an index",
         ),
         pytest.param(
             OfTask,
             {"split": "a", "index": 2.5},
             [entry("int_from_float", ["body", "index"], INT_FRACTION, 2.5)],
-            id="a fraction is no index",
+            id="a fraction instead of an index",
         ),
         pytest.param(
             OfRange,
@@ -127,19 +133,19 @@ INT_FRACTION = "Input should be a valid integer, got a number with a fractional 
             CreateSession,
             {"task_spec": "text"},
             [entry("dict_type", ["body", "task_spec"], "Input should be a valid dictionary", "text")],
-            id="a task is an object",
+            id="a task that is not an object",
         ),
         pytest.param(
             CreateSession,
             {"task_spec": {}, "secrets": {"A": 1}},
             [entry("string_type", ["body", "secrets", "A"], "Input should be a valid string", 1)],
-            id="a secret is a string",
+            id="a secret that is not a string",
         ),
         pytest.param(
             CreateSession,
             {"task_spec": {}, "env_name": 1},
             [entry("string_type", ["body", "env_name"], "Input should be a valid string", 1)],
-            id="a name is a string",
+            id="a name that is not a string",
         ),
         pytest.param(
             CreateSession,
@@ -166,26 +172,28 @@ INT_FRACTION = "Input should be a valid integer, got a number with a fractional 
             )
             for body in bodies
         ),
-        pytest.param(OfSplit, [], [no_object([])], id="a list is no object"),
-        pytest.param(OfSplit, "text", [no_object("text")], id="a string is no object"),
-        pytest.param(OfSplit, 3, [no_object(3)], id="a number is no object"),
+        pytest.param(OfSplit, [], [no_object([])], id="a list instead of an object"),
+        pytest.param(OfSplit, "text", [no_object("text")], id="a string instead of an object"),
+        pytest.param(OfSplit, 3, [no_object(3)], id="a number instead of an object"),
     ],
 )
-def test_a_wrong_body_is_told_in_the_protocol_s_words(model: type[BaseModel], body: Any, expected: list[Any]) -> None:
+def test_an_invalid_body_is_refused_with_the_exact_entries_of_the_protocol(
+    model: type[BaseModel], body: Any, expected: list[Any]
+) -> None:
     told = entries(model, json.dumps(body).encode())
 
     assert told == expected
-    # The order of the keys is a part of the form.
+    # The order of the keys is part of the wire format.
     assert [list(one) for one in told] == [list(one) for one in expected]
 
 
-def test_no_body_at_all_is_a_missing_one() -> None:
+def test_an_empty_body_counts_as_a_missing_body() -> None:
     assert entries(OfSplit, b"") == [entry("missing", ["body"], "Field required", None)]
     assert entries(OfSplit, b"", None) == [entry("missing", ["body"], "Field required", None)]
 
 
 @pytest.mark.parametrize("kind", [None, "", "text/plain", "application/octet-stream", "application/jsonx", "json"])
-def test_a_body_that_is_not_called_json_is_shown_as_text(kind: str | None) -> None:
+def test_a_body_without_a_json_content_type_is_read_as_text(kind: str | None) -> None:
     assert entries(OfSplit, b'{"split":"a"}', kind) == [no_object('{"split":"a"}')]
     assert entries(OfSplit, b"{\xff", kind) == [no_object("{�")]
 
@@ -202,7 +210,7 @@ def test_a_body_that_is_not_called_json_is_shown_as_text(kind: str | None) -> No
         ('{"€€":"😀", x}'.encode(), 11, "Expecting property name enclosed in double quotes"),
     ],
 )
-def test_malformed_json_is_told_with_its_place_in_characters(body: bytes, position: int, error: str) -> None:
+def test_malformed_json_is_refused_with_the_position_in_characters(body: bytes, position: int, error: str) -> None:
     assert entries(OfSplit, body) == [
         {
             "type": "json_invalid",
@@ -215,14 +223,14 @@ def test_malformed_json_is_told_with_its_place_in_characters(body: bytes, positi
 
 
 @pytest.mark.parametrize("body", [b"\xff{}", b'{"a":"\xff"}', b"[" * 100_000, b"9" * 10_000, b"\xef\xbb\xbf{"])
-def test_what_cannot_be_parsed_at_all_is_the_trainer_s_mistake_too(body: bytes) -> None:
+def test_an_unparsable_body_is_a_validation_error_too(body: bytes) -> None:
     with pytest.raises(Unprocessable) as refusal:
         validate(OfSplit, body, JSON)
     assert refusal.value.entries[0]["type"] in ("json_invalid", "model_attributes_type")
 
 
 @pytest.mark.parametrize("depth", [100, 200, 400, 600, 800, 900, 950, 990, 1000])
-def test_a_nested_body_is_read_or_told_but_never_a_crash(depth: int) -> None:
+def test_a_deeply_nested_body_is_read_or_refused_but_never_causes_a_crash(depth: int) -> None:
     body = b'{"task_spec":{"a":' + b"[" * depth + b"]" * depth + b"}}"
     try:
         wish = validate(CreateSession, body, JSON)
@@ -232,7 +240,7 @@ def test_a_nested_body_is_read_or_told_but_never_a_crash(depth: int) -> None:
         wish.model_dump()
 
 
-# -- what is right --------------------------------------------------------------------------------------------------
+# -- valid bodies ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +271,7 @@ def test_the_ends_of_a_range_may_be_absent_or_null() -> None:
         {"task_spec": {}, "seed": None, "config": None, "secrets": None, "toolset_name": None},
     ],
 )
-def test_exactly_one_source_of_a_task_is_right(body: dict[str, Any]) -> None:
+def test_a_body_with_exactly_one_source_of_a_task_is_accepted(body: dict[str, Any]) -> None:
     read = validate(CreateSession, json.dumps(body).encode(), JSON)
 
     assert read.task_spec == body.get("task_spec")
@@ -284,12 +292,12 @@ def test_exactly_one_source_of_a_task_is_right(body: dict[str, Any]) -> None:
         (None, False),
     ],
 )
-def test_a_content_type_says_json_or_does_not(kind: str | None, json_or_not: bool) -> None:
+def test_a_content_type_is_recognized_as_json_or_not(kind: str | None, json_or_not: bool) -> None:
     assert is_json(kind) is json_or_not
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=9))
-def test_any_value_is_read_as_it_is_or_told(value: Any) -> None:
+def test_any_json_value_is_parsed_unchanged_and_refused_as_a_body(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value
     with pytest.raises(Unprocessable):
         validate(OfSplit, json.dumps(value).encode(), JSON)
@@ -315,13 +323,13 @@ def encoded(value: Any) -> str:
         (encoded({"A": {"value": ""}}), None, {"A": ""}),
     ],
 )
-def test_secrets_come_in_the_header_and_in_the_body_and_the_header_wins(
+def test_secrets_may_be_in_the_header_and_in_the_body_and_the_header_wins(
     header: str | None, body: dict[str, str] | None, secrets: dict[str, str]
 ) -> None:
     assert read_secrets(header, body) == secrets
 
 
-def test_the_platform_s_own_key_is_left_out_wherever_it_comes_from() -> None:
+def test_the_platform_s_own_key_is_left_out_whether_in_header_or_body() -> None:
     header = encoded({"api_key": {"value": "k"}, "OPENREWARD_API_KEY": {"value": "k"}, "A": {"value": "a"}})
     body = {"api_key": "k", "B": "b"}
 
@@ -335,7 +343,7 @@ def test_the_platform_s_own_key_is_left_out_wherever_it_comes_from() -> None:
     "header",
     [
         "not base64 !",
-        "c2VjcmV0",  # "secret"
+        "c2VjcmV0",  # base64 of "secret"
         "c2VjcmV0LXdpdGhvdXQtcGFkZGluZw",
         "é",
         base64.b64encode(b"\xff\xfe").decode(),
@@ -350,7 +358,7 @@ def test_the_platform_s_own_key_is_left_out_wherever_it_comes_from() -> None:
         encoded({"A": {"value": ["secret"]}}),
     ],
 )
-def test_a_malformed_header_is_refused_without_showing_what_it_holds(header: str) -> None:
+def test_a_malformed_header_is_refused_without_showing_its_content(header: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^X-Secrets is not base64 of") as refusal:
         read_secrets(header, None)
 
@@ -358,7 +366,7 @@ def test_a_malformed_header_is_refused_without_showing_what_it_holds(header: str
     assert refusal.value.__suppress_context__
 
 
-def test_the_body_s_own_mapping_is_left_as_it_was() -> None:
+def test_the_body_s_own_mapping_is_not_modified() -> None:
     body = {"A": "a"}
 
     read_secrets(encoded({"A": {"value": "b"}}), body)

@@ -1,4 +1,4 @@
-"""Actions and results between our words and ORS'."""
+"""Conversion of actions and results between the gateway's types and ORS bodies."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ RESULT = StepResult(
         (Action(fields={}), {"action": {}}),
     ],
 )
-def test_an_action_is_written_in_its_spelling(action: Action, body: dict[str, Any]) -> None:
+def test_an_action_is_written_in_its_form(action: Action, body: dict[str, Any]) -> None:
     assert json.loads(written(action)) == body
 
 
-def test_a_result_is_read_whole() -> None:
+def test_a_result_is_read_with_all_its_fields() -> None:
     assert read_result(json.dumps({"ok": True, "output": OUTPUT}).encode(), JSON) == RESULT
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_result_in_an_event_stream_says_the_same(end: str, size: int) -> None:
+def test_a_result_in_an_event_stream_is_the_same(end: str, size: int) -> None:
     text = json.dumps({"ok": True, "output": OUTPUT})
     slices = [text[at : at + size] for at in range(0, len(text), size)]
     events = [f"event: task_id{end}data: 01{end}{end}: ping{end}{end}"]
@@ -63,7 +63,7 @@ def test_a_result_in_an_event_stream_says_the_same(end: str, size: int) -> None:
     assert read_result("".join(events).encode(), STREAM) == RESULT
 
 
-def test_a_tool_that_failed_is_a_result_in_either_form() -> None:
+def test_a_failed_tool_is_the_same_result_in_either_form() -> None:
     stream = b"event: task_id\r\ndata: 01\r\n\r\nevent: error\r\ndata: line 1\r\ndata: line 2\r\n\r\n"
     plain = b'{"ok": false, "error": "line 1\\nline 2", "reason": "tool_failed"}'
 
@@ -81,7 +81,7 @@ def test_a_refusal_keeps_its_reason() -> None:
 
 
 @pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity", "1e999", '"1"', "true", "[]"])
-def test_what_is_no_finite_number_is_never_made_a_reward(reward: str) -> None:
+def test_a_reward_that_is_not_a_finite_number_is_an_author_fault(reward: str) -> None:
     answer = json.dumps({"ok": True, "output": OUTPUT | {"reward": "REWARD"}}).replace('"REWARD"', reward)
 
     with pytest.raises(AuthorFault, match="can't be used"):
@@ -106,18 +106,18 @@ def test_what_is_no_finite_number_is_never_made_a_reward(reward: str) -> None:
         (b"\xff", STREAM),
     ],
 )
-def test_an_answer_that_can_t_be_read_is_an_error_and_no_result(answer: bytes, kind: bytes) -> None:
+def test_an_answer_that_can_t_be_read_is_an_error(answer: bytes, kind: bytes) -> None:
     with pytest.raises(UpstreamError):
         read_result(answer, kind)
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", {}, [{}], [None]])
-def test_blocks_are_a_list_of_objects(value: Any) -> None:
+def test_blocks_that_are_not_a_list_of_objects_are_an_error(value: Any) -> None:
     with pytest.raises(UpstreamError):
         read_blocks(value)
 
 
-def test_a_session_that_broke_in_its_worker_is_no_result() -> None:
+def test_a_broken_session_and_an_author_fault_are_errors_instead_of_results() -> None:
     with pytest.raises(SessionFailed, match="the judge ended"):
         read_result(b'{"ok": false, "error": "the judge ended", "reason": "session_failed"}', b"application/json")
     fault = Fault(FaultKind.AUTHOR, "reward", "nan")

@@ -1,4 +1,4 @@
-"""ORS bytes for a server that speaks something else."""
+"""The facade that serves ORS requests for a server with another protocol."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DONE = StepResult(blocks=(TextBlock("done"),), reward=1, finished=True)
 
 
 class Puzzle(OrsFacade):
-    """A server in memory: it gives its results in turn, each when its gate is open."""
+    """A server in memory that returns its results in turn, each when its gate is open."""
 
     ping_s = 0.02
 
@@ -101,7 +101,7 @@ async def read(exchange: Exchange) -> bytes:
 
 @contextlib.asynccontextmanager
 async def streaming(puzzle: Puzzle, **more: Any) -> AsyncIterator[tuple[AsyncIterator[bytes], str]]:
-    """A call whose stream has told its task id, and goes on."""
+    """Start a call and yield the rest of its stream with the task id that it sent."""
     exchange = await puzzle.ask("call", {"name": "echo", "input": {}} | more, STREAM)
     try:
         chunks = exchange.chunks()
@@ -110,7 +110,7 @@ async def streaming(puzzle: Puzzle, **more: Any) -> AsyncIterator[tuple[AsyncIte
         await exchange.aclose()
 
 
-async def test_a_call_is_a_stream_of_its_task_id_and_its_end() -> None:
+async def test_a_call_is_answered_by_a_stream_of_its_task_id_and_its_end() -> None:
     puzzle = Puzzle(replace(DONE, metadata={"n": [1, 2.5, None, "é"]}))
 
     exchange = await puzzle.ask("call", {"name": "echo", "input": {"text": "hi"}}, STREAM)
@@ -125,7 +125,7 @@ async def test_a_call_is_a_stream_of_its_task_id_and_its_end() -> None:
     assert puzzle.actions == [Action(name="echo", arguments={"text": "hi"})]
 
 
-async def test_who_wants_json_gets_one_object() -> None:
+async def test_a_client_that_accepts_json_gets_one_object() -> None:
     exchange = await Puzzle(replace(DONE, reward=None, data={"x": 1})).ask("call", {"name": "a", "input": {}}, WHOLE)
 
     assert dict(exchange.headers)[b"content-type"] == b"application/json"
@@ -135,13 +135,13 @@ async def test_who_wants_json_gets_one_object() -> None:
 
 
 @pytest.mark.parametrize("reason", ["not_found", "input_validation", "episode_finished", "tool_failed"])
-async def test_an_error_is_a_result_with_its_reason(reason: str) -> None:
+async def test_an_error_is_returned_as_a_result_with_its_reason(reason: str) -> None:
     outcome = await Puzzle(StepResult(error="no\nway", reason=reason)).call()
 
     assert outcome.result == {"ok": False, "error": "no\nway", "reason": reason}
 
 
-async def test_a_tool_that_raised_is_an_error_event_where_the_server_says_so() -> None:
+async def test_a_failed_tool_is_an_error_event_if_the_server_is_configured_so() -> None:
     class Raising(Puzzle):
         raises_by_event = True
 
@@ -154,7 +154,7 @@ async def test_a_tool_that_raised_is_an_error_event_where_the_server_says_so() -
 
 
 @pytest.mark.parametrize("text", ["x" * 4000 + " " * 20_000, "a\u2028 \u3000" * 9000, '"\\\n\t' * 5000, "🙂" * 30_000])
-async def test_a_large_result_is_cut_where_no_client_loses_anything(text: str) -> None:
+async def test_a_large_result_is_split_into_lines_without_any_loss(text: str) -> None:
     outcome = await Puzzle(StepResult(blocks=(TextBlock(text),))).call()
 
     assert outcome.text == text
@@ -162,7 +162,7 @@ async def test_a_large_result_is_cut_where_no_client_loses_anything(text: str) -
     assert all(not line[0].isspace() and len(line.encode()) < MAX_LINE_BYTES for line in outcome.lines)
 
 
-async def test_what_json_or_utf8_lack_is_written_all_the_same() -> None:
+async def test_values_that_json_or_utf8_cannot_encode_are_written_as_substitutes() -> None:
     result = StepResult(blocks=(TextBlock("\ud800"),), metadata={"deep": [float("nan"), float("inf"), 1.5]})
 
     output = (await Puzzle(result).call()).result["output"]
@@ -183,7 +183,7 @@ async def test_a_long_call_is_kept_alive_by_comments() -> None:
     assert rest.replace(sse.PING, b"").startswith(b"event: end\r\ndata: {")
 
 
-async def test_a_call_is_asked_for_again_by_its_task_id() -> None:
+async def test_a_repeated_request_with_the_task_id_gets_the_outcome_of_the_call() -> None:
     puzzle = Puzzle(DONE)
     puzzle.gate.clear()
     async with streaming(puzzle) as (_, task_id):
@@ -203,7 +203,7 @@ async def test_a_call_is_asked_for_again_by_its_task_id() -> None:
         assert json.loads(await read(await puzzle.ask("call", body, WHOLE)))["reason"] == "unknown_task_id"
 
 
-async def test_a_call_that_was_cut_before_its_end_is_found_by_its_repetition() -> None:
+async def test_a_call_whose_stream_was_cut_is_found_by_its_repetition() -> None:
     puzzle = Puzzle(DONE, replace(DONE, blocks=(TextBlock("twice"),)))
     puzzle.gate.clear()
     async with streaming(puzzle, input={"text": "hi"}):
@@ -211,10 +211,10 @@ async def test_a_call_that_was_cut_before_its_end_is_found_by_its_repetition() -
     puzzle.gate.set()
 
     assert (await puzzle.call()).text == "done"
-    assert (await puzzle.call()).text == "twice"  # the first one was delivered
+    assert (await puzzle.call()).text == "twice"  # the first outcome was already delivered
 
 
-async def test_a_key_stands_for_one_call_whatever_way_it_is_asked() -> None:
+async def test_a_key_runs_one_call_whether_by_ors_request_or_by_act() -> None:
     puzzle = Puzzle(DONE)
     key = (b"idempotency-key", b"k")
 
@@ -228,7 +228,7 @@ async def test_a_key_stands_for_one_call_whatever_way_it_is_asked() -> None:
         await puzzle.call(key, input={})
 
 
-async def test_a_text_that_the_agent_wrote_badly_is_a_result() -> None:
+async def test_an_unreadable_text_of_the_agent_is_a_result_with_an_error() -> None:
     puzzle = Puzzle(Unreadable("write a JSON object"))
 
     result = await puzzle.act(SESSION, ENVIRONMENT, Action(text="five"))
@@ -247,14 +247,14 @@ async def test_a_text_that_the_agent_wrote_badly_is_a_result() -> None:
         InvalidRequest("default_tool"),
     ],
 )
-async def test_a_failure_before_the_head_is_raised(error: GatewayError) -> None:
+async def test_a_failure_before_the_response_head_is_raised(error: GatewayError) -> None:
     for headers in (STREAM, WHOLE):
         with pytest.raises(type(error)) as caught:
             await Puzzle(error).ask("call", {"name": "a", "input": {}}, headers)
         assert caught.value is error
 
 
-async def test_a_failure_in_the_workers_words_keeps_them() -> None:
+async def test_a_failure_keeps_the_message_of_the_worker() -> None:
     for operation in ("call", "prompt", "messages"):
         puzzle = Puzzle(UpstreamError("RuntimeError: no such puzzle"))
         exchange = await puzzle.ask(operation, {"name": "a", "input": {}})
@@ -262,7 +262,7 @@ async def test_a_failure_in_the_workers_words_keeps_them() -> None:
         assert json.loads(await exchange.read(1000)) == {"detail": "RuntimeError: no such puzzle"}
 
 
-async def test_a_worker_that_dies_after_the_head_breaks_the_stream() -> None:
+async def test_the_death_of_a_worker_after_the_response_head_breaks_the_stream() -> None:
     puzzle = Puzzle(UpstreamGone("died", sent=True))
     puzzle.gate.clear()
 
@@ -272,7 +272,7 @@ async def test_a_worker_that_dies_after_the_head_breaks_the_stream() -> None:
             _ = [chunk async for chunk in chunks]
 
 
-async def test_a_broken_session_is_an_error_and_no_result() -> None:
+async def test_a_broken_session_is_an_error_instead_of_a_result() -> None:
     assert (await Puzzle(SessionFailed("the judge ended")).call()).error == "the judge ended"
     answer = await Puzzle(SessionFailed("the judge ended")).ask("call", {"name": "a", "input": {}}, WHOLE)
     assert json.loads(await read(answer)) == {"ok": False, "error": "the judge ended", "reason": "session_failed"}
@@ -302,7 +302,9 @@ async def test_texts_and_objects_are_actions_too() -> None:
         (b'"\xff"', JSON[1], {"type": "json_invalid"}),
     ],
 )
-async def test_a_bad_body_is_refused_in_the_servers_words(body: bytes, kind: bytes, entry: dict[str, Any]) -> None:
+async def test_an_invalid_body_is_refused_with_the_validation_errors_of_ors(
+    body: bytes, kind: bytes, entry: dict[str, Any]
+) -> None:
     puzzle = Puzzle(DONE)
 
     exchange = await puzzle.forward(SESSION, ENVIRONMENT, "call", body=body, headers=[(b"content-type", kind)])
@@ -313,7 +315,7 @@ async def test_a_bad_body_is_refused_in_the_servers_words(body: bytes, kind: byt
     assert puzzle.actions == []
 
 
-async def test_a_prompt_is_a_bare_list_and_a_conversation_of_one() -> None:
+async def test_a_prompt_is_a_plain_list_and_a_conversation_of_one_message() -> None:
     blocks = [
         {"text": "Hé?", "detail": {"k": 1}, "type": "text"},
         {"data": "aGk=", "mimeType": "image/png", "detail": None, "type": "image"},
@@ -335,7 +337,7 @@ async def test_a_prompt_that_takes_too_long_is_a_timeout() -> None:
         await puzzle.forward(SESSION, hasty, "prompt", body=b"", headers=[])
 
 
-async def test_group_scoring_is_not_offered() -> None:
+async def test_group_scoring_is_answered_as_not_implemented() -> None:
     exchange = await Puzzle().ask("score_group", {"candidates": []})
 
     assert exchange.status == 404
@@ -363,7 +365,9 @@ async def test_steps_and_rewards_are_counted_until_the_session_is_forgotten() ->
 
 
 @pytest.mark.parametrize(("rewards", "is_rewarded"), [((None, None), False), ((0.0, None), True), ((None, 0.0), True)])
-async def test_whether_any_step_gave_a_reward_is_told(rewards: tuple[float | None, ...], is_rewarded: bool) -> None:
+async def test_a_summary_states_whether_any_step_had_a_reward(
+    rewards: tuple[float | None, ...], is_rewarded: bool
+) -> None:
     puzzle = Puzzle(*(replace(DONE, reward=reward) for reward in rewards))
     puzzle.tallies.begin(SESSION)
     for number in range(len(rewards)):
@@ -375,7 +379,7 @@ async def test_whether_any_step_gave_a_reward_is_told(rewards: tuple[float | Non
     assert summary.is_rewarded is is_rewarded
 
 
-async def test_leaving_a_call_that_has_not_answered_leaves_no_listener() -> None:
+async def test_a_cancelled_request_of_a_pending_call_leaves_no_listener() -> None:
     puzzle = Puzzle(DONE)
     puzzle.gate.clear()
     asking = asyncio.ensure_future(puzzle.ask("call", {"name": "echo", "input": {"text": "hi"}}, WHOLE))

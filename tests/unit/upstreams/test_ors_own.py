@@ -1,4 +1,4 @@
-"""Actions and prompts over HTTP to a worker whose every byte the test decides."""
+"""Actions and prompts over HTTP to a scripted worker; the test decides every byte of its answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DONE = json.dumps({"ok": True, "output": {"blocks": [], "reward": 1, "finished":
 
 
 class Scripted:
-    """A worker that gives these answers in turn; ``None`` drops the connection."""
+    """A worker that sends these answers in turn; ``None`` drops the connection."""
 
     def __init__(self, *answers: tuple[int, bytes] | bytes | None) -> None:
         self.answers = list(answers)
@@ -80,7 +80,7 @@ async def asked(worker: Scripted, relay: HttpTransport | None = None) -> AsyncIt
             await relay.aclose()
 
 
-async def test_an_action_is_one_call_with_its_key_that_asks_for_json() -> None:
+async def test_an_action_is_sent_as_one_call_with_its_key_and_accepts_json() -> None:
     worker = Scripted((200, DONE))
 
     async with asked(worker) as (upstream, session):
@@ -97,7 +97,7 @@ async def test_an_action_is_one_call_with_its_key_that_asks_for_json() -> None:
     assert request.headers["x-worker-token"] == token.decode()
 
 
-async def test_without_a_key_none_is_sent() -> None:
+async def test_an_action_without_a_key_sends_no_key_header() -> None:
     worker = Scripted((200, DONE))
 
     async with asked(worker) as (upstream, session):
@@ -110,7 +110,7 @@ async def test_without_a_key_none_is_sent() -> None:
     "body",
     [DONE, b'{"ok":false,"error":"no","reason":"not_found"}', b'{"ok":false,"error":"no","reason":"tool_failed"}'],
 )
-async def test_a_worker_that_counts_turns_tells_which_one_it_was(body: bytes) -> None:
+async def test_a_result_has_the_number_of_the_turn_if_the_worker_counts_turns(body: bytes) -> None:
     async with asked(Scripted(counted(body, b"17"), (200, body))) as (upstream, session):
         turns = [(await upstream.act(session, MATH, Action(text="42"))).turn for _ in range(2)]
 
@@ -118,7 +118,7 @@ async def test_a_worker_that_counts_turns_tells_which_one_it_was(body: bytes) ->
 
 
 @pytest.mark.parametrize("number", [b"", b"0", b"-1", b"1.0", b"one", b"9" * 5000])
-async def test_what_is_no_number_of_a_turn_is_no_answer(number: bytes) -> None:
+async def test_an_answer_with_an_invalid_turn_number_is_an_error(number: bytes) -> None:
     async with asked(Scripted(counted(DONE, number))) as (upstream, session):
         with pytest.raises(UpstreamError, match="can't be read"):
             await upstream.act(session, MATH, Action(text="42"))
@@ -128,7 +128,7 @@ async def test_what_is_no_number_of_a_turn_is_no_answer(number: bytes) -> None:
     ("accept", "silence_s"),
     [(b"application/json", 3605.0), (b"text/event-stream", 30.0), (b"application/json, text/event-stream", 30.0)],
 )
-async def test_an_answer_in_one_piece_is_waited_for_as_long_as_a_call_may_take(accept: bytes, silence_s: float) -> None:
+async def test_the_wait_for_a_json_answer_may_be_as_long_as_a_call(accept: bytes, silence_s: float) -> None:
     class Recording(HttpTransport):
         async def send(self, *arguments: Any, silence_s: float) -> Any:
             waited.append(silence_s)
@@ -145,7 +145,7 @@ async def test_an_answer_in_one_piece_is_waited_for_as_long_as_a_call_may_take(a
     assert waited == [silence_s, 30.0]
 
 
-async def test_a_worker_that_cannot_work_is_not_ready_and_says_why() -> None:
+async def test_a_worker_that_cannot_work_is_not_ready_and_the_error_states_the_reason() -> None:
     answer = b'{"detail":"no sandboxes: bubblewrap is missing"}'
 
     async with asked(Scripted((503, answer))) as (upstream, session):
@@ -159,7 +159,7 @@ def counted(body: bytes, number: bytes) -> bytes:
     return head % (number, len(body)) + body
 
 
-async def test_a_setup_that_runs_is_waited_for() -> None:
+async def test_a_prompt_and_a_call_wait_for_a_running_setup() -> None:
     worker = Scripted(STARTING, (200, b'[{"type":"text","text":"hello","detail":null}]'), STARTING, (200, DONE))
 
     async with asked(worker) as (upstream, session):
@@ -192,7 +192,7 @@ async def test_a_setup_that_runs_is_waited_for() -> None:
         (200, b"<html>", UpstreamError, "can't be read"),
     ],
 )
-async def test_what_a_worker_refuses_is_a_typed_error(
+async def test_a_refusal_of_a_worker_is_a_typed_error(
     status: int, body: bytes, kind: type[GatewayError], words: str
 ) -> None:
     async with asked(Scripted((status, body))) as (upstream, session):
@@ -221,13 +221,13 @@ async def test_an_action_is_never_sent_twice() -> None:
 
 
 @pytest.mark.parametrize("status", [410, 503])
-async def test_a_session_that_is_ended_while_it_is_opened_may_be_opened_elsewhere(status: int) -> None:
+async def test_a_session_that_ends_while_it_is_opened_may_be_opened_elsewhere(status: int) -> None:
     async with asked(Scripted((status, b'{"detail":"Session deleted"}'))) as (upstream, session):
         with pytest.raises(UpstreamGone, match="Session deleted"):
             await upstream.open(session, MATH, SessionSetup(spec={"id": "t1"}))
 
 
-async def test_the_worker_is_told_which_of_its_ids_sessions_is_opened_and_ended() -> None:
+async def test_open_and_close_send_the_lease_of_the_session_to_the_worker() -> None:
     worker = Scripted((200, b'{"sid":"5e5510"}'), (200, b'{"sid":"5e5510","summary":null}'))
 
     async with asked(worker) as (upstream, session):
@@ -237,7 +237,7 @@ async def test_the_worker_is_told_which_of_its_ids_sessions_is_opened_and_ended(
     assert [request.headers["x-session-lease"] for request in worker.requests] == [session.lease] * 2
 
 
-async def test_who_gives_up_waiting_for_a_setup_is_let_go() -> None:
+async def test_a_wait_for_a_setup_can_be_cancelled() -> None:
     async with asked(Scripted(*[STARTING] * 100)) as (upstream, session):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

@@ -1,4 +1,4 @@
-"""Standard ORS servers whose every byte the test decides."""
+"""Scripted standard ORS servers; the test decides every byte of their answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def described(*fields: str) -> dict[str, Any]:
 
 
 class Scripted:
-    """A server with replies for each target, given in turn; the last one of them again and again."""
+    """A server that sends each target's replies in turn and repeats the last reply."""
 
     def __init__(self, **replies: list[Reply]) -> None:
         known: dict[str, list[Reply]] = {
@@ -121,13 +121,18 @@ async def act(upstream: ThirdPartyOrsUpstream, session: Session, key: str | None
 @pytest.mark.parametrize(
     ("replies", "in_body", "in_header"),
     [
-        pytest.param({}, True, False, id="one package"),
-        pytest.param({"openapi__json": [(200, described("toolset_name"))]}, False, True, id="the other"),
-        pytest.param({"openapi__json": [(404, {})], "version": [(200, {})]}, False, True, id="the other, undescribed"),
-        pytest.param({"openapi__json": [(404, {})]}, True, True, id="neither"),
+        pytest.param({}, True, False, id="the first package"),
+        pytest.param({"openapi__json": [(200, described("toolset_name"))]}, False, True, id="the second package"),
+        pytest.param(
+            {"openapi__json": [(404, {})], "version": [(200, {})]},
+            False,
+            True,
+            id="the second package without a description",
+        ),
+        pytest.param({"openapi__json": [(404, {})]}, True, True, id="an unknown package"),
     ],
 )
-async def test_secrets_go_where_the_server_reads_them(
+async def test_secrets_are_sent_where_the_server_reads_them(
     replies: dict[str, list[Reply]], in_body: bool, in_header: bool
 ) -> None:
     script = Scripted(**replies)
@@ -151,7 +156,7 @@ async def test_secrets_go_where_the_server_reads_them(
     assert len(script.asked("/openapi.json")) == 1
 
 
-async def test_a_toolset_is_asked_of_the_server() -> None:
+async def test_a_create_requests_the_toolset_from_the_server() -> None:
     script = Scripted()
 
     async with serving(script) as (upstream, session, _):
@@ -161,7 +166,7 @@ async def test_a_toolset_is_asked_of_the_server() -> None:
     assert json.loads(create.body) == {"env_name": "mathenv", "task_spec": {}, "toolset_name": "codex"}
 
 
-async def test_a_server_is_waited_for_until_it_is_ready() -> None:
+async def test_readiness_waits_until_the_server_is_ready() -> None:
     script = Scripted(up=[(503, {}), (200, {})], health=[(502, {}), (404, {})])
 
     async with serving(script) as (upstream, _, worker):
@@ -172,7 +177,7 @@ async def test_a_server_is_waited_for_until_it_is_ready() -> None:
 
 
 @pytest.mark.parametrize("reply", [(404, {"detail": "Not Found"}), (200, {"no": "list"}), (200, [])])
-async def test_what_is_no_ors_server_is_not_waited_for(reply: Reply) -> None:
+async def test_readiness_fails_immediately_for_a_server_that_is_not_an_ors_server(reply: Reply) -> None:
     async with serving(Scripted(list_environments=[reply])) as (upstream, _, worker):
         with pytest.raises(UpstreamError):
             await upstream.ready(worker, MATH)
@@ -198,7 +203,7 @@ async def test_a_create_is_repeated_while_the_server_starts() -> None:
         ((502, {"detail": "no server"}), UpstreamError),
     ],
 )
-async def test_a_refused_create_says_whose_fault_it_is(reply: Reply, error: type[Exception]) -> None:
+async def test_the_error_of_a_refused_create_has_the_type_of_its_cause(reply: Reply, error: type[Exception]) -> None:
     async with serving(Scripted(create=[reply])) as (upstream, session, _):
         with pytest.raises(error) as caught:
             await upstream.open(session, MATH, SessionSetup(spec={}))
@@ -206,7 +211,7 @@ async def test_a_refused_create_says_whose_fault_it_is(reply: Reply, error: type
     assert type(caught.value) is error
 
 
-async def test_a_call_waits_for_the_setup_and_is_read_strictly() -> None:
+async def test_a_call_waits_for_the_setup_and_its_stream_is_read_exactly() -> None:
     cut = json.dumps(RESULT).encode()
     at = cut.index(b"  b")
     chunks = b"event: chunk\r\ndata: %b\r\n\r\n: ping\r\n\r\nevent: end\ndata: %b\n\n" % (cut[:at], cut[at:])
@@ -219,7 +224,7 @@ async def test_a_call_waits_for_the_setup_and_is_read_strictly() -> None:
     assert [json.loads(request.body) for request in script.asked("/call")] == [{"name": "add", "input": {"n": 1}}] * 2
 
 
-async def test_a_stream_that_breaks_is_asked_for_by_its_task_id_only() -> None:
+async def test_a_broken_stream_is_requested_again_only_by_its_task_id() -> None:
     script = Scripted(call=[STREAM + TASK, (502, {}), STREAM, STREAM + TASK + b"event: en", STREAM + TASK + END])
 
     async with serving(script) as (upstream, session, _):
@@ -232,17 +237,17 @@ async def test_a_stream_that_breaks_is_asked_for_by_its_task_id_only() -> None:
 @pytest.mark.parametrize(
     "replies",
     [
-        pytest.param([STREAM], id="before it has an id"),
-        pytest.param([STREAM + TASK, STREAM + b"event: error\ndata: unknown task_id\n\n"], id="its outcome is lost"),
-        pytest.param([STREAM + TASK, (404, {"detail": "Active environment not found"})], id="its session is lost"),
-        pytest.param([STREAM + TASK, (500, {"detail": "oops"})], id="the server is at odds"),
+        pytest.param([STREAM], id="the stream breaks before the task id"),
+        pytest.param([STREAM + TASK, STREAM + b"event: error\ndata: unknown task_id\n\n"], id="the outcome is lost"),
+        pytest.param([STREAM + TASK, (404, {"detail": "Active environment not found"})], id="the session is lost"),
+        pytest.param([STREAM + TASK, (500, {"detail": "oops"})], id="the server answers with an error"),
     ],
 )
-async def test_a_call_that_is_lost_may_have_run(replies: list[Reply]) -> None:
+async def test_a_lost_call_is_reported_as_possibly_run(replies: list[Reply]) -> None:
     script = Scripted(call=list(replies))
 
     async with serving(script) as (upstream, session, _):
-        for _ in range(2):  # the key's second one is answered from memory
+        for _ in range(2):  # the second call with the key is answered from memory
             with pytest.raises(UpstreamGone) as caught:
                 await act(upstream, session, key="k")
             assert caught.value.sent
@@ -259,7 +264,7 @@ async def test_a_call_that_is_lost_may_have_run(replies: list[Reply]) -> None:
         ((500, {"detail": "RuntimeError: setup"}), UpstreamError),
     ],
 )
-async def test_a_refused_call_has_not_run(reply: Reply, error: type[Exception]) -> None:
+async def test_a_refused_call_is_not_reported_as_possibly_run(reply: Reply, error: type[Exception]) -> None:
     async with serving(Scripted(call=[reply])) as (upstream, session, _):
         with pytest.raises(error) as caught:
             await act(upstream, session)
@@ -277,7 +282,7 @@ async def test_a_refused_call_has_not_run(reply: Reply, error: type[Exception]) 
         ({"error": "'x' is not a valid tool", "reason": "input_validation"}, "input_validation"),
     ],
 )
-async def test_a_reason_that_is_left_out_is_told_by_the_words(refusal: dict[str, Any], reason: str) -> None:
+async def test_a_missing_reason_is_derived_from_the_message(refusal: dict[str, Any], reason: str) -> None:
     end = b"event: end\ndata: " + json.dumps({"ok": False} | refusal).encode() + b"\n\n"
 
     async with serving(Scripted(call=[STREAM + TASK + end])) as (upstream, session, _):
@@ -308,7 +313,7 @@ async def test_sessions_are_pinged_until_they_are_closed() -> None:
         assert script.asked("/ping")[0].headers["x-session-id"] == "5e5510"
 
 
-async def test_a_session_that_nobody_uses_is_left_to_end() -> None:
+async def test_an_idle_session_is_not_pinged() -> None:
     script = Scripted()
     idle = replace(MATH, timeouts=Timeouts(idle_s=0.01))
     async with serving(script, ping_s=0.1) as (upstream, session, _):
@@ -332,7 +337,7 @@ async def test_splits_may_be_plain_names() -> None:
     ]
 
 
-async def test_a_busy_server_that_is_silent_is_alive() -> None:
+async def test_a_silent_server_with_a_running_call_counts_as_alive() -> None:
     class Blocked(Scripted):
         async def __call__(self, connection: Connection) -> None:
             request = await connection.request()
@@ -354,7 +359,7 @@ async def test_a_busy_server_that_is_silent_is_alive() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
-def test_a_stream_is_read_however_it_is_cut(step: int) -> None:
+def test_a_stream_is_read_in_pieces_of_any_size(step: int) -> None:
     stream = "event: a\r\ndata:  two\r\ndata:\r\ndata:é\r\n\r\n: c\r\n\r\ndata: nameless\n\nevent:b\n\n".encode()
     reader = sse.Reader(max_bytes=100)
 
@@ -363,7 +368,7 @@ def test_a_stream_is_read_however_it_is_cut(step: int) -> None:
     assert events == [("a", " two\n\né"), ("b", "")]
 
 
-def test_a_line_or_an_event_without_end_is_refused() -> None:
+def test_a_line_or_an_event_beyond_the_limit_is_refused() -> None:
     with pytest.raises(UpstreamError, match="line"):
         list(sse.Reader(max_bytes=10).feed(b"x" * 11))
     with pytest.raises(UpstreamError, match="event"):

@@ -1,4 +1,4 @@
-"""One replica asks another over real HTTP: its answers, its errors, its bounds, and where it is."""
+"""Requests between replicas over real HTTP: answers, errors, limits, and addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def peers() -> AsyncIterator[ReplicaClient]:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_replica_is_asked_in_full_and_its_answer_comes_back(peers: ReplicaClient) -> None:
+async def test_a_request_reaches_the_other_replica_completely_and_its_answer_returns(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         answer = await peers.ask(holder.url + "/", "take_over", SESSION, b"\x00\xff{}", within_s=7)
 
@@ -40,7 +40,7 @@ async def test_a_replica_is_asked_in_full_and_its_answer_comes_back(peers: Repli
     assert peers.me == "http://127.0.0.1:1"
 
 
-async def test_messages_of_many_megabytes_and_of_none_come_unchanged(peers: ReplicaClient) -> None:
+async def test_large_and_empty_messages_arrive_unchanged(peers: ReplicaClient) -> None:
     big = bytes(range(256)) * 2**16
 
     async def echo(message: bytes) -> bytes:
@@ -51,14 +51,16 @@ async def test_messages_of_many_megabytes_and_of_none_come_unchanged(peers: Repl
         assert await ask(peers, holder.url, b"") == b""
 
 
-async def test_many_ask_at_once_and_each_gets_its_own_answer(peers: ReplicaClient) -> None:
+async def test_many_concurrent_requests_each_get_their_own_answer(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         answers = await asyncio.gather(*(ask(peers, holder.url, b"%d" % n) for n in range(200)))
 
     assert answers == [b"answer to %d" % n for n in range(200)]
 
 
-async def test_a_proxy_for_the_world_outside_is_none_for_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_in_the_environment_variables_is_not_used_between_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     peers = ReplicaClient("", SECRET)
@@ -94,7 +96,7 @@ def made(kind: type[GatewayError]) -> GatewayError:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_failed_at_the_other_replica_fails_here_as_the_same(
+async def test_an_error_of_the_other_replica_is_raised_here_as_the_same_error(
     kind: type[GatewayError], peers: ReplicaClient
 ) -> None:
     there = made(kind)
@@ -108,7 +110,7 @@ async def test_what_failed_at_the_other_replica_fails_here_as_the_same(
     assert vars(caught.value) == vars(there)
 
 
-async def test_nothing_was_sent_to_the_worker_if_the_holder_says_so(peers: ReplicaClient) -> None:
+async def test_the_report_of_the_holder_that_nothing_was_sent_is_kept(peers: ReplicaClient) -> None:
     async with replica(failing(UpstreamGone("no connection", sent=False))) as holder:
         with pytest.raises(UpstreamGone) as caught:
             await ask(peers, holder.url)
@@ -116,7 +118,7 @@ async def test_nothing_was_sent_to_the_worker_if_the_holder_says_so(peers: Repli
     assert not caught.value.sent
 
 
-async def test_an_error_that_an_adapter_refined_for_itself_is_its_ancestor_here(peers: ReplicaClient) -> None:
+async def test_an_adapter_s_own_subclass_of_an_error_arrives_as_its_ancestor(peers: ReplicaClient) -> None:
     class Refined(errors.SessionClosed):
         pass
 
@@ -128,7 +130,7 @@ async def test_an_error_that_an_adapter_refined_for_itself_is_its_ancestor_here(
     assert caught.value.reason == "expired"
 
 
-async def test_a_bug_at_the_other_replica_is_in_its_log_and_not_in_its_answer(
+async def test_an_internal_error_of_the_other_replica_is_in_its_log_but_not_in_its_answer(
     peers: ReplicaClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     for bug in (RuntimeError("the secret"), TimeoutError("the secret")):
@@ -157,16 +159,16 @@ async def test_a_bug_at_the_other_replica_is_in_its_log_and_not_in_its_answer(
         b"[" * 100_000,
     ],
 )
-def test_an_error_that_cant_be_read_is_none(body: bytes) -> None:
+def test_reading_a_malformed_error_returns_none(body: bytes) -> None:
     assert read_error(body) is None
 
 
-def test_an_error_says_in_its_answer_what_its_class_tells() -> None:
+def test_the_answer_of_an_error_contains_the_fields_of_its_class() -> None:
     assert told(UpstreamGone("lost", sent=False)) == {"code": "upstream_gone", "detail": "lost", "sent": False}
     assert told(InvalidRequest("bad")) == {"code": "invalid_request", "detail": "bad"}
 
 
-async def test_what_takes_longer_than_it_may_is_ended_there(peers: ReplicaClient) -> None:
+async def test_work_beyond_its_deadline_is_cancelled_at_the_other_replica(peers: ReplicaClient) -> None:
     ended = asyncio.Event()
 
     async def hang(message: bytes) -> bytes:
@@ -184,7 +186,7 @@ async def test_what_takes_longer_than_it_may_is_ended_there(peers: ReplicaClient
 
 
 @pytest.mark.parametrize("within_s", [0.0, -1.0, float("nan")])
-async def test_nobody_is_asked_when_no_time_is_left(within_s: float, peers: ReplicaClient) -> None:
+async def test_no_request_is_sent_when_no_time_is_left(within_s: float, peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         with pytest.raises(UpstreamTimeout):
             await ask(peers, holder.url, within_s=within_s)
@@ -195,7 +197,7 @@ async def test_nobody_is_asked_when_no_time_is_left(within_s: float, peers: Repl
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_that_is_too_large_is_refused_here_and_there(peers: ReplicaClient) -> None:
+async def test_a_message_that_is_too_large_is_refused_by_sender_and_receiver(peers: ReplicaClient) -> None:
     small = ReplicaClient("", SECRET, max_body_bytes=100)
     async with replica(Holder(), max_body_bytes=1000) as holder:
         with pytest.raises(InvalidRequest, match="100 bytes"):
@@ -208,7 +210,7 @@ async def test_a_message_that_is_too_large_is_refused_here_and_there(peers: Repl
     await small.aclose()
 
 
-async def test_an_answer_that_is_too_large_is_an_error_here_and_there(peers: ReplicaClient) -> None:
+async def test_an_answer_that_is_too_large_is_an_error_at_sender_and_receiver(peers: ReplicaClient) -> None:
     small = ReplicaClient("", SECRET, max_body_bytes=100)
     async with replica(Holder(), max_body_bytes=1000) as holder:
         with pytest.raises(UpstreamError, match="answer exceeds 100 bytes"):
@@ -218,7 +220,7 @@ async def test_an_answer_that_is_too_large_is_an_error_here_and_there(peers: Rep
     await small.aclose()
 
 
-# -- where others reach this one --------------------------------------------------------------------------------------
+# -- the address for other replicas-----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,12 +235,12 @@ async def test_an_answer_that_is_too_large_is_an_error_here_and_there(peers: Rep
         ("gateway-1.internal", "http://gateway-1.internal:8080"),
     ],
 )
-def test_others_reach_a_gateway_where_it_listens(host: str, url: str) -> None:
+def test_the_default_url_of_a_gateway_is_the_address_where_it_listens(host: str, url: str) -> None:
     assert default_peer_url(host, 8080) == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_a_gateway_that_listens_everywhere_is_reached_at_an_address_of_its_machine(host: str) -> None:
+def test_the_default_url_of_a_gateway_that_listens_everywhere_is_an_address_of_its_machine(host: str) -> None:
     family = socket.AF_INET6 if ":" in host and socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server((host if family is socket.AF_INET6 else "", 0), family=family) as listener:
         url = httpx.URL(default_peer_url(host, listener.getsockname()[1]))

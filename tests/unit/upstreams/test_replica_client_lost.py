@@ -1,4 +1,4 @@
-"""Replicas that are not believed, and replicas that are lost before, while or after they are asked."""
+"""Authentication between replicas, and replicas that are lost before, during or after a request."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ async def peers() -> AsyncIterator[ReplicaClient]:
     await made.aclose()
 
 
-# -- who is believed --------------------------------------------------------------------------------------------------
+# -- authentication ---------------------------------------------------------------------------------------------------
 
 
 async def recorded(secret: bytes = SECRET, clock: Callable[[], float] = time.time) -> tuple[dict[str, str], bytes]:
-    """The headers and body of a request that a replica makes."""
+    """Return the headers and the body of a request that a replica sends."""
 
     async def drop(connection: Connection) -> None:
         await connection.request()
@@ -58,7 +58,7 @@ async def recorded(secret: bytes = SECRET, clock: Callable[[], float] = time.tim
 
 
 async def refused(method: str, url: str, headers: dict[str, str], body: bytes) -> bool:
-    """Whether a request is answered as an unknown route is."""
+    """Return True if the answer to a request is the answer for an unknown route."""
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
         answer = await client.request(method, url, headers=raw, content=body)
@@ -69,7 +69,7 @@ async def refused(method: str, url: str, headers: dict[str, str], body: bytes) -
     return True
 
 
-async def test_only_what_is_signed_as_it_stands_is_served() -> None:
+async def test_only_a_request_with_a_valid_signature_of_all_its_parts_is_served() -> None:
     headers, body = await recorded()
     async with replica(Holder()) as holder:
         url = f"{holder.url}/peers/v1/act"
@@ -86,12 +86,12 @@ async def test_only_what_is_signed_as_it_stands_is_served() -> None:
             assert await refused("POST", holder.url + path, headers, body), path
         assert holder.asked == []
 
-        assert not await refused("POST", url, headers, body)  # nothing but what was changed was wrong
+        assert not await refused("POST", url, headers, body)  # the unchanged request is valid
         assert len(holder.asked) == 1
 
 
-async def test_a_body_that_is_not_signed_is_not_read_into_memory() -> None:
-    """Else anybody could fill a replica's memory: the head alone must do for the refusal."""
+async def test_the_body_of_an_unsigned_request_is_not_read_into_memory() -> None:
+    """The head alone suffices for the refusal. Otherwise any client could fill a replica's memory."""
     async with replica(Holder()) as holder:
         host, port = holder.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -104,7 +104,7 @@ async def test_a_body_that_is_not_signed_is_not_read_into_memory() -> None:
         writer.close()
 
 
-async def test_a_replica_of_another_secret_is_not_believed_and_does_not_believe(
+async def test_replicas_with_different_secrets_refuse_each_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stranger = ReplicaClient("", b"another secret")
@@ -120,7 +120,9 @@ async def test_a_replica_of_another_secret_is_not_believed_and_does_not_believe(
 
 
 @pytest.mark.parametrize("apart_s", [-SKEW_S - 2, SKEW_S + 2])
-async def test_a_request_counts_for_a_minute(apart_s: float, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_with_a_time_more_than_a_minute_apart_is_refused(
+    apart_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
     peers = ReplicaClient("", SECRET, clock=lambda: 1000.0)
     async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
         with pytest.raises(UpstreamError, match="clocks"):
@@ -132,7 +134,7 @@ async def test_a_request_counts_for_a_minute(apart_s: float, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("apart_s", [-SKEW_S + 2, SKEW_S - 2])
-async def test_clocks_may_differ_a_little(apart_s: float) -> None:
+async def test_clocks_may_differ_by_less_than_a_minute(apart_s: float) -> None:
     peers = ReplicaClient("", SECRET, clock=lambda: 1000.0)
     async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
         assert await ask(peers, holder.url) == b"answer to hello"
@@ -140,7 +142,7 @@ async def test_clocks_may_differ_a_little(apart_s: float) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 502])
-async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: int, peers: ReplicaClient) -> None:
+async def test_another_server_at_the_address_is_not_mistaken_for_a_replica(status: int, peers: ReplicaClient) -> None:
     async def other(scope: Scope, receive: Receive, send: Send) -> None:
         found = b'{"code": "session_not_found", "detail": "x"}'
         await respond(send, status, found, [(b"location", b"/elsewhere"), (b"x-gateway-proof", b"00\xff")])
@@ -152,7 +154,7 @@ async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: 
     assert type(caught.value) is UpstreamError
 
 
-async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: ReplicaClient) -> None:
+async def test_the_answer_to_an_earlier_request_is_not_accepted_for_a_later_request(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder, httpx.AsyncClient(trust_env=False, verify=False) as client:
         headers, body = await recorded()
         earlier = await client.post(f"{holder.url}/peers/v1/act", headers=headers, content=body)
@@ -166,7 +168,7 @@ async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: 
             await ask(peers, url, b"another message")
 
 
-# -- replicas that are lost -------------------------------------------------------------------------------------------
+# -- lost replicas ----------------------------------------------------------------------------------------------------
 
 HOLDER = """
 import asyncio, sys, uvicorn
@@ -192,7 +194,7 @@ asyncio.run(main())
 
 @contextlib.asynccontextmanager
 async def process() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """A replica in a process of its own, and its URL."""
+    """Run a replica in a process of its own, and yield its URL and the process."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLDER, SECRET.decode(), cwd=PROJECT, stdout=asyncio.subprocess.PIPE
     )
@@ -210,9 +212,9 @@ async def line(running: asyncio.subprocess.Process) -> bytes:
         return await running.stdout.readline()
 
 
-async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent(peers: ReplicaClient) -> None:
+async def test_a_request_to_a_holder_that_was_killed_before_was_not_sent(peers: ReplicaClient) -> None:
     async with process() as (url, running):
-        assert await ask(peers, url) == b"hello"  # over a connection that is kept
+        assert await ask(peers, url) == b"hello"  # opens a connection that is kept
         running.send_signal(signal.SIGKILL)
         await running.wait()
 
@@ -223,7 +225,7 @@ async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent
     assert url not in caught.value.detail
 
 
-async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: ReplicaClient) -> None:
+async def test_a_request_to_a_holder_that_is_killed_during_its_work_may_have_run(peers: ReplicaClient) -> None:
     async with process() as (url, running):
         asking = asyncio.create_task(ask(peers, url, b"hang"))
         assert await line(running) == b"begun\n"
@@ -236,7 +238,7 @@ async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: Rep
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "ftp://127.0.0.1", "http://", "http://[::1", "http://no.invalid:1"])
-async def test_an_address_that_is_none_is_a_replica_that_is_not_there(url: str, peers: ReplicaClient) -> None:
+async def test_an_invalid_address_is_treated_as_a_lost_replica(url: str, peers: ReplicaClient) -> None:
     with pytest.raises(UpstreamGone) as caught:
         await ask(peers, url)
 
@@ -257,7 +259,7 @@ async def test_a_broken_request_is_never_sent_again(peers: ReplicaClient) -> Non
         assert len(server.connections) == 1
 
 
-async def test_an_answer_that_breaks_off_is_none(peers: ReplicaClient) -> None:
+async def test_an_incomplete_answer_is_an_error_and_the_request_may_have_run(peers: ReplicaClient) -> None:
     async def half(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
@@ -271,9 +273,7 @@ async def test_an_answer_that_breaks_off_is_none(peers: ReplicaClient) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"])
-async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(
-    said: bytes, peers: ReplicaClient
-) -> None:
+async def test_a_request_to_a_silent_holder_ends_at_its_deadline(said: bytes, peers: ReplicaClient) -> None:
     async def silent(connection: Connection) -> None:
         await connection.request()
         await connection.send(said)
@@ -285,7 +285,7 @@ async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(
         await until(lambda: server.open_connections == 0)
 
 
-async def test_a_holder_that_answers_byte_by_byte_has_no_longer(peers: ReplicaClient) -> None:
+async def test_a_request_to_a_holder_that_answers_byte_by_byte_ends_at_its_deadline(peers: ReplicaClient) -> None:
     async def trickle(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
@@ -300,10 +300,10 @@ async def test_a_holder_that_answers_byte_by_byte_has_no_longer(peers: ReplicaCl
         await until(lambda: server.open_connections == 0)
 
 
-async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_thought_lost(
+async def test_with_too_many_pending_requests_nothing_is_sent_and_no_replica_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a session would be taken from a holder that lives."""
+    """Otherwise another replica would take a session from a holder that is alive."""
     monkeypatch.setattr("gateway.upstreams.transport.MAX_CONNECTIONS", 2)
     peers = ReplicaClient("", SECRET, late_s=0.1)
     may_end = asyncio.Event()
@@ -326,7 +326,7 @@ async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_th
     await peers.aclose()
 
 
-async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(peers: ReplicaClient) -> None:
+async def test_a_cancelled_request_does_not_end_the_work_and_holds_no_connection(peers: ReplicaClient) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
     async def wait(message: bytes) -> bytes:
@@ -347,7 +347,7 @@ async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(p
         assert await ask(peers, holder.url, b"next") == b"next"
 
 
-async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: ReplicaClient) -> None:
+async def test_a_request_may_be_cancelled_at_any_turn_and_the_next_request_is_answered(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         for turns in range(40):
             asking = asyncio.create_task(ask(peers, holder.url))
@@ -360,7 +360,7 @@ async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: Re
             assert await ask(peers, holder.url, b"next") == b"answer to next"
 
 
-async def test_a_replica_that_goes_away_asks_nobody(peers: ReplicaClient) -> None:
+async def test_a_replica_that_shuts_down_sends_no_requests(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         await peers.aclose()
 
@@ -370,7 +370,7 @@ async def test_a_replica_that_goes_away_asks_nobody(peers: ReplicaClient) -> Non
     assert holder.asked == []
 
 
-async def test_a_holder_that_began_anew_does_not_know_the_session(peers: ReplicaClient) -> None:
+async def test_a_restarted_holder_does_not_know_the_session(peers: ReplicaClient) -> None:
     async with replica(failing(SessionNotFound("no such session"))) as holder:
         with pytest.raises(SessionNotFound):
             await ask(peers, holder.url)

@@ -1,4 +1,4 @@
-"""What a session came to whose calls several replicas ran: each tells its share, and who ends it adds them up."""
+"""Totals of a session whose calls ran at several replicas: the replica that ends it adds the recorded shares."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PLAIN = StepResult()
 RAISED = StepResult(error="boom", reason="tool_failed")
 WON = StepResult(reward=1.0, finished=True)
 NEVER_S = 3600.0
-"""Between two writes of what need not be written at once: within a test there is none."""
+"""Seconds between two background writes. No background write happens within a test."""
 
 
 class Puzzle(OrsFacade):
-    """A server in memory that gives its results in turn."""
+    """A server in memory that returns its results in turn."""
 
     def __init__(self, *results: StepResult | Exception, recorder: Recorder | None = None) -> None:
         super().__init__(recorder=recorder)
@@ -51,7 +51,7 @@ class Puzzle(OrsFacade):
 
 
 class Gateway:
-    """An upstream of one replica."""
+    """One replica with its upstream and its recorder."""
 
     def __init__(self, shared: Shared, name: str, *, tick_s: float = NEVER_S) -> None:
         self.view = View(shared, name)
@@ -69,7 +69,7 @@ class Gateway:
         await self.upstream.act(SESSION, ENVIRONMENT, Action(name="x", arguments={"n": self._number}), key=key)
 
     async def ended(self) -> tuple[EpisodeOutcome, float | None]:
-        """How the episode counts if this replica ends it."""
+        """Return the outcome and the reward of the episode if this replica ends it."""
         summary = await self.upstream.tallies.summary(SESSION)
         outcome = outcome_of(CloseReason.DELETED, summary)
         return outcome, reward_of(outcome, summary)
@@ -87,7 +87,7 @@ def shared() -> Shared:
 
 @pytest.fixture
 async def a(shared: Shared) -> AsyncIterator[Gateway]:
-    """The replica that opened the session."""
+    """Yield the replica that opened the session."""
     gateway = Gateway(shared, "a")
     await gateway.open()
     yield gateway
@@ -115,7 +115,7 @@ async def b(shared: Shared) -> AsyncIterator[Gateway]:
         (StepResult(reward=0.0), StepResult(finished=True), (EpisodeOutcome.FINISHED, 0.0)),
     ],
 )
-async def test_any_replica_knows_what_the_episode_came_to(
+async def test_every_replica_computes_the_same_outcome_and_reward(
     a: Gateway,
     b: Gateway,
     first: StepResult,
@@ -135,7 +135,9 @@ async def test_any_replica_knows_what_the_episode_came_to(
     await third.aclose()
 
 
-async def test_a_step_that_changes_nothing_takes_no_trip_and_one_with_a_key_none_of_its_own(a: Gateway) -> None:
+async def test_an_unrewarded_step_needs_no_request_to_the_store_and_a_step_with_a_key_no_additional_one(
+    a: Gateway,
+) -> None:
     await a.play(PLAIN)
     before = list(a.view.trips)
 
@@ -149,7 +151,7 @@ async def test_a_step_that_changes_nothing_takes_no_trip_and_one_with_a_key_none
     assert a.view.trips == [*before, "write", "begin", "write"]
 
 
-async def test_the_number_of_steps_is_told_in_the_background(shared: Shared) -> None:
+async def test_the_number_of_steps_is_written_in_the_background(shared: Shared) -> None:
     a, b = Gateway(shared, "a", tick_s=0.01), Gateway(shared, "b")
     await a.open()
     for _ in range(3):
@@ -164,7 +166,7 @@ async def test_the_number_of_steps_is_told_in_the_background(shared: Shared) -> 
     await b.aclose()
 
 
-async def test_without_the_store_a_sum_is_no_reward(a: Gateway, b: Gateway) -> None:
+async def test_without_the_store_there_is_no_reward(a: Gateway, b: Gateway) -> None:
     await a.play(StepResult(reward=0.25))
     await b.play(WON)
 
@@ -174,7 +176,7 @@ async def test_without_the_store_a_sum_is_no_reward(a: Gateway, b: Gateway) -> N
     assert (outcome, reward) == (EpisodeOutcome.STOPPED, None)
 
 
-async def test_a_store_that_hangs_ends_the_wait_for_the_sum(a: Gateway) -> None:
+async def test_the_wait_for_the_sum_ends_if_the_store_hangs(a: Gateway) -> None:
     await a.play(StepResult(reward=0.25))
 
     a.view.gate.clear()
@@ -194,14 +196,14 @@ async def test_after_a_store_that_did_not_answer_steps_do_not_wait_for_it_again(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-async def test_a_store_that_lost_its_data_lost_the_reward(
+async def test_there_is_no_reward_after_the_store_lost_its_data(
     a: Gateway, b: Gateway, shared: Shared, goes_on: bool
 ) -> None:
     await a.play(StepResult(reward=0.25))
     await b.play(StepResult(reward=0.25))
     shared.lose()
 
-    if goes_on:  # what is told after that is not the whole
+    if goes_on:  # the rewards recorded after the loss are incomplete
         await b.play(WON)
         await a.play(StepResult(reward=0.5))
 
@@ -209,14 +211,14 @@ async def test_a_store_that_lost_its_data_lost_the_reward(
         assert (await one.ended())[1] is None
 
 
-async def test_a_session_whose_opening_no_replica_told_of_has_no_reward(b: Gateway) -> None:
-    """A gateway of an older version opened it, and may have run steps in it."""
+async def test_a_session_whose_opening_was_not_recorded_has_no_reward(b: Gateway) -> None:
+    """A gateway of an older version opened the session and may have run steps in it."""
     await b.play(WON)
 
     assert await b.ended() == (EpisodeOutcome.FINISHED, None)
 
 
-async def test_a_count_that_was_given_up_and_begun_anew_is_not_the_whole(
+async def test_a_count_that_was_dropped_and_restarted_is_incomplete(
     a: Gateway, b: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await b.play(StepResult(reward=0.25))
@@ -228,9 +230,9 @@ async def test_a_count_that_was_given_up_and_begun_anew_is_not_the_whole(
     assert (await a.ended())[1] is None
 
 
-async def test_a_session_that_ended_leaves_no_count(a: Gateway, b: Gateway, shared: Shared) -> None:
+async def test_an_ended_session_leaves_no_count_in_the_store(a: Gateway, b: Gateway, shared: Shared) -> None:
     await b.play(StepResult(reward=0.25))
-    await b.play(PLAIN)  # not told yet
+    await b.play(PLAIN)  # not written yet
 
     a.upstream.forget(SESSION)
     await a.recorder.aclose()
@@ -239,7 +241,7 @@ async def test_a_session_that_ended_leaves_no_count(a: Gateway, b: Gateway, shar
     assert shared.tallies(SESSION.id, SESSION.lease) == {}
 
 
-async def test_a_gateway_without_others_takes_no_trip_for_its_counts() -> None:
+async def test_a_single_gateway_counts_without_a_store() -> None:
     puzzle = Puzzle(StepResult(reward=0.25), WON)
     puzzle.tallies.begin(SESSION)
     for number in range(2):

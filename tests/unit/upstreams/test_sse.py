@@ -20,12 +20,12 @@ from gateway.upstreams import sse
         ("error", "é €", "event: error\r\ndata: é €\r\n\r\n".encode()),
     ],
 )
-def test_an_event_is_its_name_and_a_line_for_each_line_of_data(name: str, data: str, wire: bytes) -> None:
+def test_an_event_has_its_name_and_one_data_field_for_each_line(name: str, data: str, wire: bytes) -> None:
     assert sse.event(name, data) == wire
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_no_data_breaks_out_of_its_event(data: str) -> None:
+def test_no_data_can_escape_from_its_event(data: str) -> None:
     head, *lines, last, end = sse.event("error", data).decode().split("\r\n")
 
     assert (head, last, end) == ("event: error", "", "")
@@ -34,11 +34,11 @@ def test_no_data_breaks_out_of_its_event(data: str) -> None:
     assert all("\n" not in line and "\r" not in line for line in lines)
 
 
-def test_half_a_character_in_a_reason_is_no_crash() -> None:
+def test_a_lone_surrogate_in_a_message_causes_no_crash() -> None:
     assert sse.event("error", "half \ud800").startswith(b"event: error\r\ndata: half ")
 
 
-def test_a_stream_is_neither_cached_nor_held_back() -> None:
+def test_a_stream_is_neither_cached_nor_buffered() -> None:
     headers = dict(sse.HEADERS)
 
     assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"

@@ -1,4 +1,4 @@
-"""The hot path to a worker, against real servers whose every byte is written here."""
+"""The HTTP transport to workers, against real servers; the tests write every byte of the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GET = Request(b"GET", b"/hello?a=b%20c", [(b"accept", b"*/*")])
 POST = Request(b"POST", b"/math/call", [(b"x-session-id", b"s")], b'{"name":"echo"}')
 SILENCE_S = 5.0
 READ_BYTES = 2**18
-"""What asyncio reads at once: so much may come on top of what is buffered before reading stops."""
+"""Bytes that asyncio reads at a time. The buffer may exceed its limit by this amount before reading stops."""
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 Serve = Callable[[Script], "contextlib.AbstractAsyncContextManager[RawServer]"]
@@ -34,7 +34,7 @@ Serve = Callable[[Script], "contextlib.AbstractAsyncContextManager[RawServer]"]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path, as a Unix socket needs it."""
+    """Yield a folder with a short path, because the path of a Unix socket is limited."""
     path = Path(tempfile.mkdtemp(prefix="rl-"))
     yield path
     shutil.rmtree(path)
@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(params=["unix", "tcp"])
 def serve(request: pytest.FixtureRequest, folder: Path) -> Serve:
-    """Serve a script on a Unix socket, or on loopback."""
+    """Return a function that serves a script on a Unix socket or on loopback."""
     numbers = iter(range(100))
 
     def start(script: Script) -> RawServer:
@@ -59,7 +59,7 @@ async def relay() -> AsyncIterator[HttpTransport]:
 
 
 def answering(*answers: bytes, then: Callable[[Connection], Awaitable[None]] | None = None) -> Script:
-    """A script that gives one of *answers* for each request of a connection, the last one again and again."""
+    """Return a script that sends *answers* in turn on each connection and repeats the last answer."""
 
     async def script(connection: Connection) -> None:
         for number in range(10_000):
@@ -72,7 +72,7 @@ def answering(*answers: bytes, then: Callable[[Connection], Awaitable[None]] | N
 
 
 async def close(connection: Connection) -> None:
-    """End the connection, as a server does after its answer."""
+    """Close the connection, as a server does after its answer."""
     connection.writer.close()
     raise ConnectionAbortedError
 
@@ -94,19 +94,19 @@ async def ask(
 
 
 def in_use(relay: HttpTransport) -> int:
-    """Connections that requests hold, over all workers; the relay shows it to nobody else."""
+    """Return the number of connections that requests hold, over all workers; it has no public attribute."""
     return sum(len(worker._busy) for worker in relay._workers.values())
 
 
 def idle(relay: HttpTransport) -> int:
-    """Connections that wait for a request."""
+    """Return the number of connections that wait for a request."""
     return sum(len(worker._idle) for worker in relay._workers.values())
 
 
-# -- what is sent and what comes back -------------------------------------------------------------------------------
+# -- requests and answers -------------------------------------------------------------------------------------------
 
 
-async def test_a_request_arrives_as_it_was_asked_for(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_request_arrives_with_its_target_headers_and_body(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, GET)
         await ask(relay, server, POST)
@@ -119,7 +119,7 @@ async def test_a_request_arrives_as_it_was_asked_for(relay: HttpTransport, serve
         assert posted.headers == {"host": host, "x-session-id": "s", "content-length": "15"}
 
 
-async def test_a_post_without_a_body_says_that_it_is_empty(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_post_without_a_body_has_a_content_length_of_zero(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, Request(b"POST", b"/delete"))
 
@@ -129,20 +129,20 @@ async def test_a_post_without_a_body_says_that_it_is_empty(relay: HttpTransport,
 @pytest.mark.parametrize(
     ("answer", "status", "body"),
     [
-        pytest.param(OK, 200, b"ok", id="of a length"),
+        pytest.param(OK, 200, b"ok", id="with a content length"),
         pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 200, b"", id="empty"),
-        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", id="none at all"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", id="no body"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n",
             200,
             b"abcde",
-            id="in chunks",
+            id="in chunks without a trailer",
         ),
         pytest.param(
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-trailer: 1\r\n\r\n",
             200,
             b"a",
-            id="in chunks, with a trailer",
+            id="in chunks with a trailer",
         ),
         pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + OK, 200, b"ok", id="after an interim answer"),
         pytest.param(
@@ -151,11 +151,11 @@ async def test_a_post_without_a_body_says_that_it_is_empty(relay: HttpTransport,
             b"ok",
             id="after two interim answers",
         ),
-        pytest.param(b"HTTP/1.1 503\r\ncontent-length: 2\r\n\r\nno", 503, b"no", id="without a reason"),
-        pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, b"ok", id="of an old server"),
+        pytest.param(b"HTTP/1.1 503\r\ncontent-length: 2\r\n\r\nno", 503, b"no", id="without a reason phrase"),
+        pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, b"ok", id="of an HTTP/1.0 server"),
     ],
 )
-async def test_a_body_is_read_whole_however_it_is_framed(
+async def test_a_body_is_read_completely_with_every_framing(
     relay: HttpTransport, serve: Serve, answer: bytes, status: int, body: bytes
 ) -> None:
     async with serve(answering(answer)) as server:
@@ -163,14 +163,14 @@ async def test_a_body_is_read_whole_however_it_is_framed(
         assert in_use(relay) == 0
 
 
-async def test_a_body_without_framing_ends_with_its_connection(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_body_without_framing_ends_when_its_connection_closes(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", then=close)) as server:
         assert await ask(relay, server) == (200, b"until the end")
         assert await ask(relay, server) == (200, b"until the end")
         assert len(server.connections) == 2
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: HttpTransport, serve: Serve) -> None:
+async def test_an_answer_that_arrives_byte_by_byte_is_read_correctly(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 200 OK\r\nx-a: 1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
 
     async def script(connection: Connection) -> None:
@@ -187,7 +187,7 @@ async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: HttpT
         await exchange.aclose()
 
 
-async def test_headers_come_in_lower_case_without_those_of_the_connection(relay: HttpTransport, serve: Serve) -> None:
+async def test_headers_are_in_lower_case_and_connection_headers_are_removed(relay: HttpTransport, serve: Serve) -> None:
     answer = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n"
         b"X-Twice: 1\r\nX-Twice: 2\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n0\r\n\r\n"
@@ -199,7 +199,7 @@ async def test_headers_come_in_lower_case_without_those_of_the_connection(relay:
         await exchange.aclose()
 
 
-async def test_interim_answers_leave_no_headers(relay: HttpTransport, serve: Serve) -> None:
+async def test_headers_of_interim_answers_are_dropped(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\nlink: early\r\n\r\nHTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n"
     async with serve(answering(answer)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
@@ -208,7 +208,7 @@ async def test_interim_answers_leave_no_headers(relay: HttpTransport, serve: Ser
         await exchange.aclose()
 
 
-async def test_pieces_of_a_body_come_as_they_are_written(relay: HttpTransport, serve: Serve) -> None:
+async def test_pieces_of_a_body_arrive_as_soon_as_they_are_written(relay: HttpTransport, serve: Serve) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -243,10 +243,10 @@ async def test_a_body_beyond_the_limit_is_an_error_and_its_connection_is_not_use
         assert in_use(relay) == 0
 
 
-# -- connections kept -----------------------------------------------------------------------------------------------
+# -- kept connections -----------------------------------------------------------------------------------------------
 
 
-async def test_requests_one_after_the_other_share_a_connection(relay: HttpTransport, serve: Serve) -> None:
+async def test_consecutive_requests_share_a_connection(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         for _ in range(20):
             await ask(relay, server)
@@ -256,7 +256,9 @@ async def test_requests_one_after_the_other_share_a_connection(relay: HttpTransp
         assert (in_use(relay), idle(relay)) == (0, 1)
 
 
-async def test_requests_at_once_have_a_connection_each_and_share_them_later(relay: HttpTransport, serve: Serve) -> None:
+async def test_concurrent_requests_have_a_connection_each_and_later_requests_reuse_them(
+    relay: HttpTransport, serve: Serve
+) -> None:
     arrived = 0
     all_there = asyncio.Event()
 
@@ -279,7 +281,7 @@ async def test_requests_at_once_have_a_connection_each_and_share_them_later(rela
         assert len(server.connections) == 50
 
 
-async def test_more_requests_than_connections_wait_for_one(
+async def test_requests_beyond_the_limit_of_connections_wait_for_a_connection(
     relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
@@ -325,7 +327,7 @@ async def test_a_request_that_gets_no_connection_in_time_has_not_been_sent(
 
 
 def behind(gate: asyncio.Event) -> Callable[[Connection], Awaitable[None]]:
-    """A worker that answers all that it is asked once *gate* is open."""
+    """Return the script of a worker that answers all its requests once *gate* is open."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -336,7 +338,7 @@ def behind(gate: asyncio.Event) -> Callable[[Connection], Awaitable[None]]:
     return script
 
 
-async def test_what_a_burst_left_is_bounded(
+async def test_idle_connections_after_a_burst_are_bounded(
     relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_IDLE", 2)
@@ -353,7 +355,7 @@ async def test_what_a_burst_left_is_bounded(
         await until(lambda: server.open_connections == 2)
 
 
-async def test_a_burst_that_comes_again_finds_its_connections(
+async def test_a_second_burst_reuses_the_connections_of_the_first(
     relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_IDLE", 2)
@@ -363,16 +365,14 @@ async def test_a_burst_that_comes_again_finds_its_connections(
         for number in (1, 2):
             gate.clear()
             asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(10)]
-            await until(lambda wanted=10 * number: len(server.requests) == wanted)  # type: ignore[misc]  # bound now
+            await until(lambda wanted=10 * number: len(server.requests) == wanted)  # type: ignore[misc]  # the default binds the value now
             gate.set()
             await asyncio.gather(*asking)
 
         assert len(server.connections) == 10
 
 
-async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(
-    relay: HttpTransport, serve: Serve
-) -> None:
+async def test_a_connection_belongs_to_one_worker_and_not_to_an_address(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, worker=ONE)
         await ask(relay, server, worker=TWO)
@@ -381,7 +381,7 @@ async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(
         assert [len(connection.requests) for connection in server.connections] == [2, 1]
 
 
-async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_worker_that_moved_is_reached_only_at_its_new_address(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as before, serve(answering(OK)) as after:
         await ask(relay, before)
         await ask(relay, after)
@@ -390,18 +390,18 @@ async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: Htt
         assert (len(before.requests), len(after.requests)) == (1, 1)
 
 
-async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: HttpTransport, serve: Serve) -> None:
+async def test_an_idle_connection_that_the_server_closed_is_not_reused(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server)
         server.connections[0].abort()
         await until(lambda: server.open_connections == 0)
-        await asyncio.sleep(0)  # the end of the connection was read
+        await asyncio.sleep(0)  # lets the transport read the end of the connection
 
         assert await ask(relay, server) == (200, b"ok")
         assert len(server.connections) == 2
 
 
-async def test_a_tcp_connection_that_was_idle_for_long_is_not_used() -> None:
+async def test_a_tcp_connection_that_was_idle_for_too_long_is_not_used() -> None:
     async with RawServer(answering(OK)) as server, contextlib.aclosing(HttpTransport(kept_s=0.0)) as relay:
         await ask(relay, server)
         await ask(relay, server)
@@ -418,7 +418,7 @@ async def test_a_tcp_connection_that_was_idle_for_long_is_not_used() -> None:
         b"HTTP/1.1 500 No\r\ncontent-length: 2\r\n\r\nok",
     ],
 )
-async def test_a_connection_that_the_server_does_not_keep_is_not_used_again(
+async def test_a_connection_that_the_server_will_close_is_not_used_again(
     relay: HttpTransport, serve: Serve, answer: bytes
 ) -> None:
     async with serve(answering(answer)) as server:
@@ -428,7 +428,7 @@ async def test_a_connection_that_the_server_does_not_keep_is_not_used_again(
         assert [len(connection.requests) for connection in server.connections] == [1, 1]
 
 
-async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: HttpTransport, serve: Serve) -> None:
+async def test_unsolicited_bytes_are_never_taken_for_an_answer(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server)
         await server.connections[0].send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong")
@@ -442,12 +442,12 @@ async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: 
     "more",
     [
         pytest.param(b"HTTP/1.1 500 No\r\nx-a: 1\r\ncontent-length: 5\r\n\r\nwrong", id="a whole answer"),
-        pytest.param(b"HTTP/1.1 500 No\r\nx-a: 1\r\n", id="a piece of one"),
+        pytest.param(b"HTTP/1.1 500 No\r\nx-a: 1\r\n", id="a part of an answer"),
         pytest.param(b"HTT", id="three bytes"),
         pytest.param(b"nonsense\r\n\r\n", id="nonsense"),
     ],
 )
-async def test_bytes_behind_an_answer_are_no_part_of_it_nor_of_the_next(
+async def test_bytes_after_an_answer_are_not_part_of_it_or_of_the_next_answer(
     relay: HttpTransport, serve: Serve, more: bytes
 ) -> None:
     async with serve(answering(OK + more, OK)) as server:
@@ -461,7 +461,9 @@ async def test_bytes_behind_an_answer_are_no_part_of_it_nor_of_the_next(
         assert [len(connection.requests) for connection in server.connections] == [1, 1]
 
 
-async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: HttpTransport, serve: Serve) -> None:
+async def test_the_connection_of_a_body_that_was_not_read_completely_is_closed(
+    relay: HttpTransport, serve: Serve
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsome")
@@ -479,7 +481,9 @@ async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: H
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_request_to_a_worker_that_accepts_no_connection_was_not_sent(
+    relay: HttpTransport, serve: Serve
+) -> None:
     async with serve(answering(OK)) as server:
         pass
 
@@ -490,7 +494,9 @@ async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: Htt
     assert in_use(relay) == 0
 
 
-async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_request_to_a_worker_that_ends_before_its_answer_may_have_run(
+    relay: HttpTransport, serve: Serve
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
 
@@ -499,7 +505,7 @@ async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: HttpT
             await ask(relay, server)
 
         assert error.value.sent
-        assert len(server.requests) == 1  # and it was not sent again
+        assert len(server.requests) == 1  # the request was not sent again
         assert in_use(relay) == 0
 
 
@@ -511,7 +517,7 @@ async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: HttpT
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
     ],
 )
-async def test_an_answer_that_breaks_off_is_an_error_and_never_a_short_body(
+async def test_an_incomplete_answer_is_an_error_and_never_a_short_body(
     relay: HttpTransport, serve: Serve, piece: bytes
 ) -> None:
     async with serve(answering(piece, then=close)) as server:
@@ -527,7 +533,7 @@ async def test_a_reset_in_a_body_without_framing_is_an_error(relay: HttpTranspor
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\n\r\nhalf")
         socket = connection.writer.get_extra_info("socket")
-        socket.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER of 0 s: closing is a reset
+        socket.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER of 0 s: a close sends a reset
         await may_reset.wait()
         connection.abort()
 
@@ -554,7 +560,9 @@ async def test_a_reset_in_a_body_without_framing_is_an_error(relay: HttpTranspor
         b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_an_error_of_the_worker(relay: HttpTransport, serve: Serve, garbage: bytes) -> None:
+async def test_an_answer_that_is_not_http_is_an_error_of_the_worker(
+    relay: HttpTransport, serve: Serve, garbage: bytes
+) -> None:
     async with serve(answering(garbage)) as server:
         with pytest.raises(UpstreamError) as error:
             await ask(relay, server)
@@ -563,7 +571,7 @@ async def test_what_is_not_http_is_an_error_of_the_worker(relay: HttpTransport, 
         assert (in_use(relay), idle(relay)) == (0, 0)
 
 
-async def test_a_head_without_end_is_an_error(relay: HttpTransport, serve: Serve) -> None:
+async def test_an_endless_head_is_an_error(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\n")
@@ -576,7 +584,7 @@ async def test_a_head_without_end_is_an_error(relay: HttpTransport, serve: Serve
         assert in_use(relay) == 0
 
 
-async def test_a_head_may_be_as_large_as_what_clients_send(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_large_head_within_the_limit_is_read(relay: HttpTransport, serve: Serve) -> None:
     filler = b"x" * (MAX_HEAD_BYTES // 4)
     async with serve(
         answering(b"HTTP/1.1 200 OK\r\nx-filler: " + filler + b"\r\ncontent-length: 2\r\n\r\nok")
@@ -589,7 +597,7 @@ async def test_a_head_may_be_as_large_as_what_clients_send(relay: HttpTransport,
             await exchange.aclose()
 
 
-async def test_a_body_behind_the_last_piece_of_a_head_does_not_count_as_head(
+async def test_a_body_in_the_same_piece_as_the_end_of_the_head_does_not_count_as_head(
     relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "MAX_HEAD_BYTES", 200)
@@ -636,12 +644,14 @@ async def test_silence_within_a_body_is_a_timeout(relay: HttpTransport, serve: S
         assert in_use(relay) == 0
 
 
-async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_worker_that_sends_something_before_each_timeout_is_not_silent(
+    relay: HttpTransport, serve: Serve
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(20):
-            await asyncio.sleep(0.05)  # the pauses are what is tried here: together far more than the silence allowed
+            await asyncio.sleep(0.05)  # under test: the sum of the pauses is far above the allowed silence
             await connection.send(b"1\r\n.\r\n")
         await connection.send(b"0\r\n\r\n")
         await connection.left()
@@ -650,9 +660,9 @@ async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: Ht
         assert await ask(relay, server, silence_s=0.5) == (200, b"." * 20)
 
 
-async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_request_that_the_worker_does_not_read_is_a_timeout(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
-        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can also read
         await asyncio.get_running_loop().create_future()
 
     async with serve(script) as server:
@@ -662,7 +672,7 @@ async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: HttpTra
         assert in_use(relay) == 0
 
 
-async def test_an_early_answer_to_a_large_request_is_heard(relay: HttpTransport, serve: Serve) -> None:
+async def test_an_early_answer_to_a_large_request_is_read(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(b"HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
@@ -677,7 +687,7 @@ async def test_an_early_answer_to_a_large_request_is_heard(relay: HttpTransport,
 # -- back-pressure --------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_stops_makes_the_worker_stop(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_reader_that_pauses_makes_the_worker_pause(relay: HttpTransport, serve: Serve) -> None:
     written = 0
     total = 64 * 2**20
     piece = b"x" * 2**16
@@ -704,14 +714,16 @@ async def test_a_reader_that_stops_makes_the_worker_stop(relay: HttpTransport, s
             assert len(chunk) <= HIGH_WATER_BYTES + READ_BYTES
         await exchange.aclose()
 
-        # Beyond our buffer there are only those of the kernel and of the writer.
+        # Beyond the transport's buffer there are only the buffers of the kernel and of the writer.
         assert buffered <= HIGH_WATER_BYTES + READ_BYTES
         assert stopped_at < total / 4
         assert written == total
         assert in_use(relay) == 0
 
 
-async def test_a_reader_that_stops_for_long_is_not_the_worker_s_silence(relay: HttpTransport, serve: Serve) -> None:
+async def test_a_long_pause_of_the_reader_is_not_mistaken_for_silence_of_the_worker(
+    relay: HttpTransport, serve: Serve
+) -> None:
     total = 32 * 2**20
 
     async def script(connection: Connection) -> None:
@@ -724,7 +736,7 @@ async def test_a_reader_that_stops_for_long_is_not_the_worker_s_silence(relay: H
         pieces = exchange.chunks()
         size = len(await anext(pieces))
         await until(lambda: _buffered(exchange) > HIGH_WATER_BYTES)
-        await asyncio.sleep(0.5)  # the pause is what is tried here: longer than the silence allowed
+        await asyncio.sleep(0.5)  # under test: the pause is longer than the allowed silence
 
         async for piece in pieces:
             size += len(piece)
@@ -739,7 +751,7 @@ def _buffered(exchange: RelayExchange) -> int:
 
 
 async def _settled(value: Callable[[], int]) -> None:
-    """Return when *value* does not change any more."""
+    """Wait until *value* no longer changes."""
     last = -1
     for _ in range(1000):
         if value() == last:
@@ -766,7 +778,7 @@ async def _asking(
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: HttpTransport, serve: Serve) -> None:
+async def test_forgetting_a_worker_interrupts_its_calls_immediately(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
@@ -792,7 +804,7 @@ async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: HttpTrans
         assert relay._workers == {}
 
 
-async def test_forgetting_a_worker_leaves_others_alone(relay: HttpTransport, serve: Serve) -> None:
+async def test_forgetting_a_worker_does_not_affect_other_workers(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, worker=ONE)
         await ask(relay, server, worker=TWO)
@@ -822,9 +834,7 @@ async def test_a_request_that_waits_for_a_connection_while_its_worker_is_forgott
     assert sorted(outcome.sent for outcome in outcomes if isinstance(outcome, UpstreamGone)) == [False, True]
 
 
-async def test_an_answer_is_read_to_its_end_after_the_relay_kept_nothing_of_a_worker(
-    relay: HttpTransport, serve: Serve
-) -> None:
+async def test_an_exchange_can_be_closed_after_its_worker_was_forgotten(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
         relay.forget(ONE)
@@ -834,7 +844,7 @@ async def test_an_answer_is_read_to_its_end_after_the_relay_kept_nothing_of_a_wo
         assert in_use(relay) == 0
 
 
-async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: HttpTransport, folder: Path) -> None:
+async def test_requests_to_a_lost_worker_leave_nothing_behind(relay: HttpTransport, folder: Path) -> None:
     for number in range(10):
         worker = WorkerId(f"w{number}")
         with pytest.raises(UpstreamGone):
@@ -843,7 +853,7 @@ async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: Htt
     assert len(relay._workers) == 0
 
 
-# -- cancelled ------------------------------------------------------------------------------------------------------
+# -- cancellation ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 1))
@@ -871,7 +881,7 @@ async def test_a_request_that_is_cancelled_at_any_turn_holds_no_connection(
         await until(lambda: server.open_connections == idle(relay))
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_for_room_leaves_the_room(
+async def test_a_request_that_is_cancelled_while_it_waits_for_a_connection_frees_its_place(
     relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
@@ -893,7 +903,7 @@ async def test_a_request_that_is_cancelled_while_the_worker_does_not_read_it_hol
     relay: HttpTransport, serve: Serve
 ) -> None:
     async def script(connection: Connection) -> None:
-        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can also read
         await asyncio.get_running_loop().create_future()
 
     async with serve(script) as server:
@@ -906,7 +916,7 @@ async def test_a_request_that_is_cancelled_while_the_worker_does_not_read_it_hol
         assert in_use(relay) == 0
 
 
-async def test_closing_the_relay_breaks_everything_off(serve: Serve) -> None:
+async def test_closing_the_relay_interrupts_all_calls(serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.left()

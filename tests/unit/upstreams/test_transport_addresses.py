@@ -1,4 +1,4 @@
-"""Where workers are: addresses taken apart, and the relay at each kind of them, with real servers."""
+"""Parsing of worker addresses, and requests to each kind of address with real servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def ask(relay: HttpTransport, address: str, request: Request = GET) -> byt
 
 @contextlib.asynccontextmanager
 async def serving(host: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[Connection]]]:
-    """A server on *host*: its port, and its connections."""
+    """Run a server on *host*, and yield its port and its connections."""
     connections: list[Connection] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +97,7 @@ async def serving(host: str, *, tls: ssl.SSLContext | None = None) -> AsyncItera
         ),
     ],
 )
-def test_an_address_is_taken_apart(text: str, address: Address, authority: str) -> None:
+def test_an_address_is_parsed(text: str, address: Address, authority: str) -> None:
     assert parse_address(text) == address
     assert parse_address(text).authority == authority
 
@@ -130,7 +130,7 @@ def test_an_address_is_taken_apart(text: str, address: Address, authority: str) 
         "http://[::1",
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_address(text)
 
@@ -142,13 +142,15 @@ def test_a_secret_in_a_url_is_not_repeated_in_its_refusal() -> None:
     assert "s3cret" not in str(error.value)
 
 
-def test_urls_for_other_clients_are_made_of_an_address() -> None:
+def test_an_address_yields_urls_for_other_clients() -> None:
     assert parse_address("http://envs.example:8000/a/").url("/ws?x=1", scheme="ws") == "ws://envs.example:8000/a/ws?x=1"
     assert parse_address("https://envs.example").url("/ws", scheme="ws") == "wss://envs.example/ws"
     assert parse_address("unix:/run/server.sock").url("/health") == "http://localhost/health"
 
 
-async def test_the_prefix_of_a_url_stands_before_the_path_and_its_host_in_the_request(relay: HttpTransport) -> None:
+async def test_the_path_of_a_url_becomes_the_prefix_of_the_target_and_its_host_the_host_header(
+    relay: HttpTransport,
+) -> None:
     async with serving("127.0.0.1") as (port, connections):
         assert await ask(relay, f"http://localhost:{port}/envs/math/") == b"ok"
 
@@ -165,7 +167,7 @@ async def test_a_url_without_a_path_has_no_prefix(relay: HttpTransport) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://[::1]:{port}/x", "tcp:[::1]:{port}"])
-async def test_an_address_of_the_new_kind_is_reached(relay: HttpTransport, address: str) -> None:
+async def test_an_ipv6_address_is_reached(relay: HttpTransport, address: str) -> None:
     if not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     async with serving("::1") as (port, connections):
@@ -184,7 +186,7 @@ def _has_ipv6() -> bool:
 
 @pytest.fixture
 def certificate(folder: Path) -> Path:
-    """A key and a certificate for ``localhost`` that signs itself, in one file."""
+    """A file with a private key and a self-signed certificate for ``localhost``."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
@@ -212,7 +214,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
 
 @pytest.fixture
 def system_trust(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The certificate is among those that the system trusts, which is asked for once."""
+    """Add the certificate to the system's trusted certificates, and clear the cached TLS context."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     module._tls.cache_clear()
     yield
@@ -229,7 +231,7 @@ async def test_a_url_with_tls_is_reached_if_the_system_trusts_it(relay: HttpTran
         assert connections[0].requests[0].headers == {"host": f"localhost:{port}"}
 
 
-async def test_a_certificate_that_nobody_trusts_is_an_error_and_nothing_was_sent(
+async def test_an_untrusted_certificate_is_an_error_and_nothing_was_sent(
     relay: HttpTransport, tls: ssl.SSLContext
 ) -> None:
     async with serving("127.0.0.1", tls=tls) as (port, connections):
@@ -240,7 +242,7 @@ async def test_a_certificate_that_nobody_trusts_is_an_error_and_nothing_was_sent
         assert [connection.requests for connection in connections] == []
 
 
-async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: HttpTransport) -> None:
+async def test_an_invalid_address_can_t_be_reached_and_leaves_nothing_behind(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="no address") as error:
         await ask(relay, "carrier-pigeon:7")
 
@@ -248,7 +250,7 @@ async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: Htt
     assert relay._workers == {}
 
 
-async def test_a_name_that_nobody_knows_can_t_be_reached(relay: HttpTransport) -> None:
+async def test_an_unknown_host_name_can_t_be_reached(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="no connection") as error:
         await ask(relay, "http://nowhere.invalid")
 
@@ -256,7 +258,7 @@ async def test_a_name_that_nobody_knows_can_t_be_reached(relay: HttpTransport) -
     assert relay._workers == {}
 
 
-async def test_of_connections_that_rest_only_those_to_a_server_of_ours_are_used_again_for_ever(folder: Path) -> None:
+async def test_idle_connections_are_reused_without_a_time_limit_only_to_the_gateway_s_own_servers(folder: Path) -> None:
     async with (
         contextlib.aclosing(HttpTransport(kept_s=0.0)) as relay,
         RawServer(answers, path=folder / "worker.sock") as own,

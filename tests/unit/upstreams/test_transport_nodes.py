@@ -1,4 +1,4 @@
-"""Workers on other machines: the relay and OpenEnv's sockets by way of their node, with real TLS on loopback."""
+"""Requests and OpenEnv sockets to workers on other machines through their node, with real TLS on loopback."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def test_an_address_on_a_node_names_node_worker_and_socket(
         "node:n 1/w1/worker.sock",
     ],
 )
-def test_what_is_no_address_on_a_node_is_refused(text: str) -> None:
+def test_an_invalid_address_on_a_node_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no address"):
         parse_address(text)
 
 
-async def test_a_worker_on_a_node_is_asked_and_its_connection_kept(
+async def test_a_worker_on_a_node_is_reached_and_its_connection_is_kept(
     relay: HttpTransport, node: FakeNode, folder: Path
 ) -> None:
     async with RawServer(answers, path=folder / "w1" / "worker.sock") as worker:
@@ -125,7 +125,7 @@ async def test_a_worker_on_a_node_is_asked_and_its_connection_kept(
     assert node.lines == [b"EG1 w1/worker.sock\n"]
 
 
-async def test_in_the_steady_state_nothing_stands_between_the_connection_and_its_transport(
+async def test_after_the_dial_the_connection_uses_its_transport_directly(
     nodes: Nodes, node: FakeNode, folder: Path
 ) -> None:
     async with RawServer(answers, path=folder / "w1" / "worker.sock"):
@@ -137,17 +137,17 @@ async def test_in_the_steady_state_nothing_stands_between_the_connection_and_its
         made.abort()
 
 
-async def test_large_bodies_pass_whole(relay: HttpTransport, folder: Path) -> None:
+async def test_large_bodies_pass_completely(relay: HttpTransport, folder: Path) -> None:
     async def echo(connection: Connection) -> None:
         request = await connection.request()
         await connection.answer(request.body)
 
-    body = bytes(range(256)) * 2**14  # 4 MiB, more than all buffers on the way
+    body = bytes(range(256)) * 2**14  # 4 MiB, more than all buffers on the path can hold
     async with RawServer(echo, path=folder / "w1" / "worker.sock"):
         assert await ask(relay, request=Request(b"POST", b"/call", body=body)) == body
 
 
-async def test_many_calls_at_once_each_get_their_own_answer(relay: HttpTransport, folder: Path) -> None:
+async def test_many_concurrent_calls_each_get_their_own_answer(relay: HttpTransport, folder: Path) -> None:
     async def echo(connection: Connection) -> None:
         while True:
             request = await connection.request()
@@ -159,21 +159,21 @@ async def test_many_calls_at_once_each_get_their_own_answer(relay: HttpTransport
         assert await asyncio.gather(*(ask(relay, request=Request(b"POST", b"/", body=one)) for one in bodies)) == bodies
 
 
-async def test_a_worker_that_is_not_there_is_gone_and_nothing_was_sent(relay: HttpTransport) -> None:
+async def test_a_missing_worker_is_reported_as_gone_and_nothing_was_sent(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match=r"has no worker\.sock") as caught:
         await ask(relay)
 
     assert not caught.value.sent
 
 
-async def test_a_node_that_nobody_knows_is_gone_at_once(relay: HttpTransport) -> None:
+async def test_an_unknown_node_is_reported_as_gone_immediately(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="node n9 is not there") as caught:
         await ask(relay, node_address("n9", "w1", "worker.sock"))
 
     assert not caught.value.sent
 
 
-async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: HttpTransport, nodes: Nodes) -> None:
+async def test_a_call_waits_for_an_expected_node_until_the_node_is_lost(relay: HttpTransport, nodes: Nodes) -> None:
     nodes.expect(NodeId("n9"))
     asked = asyncio.ensure_future(ask(relay, node_address("n9", "w1", "worker.sock")))
     for _ in range(100):
@@ -187,14 +187,14 @@ async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: Htt
     assert not caught.value.sent
 
 
-async def test_a_gateway_without_nodes_says_so() -> None:
+async def test_the_error_of_a_gateway_without_nodes_states_that_it_has_no_nodes() -> None:
     relay = HttpTransport()
 
     with pytest.raises(UpstreamGone, match="has no nodes"):
         await ask(relay)
 
 
-async def test_a_node_whose_process_is_replaced_is_waited_for(
+async def test_a_call_waits_for_a_node_whose_process_is_being_replaced(
     relay: HttpTransport, nodes: Nodes, node: FakeNode, folder: Path
 ) -> None:
     node.refusal = "this node's process ends"
@@ -208,9 +208,7 @@ async def test_a_node_whose_process_is_replaced_is_waited_for(
         assert await asked == b"ok"
 
 
-async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(
-    relay: HttpTransport, nodes: Nodes, node: FakeNode
-) -> None:
+async def test_a_call_to_a_lost_node_fails_and_was_not_sent(relay: HttpTransport, nodes: Nodes, node: FakeNode) -> None:
     await node.aclose()
 
     with pytest.raises(UpstreamGone) as caught:
@@ -222,7 +220,7 @@ async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(
     assert view.state is NodeState.LOST
 
 
-async def test_a_connection_that_breaks_in_mid_call_is_an_error_and_is_not_tried_again(
+async def test_a_connection_that_breaks_during_a_call_is_an_error_and_the_call_is_not_retried(
     relay: HttpTransport, node: FakeNode, folder: Path
 ) -> None:
     reached = asyncio.Event()
@@ -279,12 +277,12 @@ async def test_an_openenv_socket_opens_on_a_node_and_closes(nodes: Nodes, folder
         await until(lambda: not server.connections)
 
 
-async def test_where_nobody_listens_on_a_node_the_server_is_known_to_be_gone(nodes: Nodes) -> None:
+async def test_a_socket_without_a_listener_on_a_node_is_reported_as_not_listening(nodes: Nodes) -> None:
     with pytest.raises(NotListening):
         await WebSocketPool(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
 
 
-async def test_a_node_that_is_away_does_not_mean_that_the_server_is_gone(nodes: Nodes, node: FakeNode) -> None:
+async def test_an_unreachable_node_does_not_mean_that_its_server_is_gone(nodes: Nodes, node: FakeNode) -> None:
     await node.aclose()
 
     with pytest.raises(UpstreamGone) as caught:

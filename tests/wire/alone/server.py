@@ -1,4 +1,4 @@
-"""The test environments in one environment server without a gateway, as an author runs them."""
+"""The test environments in one environment server without a gateway, as a task author runs them."""
 
 import importlib.util
 from pathlib import Path
@@ -10,7 +10,7 @@ ENVIRONMENTS = Path(__file__).parent.parent / "environments"
 
 
 def load(name: str) -> Any:
-    """Import ``environments/<name>/server.py`` under a name of its own: all are called ``server``."""
+    """Import ``environments/<name>/server.py`` under its own module name, because all files are called ``server``."""
     spec = importlib.util.spec_from_file_location(f"{name}_server", ENVIRONMENTS / name / "server.py")
     assert spec is not None
     assert spec.loader is not None

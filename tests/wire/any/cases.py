@@ -1,4 +1,4 @@
-"""The images of ``tests/foreign`` as a trainer sees them: what is asked, how an episode is won, and how it is lost."""
+"""The images of ``tests/foreign`` as a trainer sees them: their prompts, and how an episode is won and lost."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """One action in the spellings that the three protocols have."""
+    """One action in the forms of the three protocols."""
 
     tool: str
     arguments: Mapping[str, Any]
     text: str = ""
-    """As a model writes it; empty: it can only be said as a tool call."""
+    """The action as a model writes it. Empty: the action is possible only as a tool call."""
     is_plain: bool = False
-    """Whether OpenEnv's clients say the arguments alone."""
+    """Whether OpenEnv's clients send only the arguments."""
 
 
 Agent = Callable[[Sequence[str]], Act]
-"""From what was seen so far, the prompt first, to the next action."""
+"""Maps the texts seen so far, the prompt first, to the next action."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An environment, on an image or a process that knows nothing of the gateway."""
+    """An environment, on an image or a process that is independent of the gateway."""
 
     environment: str
     tasks: int
-    """In ``train``."""
+    """The number of tasks in ``train``."""
     asked: str
-    """Stands in the prompt of the first of them."""
+    """A part of the first task's prompt."""
     tools: frozenset[str]
     right: Agent
     """Ends the episode with a reward of 1.0."""
     wrong: Agent
-    """Ends it with less."""
+    """Ends the episode with a smaller reward."""
     turns: int = 8
     own: Sequence[str] = ("openenv-0.10.0", "openenv-0.2.0")
     """The clients of the image's own protocol."""
     port: int = 8000
     is_local: bool = True
-    """Whether what it needs to run without an engine is made by scripts/openenv-clients."""
+    """Whether scripts/openenv-clients installs everything that the environment needs to run without an engine."""
 
     @property
     def image(self) -> str:
-        """The folder of its image in ``tests/foreign``."""
+        """The folder of the environment's image in ``tests/foreign``."""
         return self.environment.removesuffix("-guess")
 
 
@@ -57,13 +57,13 @@ def count_up(seen: Sequence[str]) -> Act:
 
 
 def give_up(seen: Sequence[str]) -> Act:
-    """Increase it once, then stop."""
+    """Increase the counter once, then stop."""
     op = "inc" if len(seen) == 1 else "stop"
     return Act(tool="step", arguments={"op": op}, text=op, is_plain=True)
 
 
 def finish(word: str) -> Agent:
-    """Try another tool, then answer with *word*."""
+    """Return an agent that tries another tool and then answers with *word*."""
 
     def agent(seen: Sequence[str]) -> Act:
         if len(seen) == 1:
@@ -74,7 +74,7 @@ def finish(word: str) -> Agent:
 
 
 def answer(word: str) -> Agent:
-    """Ask for a secret that nobody gave, then answer with *word*."""
+    """Return an agent that asks for a missing secret and then answers with *word*."""
 
     def agent(seen: Sequence[str]) -> Act:
         if len(seen) == 1:
@@ -85,7 +85,7 @@ def answer(word: str) -> Agent:
 
 
 def halve(seen: Sequence[str]) -> Act:
-    """Guess a number by halving."""
+    """Guess a number by bisection."""
     low, high = 1, 100
     for told in seen[1:]:
         found = re.search(r"(higher|lower) than (\d+)", told)
@@ -95,7 +95,7 @@ def halve(seen: Sequence[str]) -> Act:
 
 
 def stop(seen: Sequence[str]) -> Act:
-    """Write what cannot be understood, then give up."""
+    """Write a text without an action, then give up."""
     return _said("I do not know." if len(seen) == 1 else "Think: no.\nAct: stop")
 
 

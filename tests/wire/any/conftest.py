@@ -1,4 +1,4 @@
-"""Fixtures of the tests with servers that know nothing of the gateway."""
+"""Fixtures of the tests with third-party servers."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.wire.any.places import Place, Places
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here use official clients or servers, and on an engine the images of ``tests/foreign``."""
+    """Mark what all tests here need: official clients or servers, and on an engine the images of ``tests/foreign``."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             images = ("third-party-images",) if item.get_closest_marker("docker") else ()
@@ -27,7 +27,7 @@ def places() -> Iterator[Places]:
 
 @pytest.fixture
 async def place(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[Place]:
-    """A running gateway; the test also has to leave no session and no unexpected error behind."""
+    """A running gateway. The test must leave no session and no unexpected error behind."""
     place = places.place(request.param)
     already_logged = len(place.gateway.log)
     yield place

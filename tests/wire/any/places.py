@@ -1,10 +1,10 @@
 """Gateways that serve the images of ``tests/foreign``: on local processes, and on Redis and an engine.
 
-Each is started when the first test asks for it and lives until the test process ends. The images have to be there
-(scripts/foreign-images, scripts/build-images base).
+Each gateway starts for the first test that uses it and lives until the test process ends. The images must exist
+(``scripts/foreign-images``, ``scripts/build-images base``).
 
-A test runs on ``embedded``. It runs on ``stack``, too, where a container or the store can change its outcome: a worker
-that starts, dies or is full, a session that expires. Each image is played there once by a client of each protocol.
+Every test runs on ``embedded``. It also runs on ``stack`` if a container or the store can change its outcome: a worker
+that starts, dies or is full, or a session that expires. A client of each protocol plays each image there once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 CATALOG = PROJECT / "tests" / "foreign" / "catalog"
 EMBEDDED, STACK = "embedded", "stack"
 ONLY_IN_CONTAINERS = frozenset(["openenv-counter-030"])
-"""No venv of the machine has these packages."""
+"""Environments whose packages no venv of the machine has."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Place:
         return self.gateway.url
 
     def openenv(self, environment: str) -> str:
-        """The base URL of an environment for OpenEnv's clients."""
+        """Return the base URL of an environment for OpenEnv's clients."""
         return f"{self.url}/openenv/{environment}"
 
     def open_sockets(self) -> int:
-        """How many sockets the gateway's process has."""
+        """Return the number of sockets of the gateway's process."""
         return sum(_is_socket(entry) for entry in Path(f"/proc/{self.gateway.pid}/fd").iterdir())
 
     async def workers(self, environment: str) -> set[str]:
-        """The ids of the workers of *environment*."""
+        """Return the ids of the workers of *environment*."""
         return {worker["id"] for worker in await self.gateway.workers(environment)}
 
     async def nothing_is_left(self) -> None:
-        """Wait until no session holds a slot, and no container runs that is no worker."""
+        """Wait until no session holds a slot, and every running container belongs to a worker."""
 
         async def check() -> None:
             assert await self.gateway.sessions() == []
@@ -80,9 +80,9 @@ class Places:
         self._undo = contextlib.ExitStack()
 
     def place(self, name: str) -> Place:
-        """Look a gateway up; the first time, start it."""
+        """Return the gateway *name*, and start it at the first use."""
         if name in self._failed:
-            # Once is enough: each try may take a minute.
+            # One failed start is enough: each attempt may take a minute.
             pytest.fail(f"{name} did not start before: {self._failed[name]}")
         if name not in self._places:
             try:
@@ -96,7 +96,7 @@ class Places:
         self._undo.close()
 
     def _started(self, name: str) -> Place:
-        python_of(NEWEST)  # makes the venvs that local processes run in, too
+        python_of(NEWEST)  # also creates the venvs that local processes run in
         if name == EMBEDDED:
             folder = short_folder()
             self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -114,7 +114,7 @@ class Places:
 
 
 class Replica(Gateway):
-    """A gateway that knows whether it runs."""
+    """A gateway that records whether it runs."""
 
     is_running = False
 
@@ -132,13 +132,13 @@ class Replica(Gateway):
 
 
 class Pair:
-    """Gateways A and B on one Redis, before servers that others run (``gateway serve --static``).
+    """Gateways A and B on one Redis, in front of third-party servers (``gateway serve --static``).
 
-    A test may end any of the three: `revive` starts them again for the next test.
+    A test may stop A, B and Redis. `revive` starts them again for the next test.
     """
 
     def __init__(self, servers: Mapping[str, str]) -> None:
-        """Start nothing yet; *servers* maps environments to the URLs of their servers."""
+        """Map environments to the URLs of their *servers*. This starts nothing yet."""
         self._folder = short_folder()
         self.redis = Redis(self._folder)
         shared = {
@@ -153,7 +153,7 @@ class Pair:
         self.a, self.b = (Replica(self._folder / name, shared) for name in "ab")
 
     def revive(self) -> None:
-        """Start what does not run, and return when both gateways are ready."""
+        """Start the stopped parts, and return when both gateways are ready."""
         with contextlib.closing(self.redis.database()) as store:
             try:
                 store.ping()
@@ -165,7 +165,7 @@ class Pair:
         eventually_now(lambda: all_ready(both))
 
     def close(self) -> None:
-        """End all three, and forget what they wrote."""
+        """Stop both gateways and Redis, and delete their files."""
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(Replica.stop, (self.a, self.b)))
         self.redis.stop()
@@ -183,12 +183,12 @@ def all_ready(gateways: Sequence[Gateway]) -> None:
 
 
 def environments() -> Sequence[str]:
-    """The names of all environments of the catalog."""
+    """Return the names of all environments in the catalog."""
     return sorted(path.parent.name for path in CATALOG.glob("*/environment.toml"))
 
 
 def settings(*names: str) -> dict[str, str]:
-    """Settings of a gateway that serves *names* and asks for no key: AReaL's clients know none."""
+    """Return settings for a gateway that serves *names* and requires no key, because AReaL's clients send none."""
     return {
         "GATEWAY_CATALOG_DIR": str(CATALOG),
         "GATEWAY_ENVIRONMENTS": ",".join(names),
@@ -209,7 +209,7 @@ def on_rows(others: str, *rows: Sequence[object]) -> pytest.MarkDecorator:
 
 
 def _marks(place: object) -> list[pytest.MarkDecorator]:
-    """What a test on the gateway *place* needs."""
+    """Return the marks for the requirements of a test on the gateway *place*."""
     return [pytest.mark.docker, pytest.mark.redis] if place == STACK else []
 
 
@@ -220,5 +220,5 @@ def _is_of(container: Any, workers: set[str]) -> bool:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except FileNotFoundError:  # closed since it was listed
+    except FileNotFoundError:  # closed after the listing
         return False

@@ -1,4 +1,4 @@
-"""The official clients of three protocols behind one face: choose the first task, read the prompt, act, see the end."""
+"""The official clients of three protocols behind one interface: open a task, read its prompt, act, see the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wire.sdks import SDKS, names
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of an action."""
+    """The result of an action."""
 
     text: str
     reward: float | None
@@ -33,17 +33,17 @@ class Episode:
 
 @dataclass(frozen=True)
 class Door:
-    """Where one environment is found: at a gateway, or at its own server, which speaks one protocol of the three."""
+    """The addresses of one environment, at a gateway or at its own server. Its own server speaks only one protocol."""
 
     ors: str
     name: str
-    """What it is called in ORS."""
+    """The environment's name in ORS."""
     areal: str
     openenv: str
 
 
 def at_gateway(url: str, environment: str) -> Door:
-    """The door of *environment* at the gateway at *url*."""
+    """Return the door of *environment* at the gateway at *url*."""
     return Door(url, environment, f"{url}/areal/{environment}", f"{url}/openenv/{environment}")
 
 
@@ -53,14 +53,14 @@ class Trainer:
 
     name: str
     check: Callable[[Door, Case], Awaitable[None]]
-    """Look at what is on offer for a case, as far as the protocol shows it."""
+    """Check the offered splits, tasks and tools of a case, as far as the protocol shows them."""
     open: Callable[[Door, bool], AbstractAsyncContextManager[Episode]]
-    """Open the episode of the first task of ``train``; the flag asks by the task itself where it can be given."""
+    """Opens an episode of the first task of ``train``. The flag requests the task object instead of its index."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a trainer got for an episode."""
+    """The total reward of an episode, whether it ended, and its number of turns."""
 
     reward: float
     done: bool
@@ -68,7 +68,7 @@ class Played:
 
 
 async def play(episode: Episode, agent: Agent, *, turns: int) -> Played:
-    """Play until the end, at most *turns* long."""
+    """Play until the end or for *turns* turns."""
     seen, total = [episode.prompt], 0.0
     for turn in range(1, turns + 1):
         last = await episode.act(agent(seen))
@@ -80,7 +80,7 @@ async def play(episode: Episode, agent: Agent, *, turns: int) -> Played:
 
 
 async def plays_both(trainer: Trainer, case: Case, door: Door) -> None:
-    """Look at what is on offer, win an episode, lose another one."""
+    """Check the offer, win an episode, and lose another episode."""
     await trainer.check(door, case)
     async with trainer.open(door, False) as episode:
         assert case.asked in episode.prompt
@@ -97,7 +97,7 @@ async def plays_both(trainer: Trainer, case: Case, door: Door) -> None:
 
 
 def ors_trainer(name: str) -> Trainer:
-    """The client of one of the two packages."""
+    """Return the client of one of the two ORS packages."""
     sdk = SDKS[name]
 
     async def check(door: Door, case: Case) -> None:
@@ -136,7 +136,7 @@ def _text(blocks: Any) -> str:
 
 
 def areal_trainer() -> Trainer:
-    """A client that does as AReaL's workflow does."""
+    """Return a client that behaves like AReaL's workflow."""
 
     async def check(door: Door, case: Case) -> None:
         info = await ArealClient(door.areal).info()
@@ -161,7 +161,7 @@ def areal_trainer() -> Trainer:
         try:
             yield Episode(started["observation"]["content"], act)
         finally:
-            with contextlib.suppress(Failed):  # 404: it is over
+            with contextlib.suppress(Failed):  # 404: the episode is over
                 await client.cancel(id)
 
     return Trainer("areal", check, open)
@@ -171,11 +171,11 @@ def areal_trainer() -> Trainer:
 
 
 def openenv_trainer(version: str, driver_of: Callable[[str], Driver]) -> Trainer:
-    """A client of that release; the oldest one knows typed clients only, and no event loop."""
+    """Return a client of a release. The oldest release has only typed clients, without an event loop."""
     kind, mode = ("typed", "direct") if version == OLDEST else ("generic", "async")
 
     async def check(door: Door, case: Case) -> None:
-        """Its clients see nothing before a reset."""
+        """Check nothing: OpenEnv's clients see nothing before a reset."""
 
     @asynccontextmanager
     async def open(door: Door, by_task: bool) -> AsyncIterator[Episode]:
@@ -196,7 +196,7 @@ def openenv_trainer(version: str, driver_of: Callable[[str], Driver]) -> Trainer
 
 
 def _told(observation: Mapping[str, Any]) -> str:
-    """The text of an observation, or of the tool's result that it is."""
+    """Return the text of an observation, or of the tool result in it."""
     if "text" in observation:
         return str(observation["text"])
     return "\n".join(block["text"] for block in (observation.get("result") or {}).get("content", ()))

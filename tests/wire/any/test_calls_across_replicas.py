@@ -1,7 +1,7 @@
-"""Two replicas on one Redis before an official ORS server, which keeps no keys: each call runs once, whatever dies.
+"""Each call runs once on two replicas that share Redis and an official ORS server, even when a replica or Redis dies.
 
-The server's own count of runs is the judge: its tools write each run into a ledger. It keeps no sum of rewards either:
-the replica that ends an episode adds up what both saw.
+The server keeps no idempotency keys. Its tools write each run into a ledger, and the tests count the runs there. The
+server keeps no sum of rewards either: the replica that ends an episode adds up the rewards that both replicas saw.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JSON, STREAM = "application/json", "text/event-stream"
 
 @dataclass(frozen=True)
 class Replicas:
-    """Gateways A and B, the server behind both, and where its tools note their runs."""
+    """Gateways A and B, the server behind both, and the folder in which its tools record their runs."""
 
     a: Gateway
     b: Gateway
@@ -54,17 +54,17 @@ class Replicas:
         assert response.status_code == 200, response.text
 
     def call(self, gateway: Gateway, tool: str, word: str, *, key: str = "", task_id: str = "") -> httpx.Response:
-        """Call a tool for its answer as one JSON object."""
+        """Call a tool and request its answer as one JSON object."""
         headers = {"Idempotency-Key": key} if key else {}
         body = {"name": tool, "input": {"token": word}} | ({"task_id": task_id} if task_id else {})
         return self.post(gateway, "/probe/call", body, Accept=JSON, **headers)
 
     def play(self, gateway: Gateway, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Call a tool of the agent's."""
+        """Call one of the agent's tools."""
         assert self.post(gateway, "/probe/call", {"name": tool, "input": arguments}, Accept=JSON).status_code == 200
 
     def ended(self, gateway: Gateway) -> str:
-        """End the episode; what the gateway's log says of it."""
+        """End the episode and return the line that the gateway logs about its end."""
         before = len(gateway.log)
         assert self.post(gateway, "/delete").status_code == 200
 
@@ -76,12 +76,12 @@ class Replicas:
         return eventually_now(logged)
 
     def stored_calls(self) -> set[str]:
-        """Return the keys under which the store keeps calls, of all sessions."""
+        """Return the store's keys that hold calls, across all sessions."""
         with contextlib.closing(self.redis.database()) as store:
             return {key for key in store.scan_iter("*") if ":call" in key and ":call_replica:" not in key}
 
     def begun(self, word: str) -> None:
-        """Wait until a tool has begun to run."""
+        """Wait until a tool has started to run."""
 
         def check() -> None:
             assert self.folder.runs(word) == 1
@@ -91,7 +91,7 @@ class Replicas:
 
 @pytest.fixture(scope="module")
 def pair(world: World) -> Iterator[Pair]:
-    """One pair for all tests: each opens an episode of its own in the server."""
+    """One pair of replicas for all tests. Each test opens its own episode in the server."""
     with contextlib.closing(Pair({"probe": world.target("ors-server").url})) as pair:
         yield pair
         assert "\nTraceback" not in pair.a.log + pair.b.log
@@ -99,10 +99,10 @@ def pair(world: World) -> Iterator[Pair]:
 
 @pytest.fixture
 def replicas(pair: Pair, tmp_path: Path) -> Iterator[Replicas]:
-    """An episode of its own for one test, opened at A; the test may end either gateway and the Redis."""
+    """An episode for one test, opened at A. The test may stop either gateway and Redis."""
     pair.revive()
     replicas = Replicas(pair.a, pair.b, pair.redis, Folder(str(tmp_path), Roots(tmp_path)), token())
-    eventually_now(replicas.create)  # a Redis that has just lost its data is filled again first
+    eventually_now(replicas.create)  # a Redis that has just lost its data must be filled again first
     yield replicas
     with contextlib.suppress(httpx.HTTPError):
         replicas.post(replicas.b, "/delete")
@@ -110,13 +110,13 @@ def replicas(pair: Pair, tmp_path: Path) -> Iterator[Replicas]:
 
 @pytest.fixture
 def beside() -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls that last."""
+    """Threads for calls that take long."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
 def counted(response: httpx.Response) -> str:
-    """What the tool said: how often it has noted the token."""
+    """Return the tool's output: the number of times that it has recorded the token."""
     assert response.status_code == 200, response.text
     said = response.json()
     assert said["ok"] is True, said
@@ -125,13 +125,13 @@ def counted(response: httpx.Response) -> str:
 
 
 def left(waits: Future[httpx.Response]) -> None:
-    """A call whose gateway died: it has no answer."""
+    """Assert that a call whose gateway died gets no answer."""
     with pytest.raises(httpx.HTTPError):
         waits.result(scaled(60))
 
 
 def stream(replicas: Replicas, gateway: Gateway, body: dict[str, Any]) -> Outcome:
-    """Call for an event stream, and read it to its end."""
+    """Make a call, request an event stream, and read the stream to its end."""
     with replicas.client(gateway, {"Accept": STREAM}) as http:
         response = http.post("/probe/call", json=body)
     assert response.status_code == 200, response.text
@@ -141,7 +141,9 @@ def stream(replicas: Replicas, gateway: Gateway, body: dict[str, Any]) -> Outcom
 # -- calls with a key -----------------------------------------------------------------------------------------------
 
 
-def test_the_same_key_at_two_replicas_at_once_runs_once(replicas: Replicas, beside: ThreadPoolExecutor) -> None:
+def test_concurrent_calls_with_the_same_key_at_two_replicas_run_once(
+    replicas: Replicas, beside: ThreadPoolExecutor
+) -> None:
     word = token()
     calls = [
         beside.submit(replicas.call, gateway, "hold", word, key=word)
@@ -155,7 +157,7 @@ def test_the_same_key_at_two_replicas_at_once_runs_once(replicas: Replicas, besi
     assert replicas.folder.runs(word) == 1
 
 
-def test_a_key_is_answered_by_any_replica_and_with_another_body_refused(replicas: Replicas) -> None:
+def test_any_replica_answers_a_repeated_key_and_refuses_it_with_another_body(replicas: Replicas) -> None:
     word = token()
     first = replicas.call(replicas.a, "count", word, key=word)
 
@@ -169,7 +171,7 @@ def test_a_key_is_answered_by_any_replica_and_with_another_body_refused(replicas
     assert "another body" in other.text
 
 
-def test_a_call_that_runs_refuses_another_body_at_the_other_replica(
+def test_the_key_of_a_running_call_is_refused_with_another_body_at_the_other_replica(
     replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
@@ -183,7 +185,7 @@ def test_a_call_that_runs_refuses_another_body_at_the_other_replica(
     assert counted(runs.result(scaled(60))) == "1"
 
 
-def test_of_a_replica_that_is_killed_in_mid_call_the_outcome_is_unknown_and_it_never_runs_again(
+def test_a_call_whose_replica_is_killed_has_an_unknown_outcome_and_never_runs_again(
     replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
@@ -205,8 +207,8 @@ def test_of_a_replica_that_is_killed_in_mid_call_the_outcome_is_unknown_and_it_n
     assert counted(replicas.call(replicas.b, "count", fresh, key=fresh)) == "1"  # the session goes on
 
 
-def test_of_a_replica_that_is_killed_after_the_call_the_outcome_is_there(replicas: Replicas) -> None:
-    """By its key, and without one by its ``task_id`` as soon as the store has it."""
+def test_the_outcome_of_a_finished_call_survives_the_death_of_its_replica(replicas: Replicas) -> None:
+    """With a key the outcome is there at once; without a key, by ``task_id`` as soon as the store has it."""
     keyed, plain = token(), token()
     body = {"name": "count", "input": {"token": plain}}
     first = replicas.call(replicas.a, "count", keyed, key=keyed)
@@ -230,7 +232,7 @@ def test_of_a_replica_that_is_killed_after_the_call_the_outcome_is_there(replica
     assert unknown.json() == {"ok": False, "error": "unknown task_id", "reason": "unknown_task_id"}
 
 
-def test_a_replica_that_stops_in_good_order_lets_the_call_end_and_leaves_its_outcome(
+def test_a_replica_that_stops_gracefully_lets_its_call_finish_and_keeps_the_outcome(
     replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
@@ -247,7 +249,7 @@ def test_a_replica_that_stops_in_good_order_lets_the_call_end_and_leaves_its_out
     assert replicas.folder.runs(word) == 1
 
 
-def test_without_the_store_a_call_with_a_key_is_refused_and_one_without_goes_on(replicas: Replicas) -> None:
+def test_without_the_store_a_call_with_a_key_is_refused_and_a_call_without_a_key_runs(replicas: Replicas) -> None:
     word, free = token(), token()
     replicas.redis.stop()
 
@@ -267,10 +269,10 @@ def test_without_the_store_a_call_with_a_key_is_refused_and_one_without_goes_on(
     assert replicas.folder.runs(word) == 1
 
 
-def test_a_store_that_lost_its_data_lets_no_call_run_again(replicas: Replicas, beside: ThreadPoolExecutor) -> None:
+def test_no_call_runs_again_after_the_store_lost_its_data(replicas: Replicas, beside: ThreadPoolExecutor) -> None:
     ran, runs = token(), token()
     assert counted(replicas.call(replicas.a, "count", ran, key=ran)) == "1"
-    assert counted(replicas.call(replicas.b, "count", free := token(), key=free)) == "1"  # it knows the session
+    assert counted(replicas.call(replicas.b, "count", free := token(), key=free)) == "1"  # B now knows the session
     waits = beside.submit(replicas.call, replicas.a, "hold", runs, key=runs)
     replicas.begun(runs)
     replicas.redis.stop()
@@ -293,7 +295,7 @@ def test_a_store_that_lost_its_data_lets_no_call_run_again(replicas: Replicas, b
 # -- calls without a key --------------------------------------------------------------------------------------------
 
 
-def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
+def test_the_other_replica_waits_for_the_outcome_of_a_running_call_by_its_task_id(
     replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
@@ -316,7 +318,7 @@ def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
     task_id = told.result(scaled(60))
 
     def known() -> Future[httpx.Response]:
-        """Ask until the other replica knows the id: then it waits for the outcome."""
+        """Ask until the other replica knows the id. From then on it waits for the outcome."""
         waits = beside.submit(replicas.call, replicas.b, "hold", word, task_id=task_id)
         with contextlib.suppress(TimeoutError):
             assert "unknown_task_id" not in waits.result(0.5).text
@@ -331,7 +333,7 @@ def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
     assert replicas.folder.runs(word) == 1
 
 
-def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
+def test_the_store_drops_the_calls_of_a_session_that_ended(replicas: Replicas) -> None:
     word = token()
     before = replicas.stored_calls()
     assert counted(replicas.call(replicas.a, "count", word, key=word)) == "1"
@@ -345,7 +347,7 @@ def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
     eventually_now(forgotten)
 
 
-# -- what the episode came to ---------------------------------------------------------------------------------------
+# -- the result of an episode ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,7 +360,7 @@ def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
     ],
 )
 @pytest.mark.parametrize("ends", ["a", "b"])
-def test_an_episode_comes_to_what_both_replicas_saw_of_it(
+def test_the_summary_of_an_episode_includes_the_steps_that_both_replicas_saw(
     replicas: Replicas, at_b: str, arguments: Mapping[str, Any], expected: str, ends: str
 ) -> None:
     replicas.play(replicas.a, "echo", {"text": "hi"})
@@ -368,14 +370,14 @@ def test_an_episode_comes_to_what_both_replicas_saw_of_it(
 
 
 @pytest.mark.parametrize("ends", ["a", "b"])
-def test_rewards_given_at_two_replicas_are_added_up(replicas: Replicas, ends: str) -> None:
+def test_rewards_from_calls_at_two_replicas_are_added_up(replicas: Replicas, ends: str) -> None:
     for gateway in (replicas.a, replicas.b, replicas.a):
         replicas.play(gateway, "score", {"reward": 0.25})
 
     assert "outcome=stopped reward=0.75 steps=" in replicas.ended(replicas.a if ends == "a" else replicas.b)
 
 
-def test_what_a_replica_saw_that_was_killed_counts(replicas: Replicas) -> None:
+def test_steps_that_a_killed_replica_saw_still_count(replicas: Replicas) -> None:
     replicas.play(replicas.b, "echo", {"text": "hi"})
     replicas.play(replicas.a, "finish", {"reward": 1.0})
 
@@ -384,7 +386,7 @@ def test_what_a_replica_saw_that_was_killed_counts(replicas: Replicas) -> None:
     assert "outcome=finished reward=1.0 steps=2" in replicas.ended(replicas.b)
 
 
-def test_a_store_that_lost_its_data_lost_the_reward(replicas: Replicas) -> None:
+def test_the_reward_is_unknown_after_the_store_lost_its_data(replicas: Replicas) -> None:
     replicas.play(replicas.a, "score", {"reward": 0.25})
     replicas.play(replicas.b, "score", {"reward": 0.25})
     replicas.redis.stop()

@@ -1,4 +1,4 @@
-"""Many sessions on an image that holds one: each in a container of its own, or in turn; none refused, none left."""
+"""Sixteen sessions play on an image that holds one session, in a container each or in turn. None is refused or left."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.wire, pytest.mark.timeout(300)]
 CROWD = 16
 COUNTER = CASES["openenv-counter"]
 SPARE_SOCKETS = 8
-"""What may come and go between two looks: a kept-alive connection, a scrape, one to the store."""
+"""Sockets that may open or close between two counts: a kept-alive connection, a scrape, a connection to the store."""
 
 
 class Meeting:
-    """A point that everybody of a crowd reaches before anybody goes on."""
+    """A barrier that all members of a crowd reach before any of them goes on."""
 
     def __init__(self, size: int) -> None:
         self._barrier = asyncio.Barrier(size)
@@ -34,7 +34,7 @@ class Meeting:
 async def played_by(
     client: str, place: Place, environment: str, driver_of: DriverOf, *, meeting: Meeting | None = None
 ) -> Played:
-    """Win an episode of *environment* with *client*; with a *meeting*, once all have theirs open."""
+    """Win an episode of *environment* with *client*. With a *meeting*, play once all episodes are open."""
     trainer = TRAINERS[client](driver_of)
     async with trainer.open(at_gateway(place.url, environment), False) as episode:
         if meeting is not None:
@@ -43,7 +43,7 @@ async def played_by(
 
 
 def crowd() -> list[str]:
-    """As many clients as a crowd has, of each kind in turn."""
+    """Return the names of as many clients as a crowd has, each kind in turn."""
     return [list(TRAINERS)[n % len(TRAINERS)] for n in range(CROWD)]
 
 
@@ -87,7 +87,7 @@ async def test_a_crowd_leaves_no_socket_behind(place: Place, driver_of: DriverOf
 
 
 @on(EMBEDDED)
-async def test_an_images_capacity_is_learned(place: Place, driver_of: DriverOf) -> None:
+async def test_the_gateway_learns_the_capacity_of_an_image(place: Place, driver_of: DriverOf) -> None:
     meeting = Meeting(2)
 
     played = await asyncio.gather(
@@ -100,10 +100,12 @@ async def test_an_images_capacity_is_learned(place: Place, driver_of: DriverOf) 
 
 
 @on(EMBEDDED, STACK)
-async def test_an_image_that_holds_four_holds_four(place: Place, driver_of: DriverOf) -> None:
+async def test_a_worker_of_an_image_with_four_slots_holds_four_sessions_concurrently(
+    place: Place, driver_of: DriverOf
+) -> None:
     meeting = Meeting(4)
 
-    # One worker is allowed: the four meet only if it holds all of them at once.
+    # One worker is allowed: the four clients meet only if it holds all four sessions concurrently.
     played = await asyncio.gather(
         *(played_by("openenv-0.10.0", place, "openenv-counter-020", driver_of, meeting=meeting) for _ in range(4))
     )

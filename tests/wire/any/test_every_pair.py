@@ -1,8 +1,8 @@
-"""Every kind of client plays on every kind of image: the image is unmodified, and so is the client.
+"""Every kind of client plays on every kind of image. Both the image and the client are unmodified.
 
-A row is an image, a column a client; each cell looks at what is on offer, wins an episode and loses another one. On
-containers one client of each protocol plays on each image: of two clients of one protocol, each gets every other image.
-All of them play there on an image that has no local process.
+A row is an image, a column is a client. Each cell lists what the image offers, wins an episode and loses another. On
+containers, one client of each protocol plays on each image: two clients of the same protocol alternate between the
+images. An image that has no local process is played there by all clients.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from tests.wire.sdks import SDKS, names, text
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
 
 OF_TURN = (("ors", "areal", "openenv-0.10.0"), ("openreward", "areal", "openenv-0.2.0"))
-"""Clients of all protocols: those of the images with an even number, and with an odd one."""
+"""Clients of all protocols: first for images with an even number, then for images with an odd number."""
 CELLS = [
     *((EMBEDDED, name, client) for name, case in CASES.items() if case.is_local for client in TRAINERS),
     *(
@@ -45,7 +45,7 @@ async def test_a_tool_client_uses_the_tools_of_an_mcp_image(place: Place, versio
         echoed = await client.call("call_tool", "echo_message", message="hi")
         last = await client.step({"$call_tool": {"tool_name": "finish", "arguments": {"word": "candle"}}})
 
-    assert reset["done"] is False  # the older one shows no more of a first observation
+    assert reset["done"] is False  # the older client shows only this part of a first observation
     assert state["step_count"] == 0
     assert sorted(tool["name"] for tool in tools) == ["echo_message", "finish", "wait"]
     assert echoed == "hi"
@@ -54,7 +54,7 @@ async def test_a_tool_client_uses_the_tools_of_an_mcp_image(place: Place, versio
 
 @on(EMBEDDED)
 @pytest.mark.parametrize("environment", ["openenv-counter", "openenv-counter-020"])
-async def test_a_client_of_the_images_own_protocol_sees_what_the_image_says(
+async def test_a_client_of_the_images_own_protocol_sees_the_images_own_observations_and_state(
     place: Place, environment: str, driver_of: DriverOf
 ) -> None:
     async with connected(driver_of(NEWEST), place.openenv(environment)) as client:
@@ -70,9 +70,9 @@ async def test_a_client_of_the_images_own_protocol_sees_what_the_image_says(
 
 
 @on(EMBEDDED)
-async def test_a_toolset_that_openrewards_client_asks_for_is_the_servers(place: Place) -> None:
+async def test_a_toolset_that_the_openreward_client_requests_comes_from_the_server(place: Place) -> None:
     async with SDKS["openreward"].connect(place.url, None) as client:
-        riddles: Any = client.environment("openreward")  # the other package knows no toolsets
+        riddles: Any = client.environment("openreward")  # the other package has no toolsets
         async with riddles.session(split="train", index=0, toolset="codex") as session:
             tools = names(await session.list_tools())
             ran = await session.call_tool("bash", {"command": "ls"})
@@ -89,7 +89,9 @@ async def test_a_toolset_that_openrewards_client_asks_for_is_the_servers(place: 
 @on(EMBEDDED)
 @pytest.mark.parametrize("sdk", list(SDKS))
 @pytest.mark.parametrize("environment", ["ors-sdk", "openreward"])
-async def test_a_secret_of_either_client_reaches_either_server(place: Place, sdk: str, environment: str) -> None:
+async def test_a_secret_from_either_ors_client_reaches_either_ors_server(
+    place: Place, sdk: str, environment: str
+) -> None:
     async with (
         SDKS[sdk].connect(place.url, None) as client,
         client.environment(environment).session(
@@ -105,7 +107,7 @@ async def test_a_secret_of_either_client_reaches_either_server(place: Place, sdk
 
 @on(EMBEDDED)
 @pytest.mark.parametrize("environment", ["openenv-counter", "areal-guess"])
-async def test_a_secret_that_cannot_arrive_is_refused(place: Place, environment: str) -> None:
+async def test_a_secret_for_an_environment_that_cannot_receive_it_is_refused(place: Place, environment: str) -> None:
     sdk = SDKS["ors"]
     async with sdk.connect(place.url, None) as client:
         offered = client.environment(environment)

@@ -1,4 +1,4 @@
-"""The images by themselves, played by clients of their own protocol: good servers, whatever runs them."""
+"""Clients of an image's own protocol play directly on the image, without the gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.wire, pytest.mark.docker]
 
 @contextlib.contextmanager
 def published(image: str, port: int) -> Iterator[str]:
-    """Run *image* published on the loopback, and hardened as the gateway runs it; the URL of its server."""
+    """Run *image*, hardened as the gateway runs it, with its port on the loopback, and yield its server's URL."""
     engine = docker.from_env(version="auto")
     try:
         container = engine.containers.run(
@@ -45,7 +45,7 @@ def published(image: str, port: int) -> Iterator[str]:
 
 
 async def answers(url: str) -> None:
-    """Assert that a server is up, whichever of the protocols it speaks."""
+    """Assert that a server is up, whichever protocol it speaks."""
     async with httpx.AsyncClient(verify=False, trust_env=False) as http:
         try:
             statuses = [(await http.get(url + path)).status_code for path in ("/health", "/api/health")]
@@ -55,7 +55,9 @@ async def answers(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_an_image_by_itself_is_played_by_the_clients_of_its_protocol(name: str, driver_of: DriverOf) -> None:
+async def test_an_image_without_the_gateway_is_played_by_the_clients_of_its_protocol(
+    name: str, driver_of: DriverOf
+) -> None:
     case = CASES[name]
     with published(f"env-gateway-test/{case.image}", case.port) as url:
         await eventually(lambda: answers(url), within_s=60)

@@ -1,6 +1,7 @@
-"""What dies, lasts too long or is left alone on a foreign image: a typed error, and never a fresh episode.
+"""A dead worker, a late step or an idle episode on a third-party image: a typed error, and never a fresh episode.
 
-The environments are counters: one worker with one session, so that whoever comes next needs what the last one left.
+The environments are counters with one worker and one session each. The next client therefore needs the slot that the
+previous client left.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from tests.wire.sdks import SDKS
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
 
 DEADLINE_S = scaled(60.0)
-"""An answer later than this counts as a client that hangs."""
+"""Seconds after which a missing answer counts as a client that hangs."""
 NEW, OLD = "counter-brittle", "counter-brittle-020"
-"""Of a server whose sessions outlive their sockets, and of one whose sessions are their sockets."""
+"""The first environment's server keeps sessions when their sockets close. In the second, a session is its socket."""
 KILLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     NEW: ("step", {"op": "kill"}, {"op": "noop"}),
     OLD: ("step", {"op": "kill"}, {"op": "noop"}),
     "ors-sdk": ("crash", {}, {}),
     "areal-guess": ("act", {"content": "Act: crash"}, {"content": "Act: stop"}),
 }
-"""The tool of an environment, what kills its worker, and what does not."""
+"""For each environment: its tool, arguments that kill its worker, and harmless arguments."""
 LOST = (aiohttp.ClientResponseError, SessionTerminatedError, RuntimeError)
-"""How the two packages say that a session is gone."""
+"""The exceptions by which the two packages report that a session is gone."""
 
 
 async def lives(ws: Socket) -> None:
-    """Play an episode on a socket that went through something."""
+    """Assert that a socket still plays an episode after a failure."""
     reset = await ws.reset(seed=2, episode_id="again")
     first = await ws.step(op="inc", by=2)
     state = await ws.state()
@@ -57,7 +58,7 @@ async def no_sessions(place: Place) -> None:
 
 
 async def nothing_comes(ws: Socket) -> None:
-    """Assert that the answer to the next request is its own: no frame came that nobody asked for."""
+    """Assert that the next request gets its own answer: no unrequested frame arrived."""
     reply = await ws.ask({"type": "nosuch"})
     assert said(reply)[0] == "UNKNOWN_TYPE"
 
@@ -108,7 +109,7 @@ async def test_a_worker_killed_in_mid_call_is_an_error_for_an_ors_client(
             prompt = await following.get_prompt()
 
     assert not isinstance(died.value, SDKS[sdk].refused)
-    # As long as nobody has noticed the death a call may begin, and fails in its stream.
+    # Until the gateway notices the death, a call may start and then fail in its stream.
     assert after.status_code in (404, 410) or "event: error" in after.text, after.text
     assert "event: end" not in after.text
     assert prompt
@@ -134,7 +135,7 @@ async def test_a_worker_killed_in_mid_step_is_500_for_an_areal_client(
 
 
 async def called(place: Place, environment: str, sid: str, tool: str, arguments: dict[str, Any]) -> httpx.Response:
-    """Call a tool by hand: one of the clients does not even ask again in a session that is gone."""
+    """Call a tool with a plain HTTP request: one of the clients sends no call in a session that is gone."""
     async with httpx.AsyncClient(base_url=place.url, verify=False, trust_env=False, timeout=DEADLINE_S) as http:
         body = {"name": tool, "input": arguments}
         return await http.post(f"/{environment}/call", json=body, headers={"X-Session-ID": sid})
@@ -172,7 +173,7 @@ async def test_a_step_beyond_its_deadline_is_500_for_an_areal_client(place: Plac
 
 
 @on_rows("environment", (EMBEDDED, "counter-brief"), (EMBEDDED, "counter-brief-020"), (STACK, "counter-brief"))
-async def test_an_episode_that_is_left_alone_expires_and_its_socket_stays(place: Place, environment: str) -> None:
+async def test_an_idle_episode_expires_and_its_socket_stays_open(place: Place, environment: str) -> None:
     async with socket(place.openenv(environment)) as ws:
         await ws.reset(seed=1)
         await ws.step(op="inc")
@@ -185,7 +186,7 @@ async def test_an_episode_that_is_left_alone_expires_and_its_socket_stays(place:
 
 
 @on(EMBEDDED)
-async def test_a_step_longer_than_the_idle_time_is_not_idle(place: Place) -> None:
+async def test_a_session_with_a_running_step_does_not_expire_as_idle(place: Place) -> None:
     async with socket(place.openenv("counter-brief")) as ws:
         await ws.reset(seed=1)
         waited = await ws.step(op="wait", seconds=5)
@@ -195,16 +196,16 @@ async def test_a_step_longer_than_the_idle_time_is_not_idle(place: Place) -> Non
     assert stepped["data"]["observation"]["value"] == 1
 
 
-# -- clients that go ------------------------------------------------------------------------------------------------
+# -- clients that disconnect ----------------------------------------------------------------------------------------
 
 
 @on(EMBEDDED)
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in mid-step"])
-async def test_a_client_that_is_killed_leaves_its_slot_to_the_next(
+async def test_the_slot_of_a_killed_client_goes_to_the_next_client(
     place: Place, newest: Driver, tmp_path: Path, busy: bool
 ) -> None:
     url, file = place.openenv(NEW), tmp_path / "go"
-    with contextlib.closing(Driver(OLDEST)) as doomed:  # the release that starts with the least CPU
+    with contextlib.closing(Driver(OLDEST)) as doomed:  # the release that needs the least CPU to start
         async with connected(doomed, url, kind="typed", mode="direct") as victim:
             await victim.reset(seed=1)
             before = await place.workers(NEW)
@@ -224,7 +225,7 @@ async def test_a_client_that_is_killed_leaves_its_slot_to_the_next(
 
 
 @on_rows("environment", (EMBEDDED, NEW), (EMBEDDED, OLD))
-async def test_fifty_dropped_sockets_leave_nothing(place: Place, environment: str) -> None:
+async def test_fifty_dropped_sockets_leave_no_session_behind(place: Place, environment: str) -> None:
     async def drop(n: int) -> None:
         async with socket(place.openenv(environment)) as ws:
             if n % 2:
@@ -244,7 +245,7 @@ async def test_fifty_dropped_sockets_leave_nothing(place: Place, environment: st
 
 
 @on(EMBEDDED)
-async def test_errors_of_the_image_do_not_end_the_episode(place: Place) -> None:
+async def test_an_error_from_the_image_does_not_end_the_episode(place: Place) -> None:
     async with socket(place.openenv("counter-brittle")) as ws:
         await ws.reset(seed=1)
         await ws.step(op="inc")

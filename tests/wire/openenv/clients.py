@@ -1,4 +1,4 @@
-"""The official OpenEnv clients, unmodified, each release in a process and a venv of its own, driven over a pipe."""
+"""The official OpenEnv clients, unmodified. Each release runs in its own process and venv, driven over a pipe."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PROJECT = HERE.parents[2]
 NEWEST = "0.10.0"
 FIRST_ASYNC = "0.2.3"
 OLDEST = "0.2.0"
-"""Has synchronous clients only, none of them generic, and does not look at headers."""
+"""A release with only synchronous, typed clients, which ignore headers."""
 ANSWER_S = scaled(90.0)
-"""Longer than the clients' own 60 s."""
+"""Seconds for an answer: longer than the clients' own 60 s."""
 
 
 class ClientError(Exception):
-    """What a client raised; *kind* is the name of its class."""
+    """An exception of a client. *kind* is the name of its class."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -37,14 +37,14 @@ class ClientError(Exception):
 
 
 def python_of(version: str) -> str:
-    """The Python of a venv with that release of the package, which is made if it is not there."""
+    """Return the Python of a venv with that release of the package, and create the venv if it is missing."""
     return str(_venvs() / version / "bin" / "python")
 
 
 @cache
 def _venvs() -> Path:
-    """Make the venvs of all releases if they are not there."""
-    # By the path that scripts/test uses: the script's stamp contains its path, and another one makes all venvs anew.
+    """Create the missing venvs of all releases."""
+    # Uses the same path as scripts/test: the script's stamp contains the path, and another path creates all venvs anew.
     subprocess.run(["scripts/openenv-clients"], cwd=PROJECT, check=True, timeout=scaled(600))
     return PROJECT / ".venv-openenv"
 
@@ -52,7 +52,7 @@ def _venvs() -> Path:
 class Driver:
     """A process that holds clients of one release.
 
-    Its answers are read by a thread, so that one driver serves tests with event loops of their own.
+    A thread reads its answers, so that one driver serves tests with different event loops.
     """
 
     def __init__(self, version: str) -> None:
@@ -72,10 +72,10 @@ class Driver:
         assert ready.result(ANSWER_S) == "ready"
 
     async def ask(self, client: str, do: str, **more: Any) -> Any:
-        """Ask *client* to do something.
+        """Let *client* do something, and return the result.
 
         Raises:
-            ClientError: what the client raised.
+            ClientError: The client raised an exception.
         """
         answer: Future[Any] = Future()
         number = next(self._numbers)
@@ -91,12 +91,12 @@ class Driver:
             return await asyncio.wrap_future(answer)
 
     def kill(self) -> None:
-        """End it as a machine that loses its power: its sockets are closed by nobody but the kernel."""
+        """Kill the process like a power failure: only the kernel closes its sockets."""
         self._process.kill()
         self._process.wait(scaled(20))
 
     def close(self) -> None:
-        """End it, and every client with it."""
+        """End the process with all its clients."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -125,11 +125,11 @@ class Driver:
 
 
 DriverOf = Callable[[str], Driver]
-"""From a release to the driver of its clients."""
+"""Maps a release to the driver of its clients."""
 
 
 class OpenEnv:
-    """One client, as a test uses it; what comes back are its objects as dictionaries of their fields."""
+    """One client, as a test uses it. It returns the client's objects as dictionaries of their fields."""
 
     def __init__(self, driver: Driver, name: str) -> None:
         self._driver = driver
@@ -151,7 +151,7 @@ class OpenEnv:
         return await self.step({"op": op, "by": by})
 
     async def tool(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool as a step; its observation."""
+        """Call a tool as a step, and return its observation."""
         result = await self.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
         observation: dict[str, Any] = result["observation"]
         return observation
@@ -161,11 +161,11 @@ class OpenEnv:
         return state
 
     async def abort(self) -> None:
-        """Lose the connection without a word."""
+        """Drop the connection abruptly."""
         await self._driver.ask(self._name, "abort")
 
     async def child(self) -> OpenEnv:
-        """A further session of this client; it ends with it."""
+        """Open another session of this client, which ends with the client."""
         name = f"child-{next(_names)}"
         await self._driver.ask(self._name, "child", **{"as": name})
         return OpenEnv(self._driver, name)
@@ -181,10 +181,10 @@ _names = itertools.count(1)
 async def connected(
     driver: Driver, url: str, *, kind: str = "generic", mode: str = "async", **options: Any
 ) -> AsyncIterator[OpenEnv]:
-    """A connected client of *kind* (``generic``, ``typed``, ``browser``, ``mcp``), used as *mode* says (`driver.py`).
+    """Connect a client of *kind* (``generic``, ``typed``, ``browser``, ``mcp``), used in *mode* (see `driver.py`).
 
     Args:
-        options: further arguments of the client's class.
+        options: Further arguments of the client's class.
     """
     client = OpenEnv(driver, f"client-{next(_names)}")
     await driver.ask(client._name, "make", kind=kind, mode=mode, options={"base_url": url, **options})
@@ -192,7 +192,7 @@ async def connected(
         await client.call("connect")
         yield client
     finally:
-        with contextlib.suppress(ClientError):  # the test's own failure is the one to be told
+        with contextlib.suppress(ClientError):  # the test must report its own failure
             await client.close()
 
 

@@ -10,7 +10,7 @@ from tests.wire.openenv.servers import Place, Servers
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here use official clients or servers."""
+    """Mark that all tests here need official clients or servers."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.needs("openenv-clients"))
@@ -27,7 +27,7 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture
 async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Place]:
-    """A running server; on a gateway the test also has to leave no session and no unexpected error behind."""
+    """A running server. On a gateway, the test must leave no session and no unexpected error behind."""
     place = servers.place(request.param)
     already_logged = len(place.gateway.log) if place.gateway else 0
     yield place

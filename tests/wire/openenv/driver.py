@@ -1,9 +1,9 @@
-"""The official clients at the end of a pipe: run by the Python of a venv that scripts/openenv-clients made.
+"""The official clients at the end of a pipe, run by the Python of a venv that scripts/openenv-clients made.
 
-A request is a line of JSON, ``{"id", "client", "do", …}``, and so is its answer, ``{"id", "value"}`` or ``{"id",
-"error": {"type", "message"}}``; answers come as they are ready. The packages are used as their users do and nothing of
-them is replaced. Long texts stay on this side of the pipe: ``{"$text": n}`` is a text of n characters, and one that is
-longer than `LONG` comes back as ``{"$length": n}``.
+A request is a line of JSON, ``{"id", "client", "do", …}``. Its answer is also a line, ``{"id", "value"}`` or ``{"id",
+"error": {"type", "message"}}``. Answers are sent when they are ready. The packages are used as their users do, and no
+part of them is replaced. Long texts do not cross the pipe: ``{"$text": n}`` is a text of n characters, and a text
+longer than `LONG` is returned as ``{"$length": n}``.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Move:
 
 @dataclasses.dataclass
 class Sight:
-    """Its typed observation."""
+    """The typed observation of the counting environment."""
 
     value: int
     target: int
@@ -41,14 +41,14 @@ class Sight:
 
 @dataclasses.dataclass
 class Standing:
-    """Its typed state."""
+    """The typed state of the counting environment."""
 
     episode_id: str | None
     step_count: int
 
 
 class CountingEnv(core.EnvClient):  # type: ignore[misc]  # the package is not installed where types are checked
-    """A typed client, written as the package's documentation says."""
+    """A typed client, written as in the package's documentation."""
 
     def _step_payload(self, action: Any) -> dict[str, Any]:
         return dataclasses.asdict(action) if isinstance(action, Move) else dict(action)
@@ -80,7 +80,7 @@ class Page:
 
 @dataclasses.dataclass
 class Browsing:
-    """Its typed state, likewise."""
+    """The typed state of the browser environment, with the fields that BrowserGym's own client reads."""
 
     episode_id: str | None
     step_count: int
@@ -94,7 +94,7 @@ class Browsing:
 
 
 class BrowserEnv(core.EnvClient):  # type: ignore[misc]  # as above
-    """A typed client as BrowserGym's; a field that is missing is an error, where that one has a default."""
+    """A typed client like BrowserGym's. A missing field is an error, where BrowserGym's client uses a default."""
 
     def _step_payload(self, action: Any) -> dict[str, Any]:
         return {"action_str": action["action_str"], "metadata": {}}
@@ -109,7 +109,7 @@ class BrowserEnv(core.EnvClient):  # type: ignore[misc]  # as above
 
 
 def _typed(kind: Any, given: dict[str, Any]) -> Any:
-    """Make the dataclass *kind* of the fields in *given*, whose JSON types have to be the right ones."""
+    """Make the dataclass *kind* from the fields in *given*, and check their JSON types."""
     fields = {field.name: given[field.name] for field in dataclasses.fields(kind)}
     for field in dataclasses.fields(kind):
         kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
@@ -119,16 +119,16 @@ def _typed(kind: Any, given: dict[str, Any]) -> Any:
 
 
 def client_class(kind: str) -> Any:
-    """The class that a test means by *kind*."""
+    """Return the client class for *kind*."""
     if kind in ("typed", "browser"):
         return CountingEnv if kind == "typed" else BrowserEnv
     return getattr(core, {"generic": "GenericEnvClient", "mcp": "MCPToolClient"}[kind])
 
 
 class Client:
-    """One client in one of the ways in which it may be used; calls on it are made one after the other.
+    """One client in one of its modes. Its calls run in sequence.
 
-    ``async``: awaited on this program's loop. ``sync``: through ``.sync()``. ``direct``: as it is, without a loop.
+    ``async``: awaited on this program's loop. ``sync``: through ``.sync()``. ``direct``: unchanged, without a loop.
     """
 
     def __init__(self, inner: Any, mode: str) -> None:
@@ -145,13 +145,13 @@ class Client:
 
 
 class Driver:
-    """All clients of this program, by the names that the test gave them."""
+    """All clients of this program, by the names that the test chose."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
 
     async def do(self, request: dict[str, Any]) -> Any:
-        """Do what is asked, and give what it brought in JSON's types."""
+        """Execute a request, and return its result in JSON types."""
         name = request["client"]
         if request["do"] == "make":
             inner = client_class(request["kind"])(**request["options"])
@@ -161,7 +161,7 @@ class Driver:
         if request["do"] == "child":
             self._clients[request["as"]] = Client(await client.call("new_session", [], {}), "async")
             return None
-        if request["do"] == "abort":  # as a machine that loses its network: no close frame, no end of stream
+        if request["do"] == "abort":  # like a machine that loses its network: no close frame, no end of stream
             client.inner._ws.transport.abort()
             return None
         args = [_action(argument) for argument in request["args"]]
@@ -169,7 +169,7 @@ class Driver:
 
 
 def _action(argument: Any) -> Any:
-    """The typed form of an argument that asks for it, else the argument."""
+    """Return the typed form of an argument that requests it, or else the argument."""
     if isinstance(argument, dict) and "$move" in argument:
         return Move(**argument["$move"])
     if isinstance(argument, dict) and "$call_tool" in argument:
@@ -213,7 +213,7 @@ async def main() -> None:
     async def answer(request: dict[str, Any]) -> None:
         try:
             said = {"value": await driver.do(request)}
-        except Exception as error:  # noqa: BLE001  # whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001  # the test gets any error
             said = {"error": {"type": type(error).__name__, "message": str(error)}}
         print(json.dumps({"id": request["id"], **said}), flush=True)
 

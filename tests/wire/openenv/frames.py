@@ -1,4 +1,4 @@
-"""A socket spoken to by hand, for what no client lets one say."""
+"""A raw socket for frames that no client can send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPLY_S = scaled(60.0)
 
 
 class Socket:
-    """One open socket; every wait on it has an end."""
+    """One open socket. Every wait on it has a timeout."""
 
     def __init__(self, inner: ClientConnection) -> None:
         self.inner = inner
@@ -26,7 +26,7 @@ class Socket:
         await self.inner.send(frame if isinstance(frame, (str, bytes)) else json.dumps(frame))
 
     async def reply(self) -> dict[str, Any]:
-        """The next frame."""
+        """Return the next frame."""
         async with asyncio.timeout(REPLY_S):
             frame = await self.inner.recv()
         assert isinstance(frame, str), "frames are text"
@@ -47,7 +47,7 @@ class Socket:
         return await self.ask({"type": "state"})
 
     async def closed(self) -> int:
-        """The code with which the server closes it, sending nothing more."""
+        """Return the code with which the server closes the socket, and assert that no frame comes before."""
         async with asyncio.timeout(REPLY_S):
             try:
                 frame = await self.inner.recv()
@@ -58,7 +58,7 @@ class Socket:
 
 @asynccontextmanager
 async def socket(url: str, **options: Any) -> AsyncIterator[Socket]:
-    """Open ``{url}/ws``; *url* is a base URL with ``http``."""
+    """Open ``{url}/ws``. *url* is a base URL with ``http``."""
     base, question, query = url.partition("?")
     address = base.replace("http", "ws", 1) + "/ws" + question + query
     async with connect(address, proxy=None, max_size=128 * 2**20, **options) as inner:
@@ -66,6 +66,6 @@ async def socket(url: str, **options: Any) -> AsyncIterator[Socket]:
 
 
 def said(reply: Mapping[str, Any]) -> tuple[str, str]:
-    """Code and message of an error frame."""
+    """Return the code and the message of an error frame."""
     assert reply["type"] == "error", reply
     return reply["data"]["code"], reply["data"]["message"]

@@ -1,7 +1,7 @@
-"""The counting environment on the official OpenEnv server: the yardstick for the gateway's front.
+"""The counting environment on the official OpenEnv server, as the reference for the gateway's frontend.
 
-Run with the Python of a venv that scripts/openenv-clients made: the package is not installed where types are checked,
-hence the comments. Listens on a free port of the loopback, which it prints.
+Run with the Python of a venv that scripts/openenv-clients made. The package is not installed where types are checked,
+hence the comments. The server listens on a free port of the loopback, which it prints.
 """
 
 import socket
@@ -15,7 +15,7 @@ from openenv.core.env_server.types import Action, Observation, State  # type: ig
 from pydantic import Field
 
 SPLITS = {"train": (20, 3, 5), "test": (5, 2, 3)}
-"""Of each split: how many tasks, the first one's target, and after how many targets begin again."""
+"""For each split: its number of tasks, the first task's target, and the number of targets after which they repeat."""
 
 
 class CountingAction(Action):  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""What the OpenEnv clients are pointed at: the official server, and the gateway on processes and on containers.
+"""The servers of the OpenEnv tests: the official server, and the gateway on processes and on containers.
 
-Each is started when the first test asks for it and lives until the test process ends. A test runs on `ALL` if the
-official server can do the same, else on `EMBEDDED`, and on `BOTH_GATEWAYS` where a container or the store can change
-its outcome, as in ``tests/wire/targets.py``.
+Each server starts for the first test that uses it and lives until the test process ends. A test runs on `ALL` if the
+official server can do the same, and otherwise on `EMBEDDED`. It runs on `BOTH_GATEWAYS` if a container or the store can
+change its outcome, as in ``tests/wire/targets.py``.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Place:
     stack: Stack | None = None
 
     def url(self, environment: str = "counting", *, key: str = ALICE) -> str:
-        """What a client is given as its base URL; the official server has one environment and no keys."""
+        """Return a client's base URL. The official server has only one environment and no keys."""
         return self.root if self.gateway is None else f"{self.root}/k/{key}/openenv/{environment}"
 
     def behind(self) -> Gateway:
-        """The gateway that this is."""
+        """Return the gateway behind this place."""
         assert self.gateway is not None
         return self.gateway
 
     def replica(self, name: str) -> Gateway:
-        """Another gateway on the same store, engine and secret; not started yet."""
+        """Create another gateway on the same store, engine and secret, without starting it."""
         assert self.stack is not None
         folder = self.stack.folder / name
         folder.mkdir()
@@ -59,13 +59,13 @@ class Place:
         return Gateway(folder, self.stack.settings() | settings(*ENVIRONMENTS) | state)
 
     def folder(self, tmp_path: Path) -> Folder:
-        """A folder that the workers see, too."""
+        """Return a folder that the workers see, too."""
         if self.stack is not None:
             return Folder("/run/envserver", Roots(self.behind().socket_dir, per_worker=True))
         return Folder(str(tmp_path), Roots(tmp_path))
 
     def http(self, environment: str = "counting") -> httpx.AsyncClient:
-        """Plain HTTP below the environment's base URL."""
+        """Return a plain HTTP client for the environment's base URL."""
         return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=scaled(90))
 
 
@@ -78,9 +78,9 @@ class Servers:
         self._undo = contextlib.ExitStack()
 
     def place(self, name: str) -> Place:
-        """Look a server up; the first time, start it."""
+        """Return the server *name*, and start it at the first use."""
         if name in self._failed:
-            # Once is enough: each try may take a minute.
+            # One failed start is enough: each attempt may take a minute.
             pytest.fail(f"{name} did not start before: {self._failed[name]}")
         if name not in self._places:
             try:
@@ -126,7 +126,7 @@ class Servers:
 
 
 def settings(*environments: str) -> dict[str, str]:
-    """Settings of a gateway that serves the counting environments."""
+    """Return settings for a gateway that serves the counting environments."""
     return {
         "GATEWAY_CATALOG_DIR": str(HERE / "environments"),
         "GATEWAY_ENVIRONMENTS": ",".join(environments),

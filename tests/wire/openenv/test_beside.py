@@ -1,4 +1,4 @@
-"""`openenv.core.tasks` beside the official package: ours is added, and everything else stays theirs."""
+"""The gateway adds `openenv.core.tasks` to the official package. All other modules stay the official ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps({
 """
 
 
-def test_the_rfcs_path_is_ours_and_the_rest_of_the_package_theirs() -> None:
+def test_openenv_core_tasks_is_the_gateways_and_the_rest_of_the_package_is_official() -> None:
     paths = [str(PROJECT / "env_images" / "base"), sysconfig.get_path("purelib")]
 
     done = subprocess.run(

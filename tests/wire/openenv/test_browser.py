@@ -1,6 +1,7 @@
-"""The official OpenEnv client plays the browser environment on a Docker engine: right scripts, wrong ones, a picture.
+"""The official OpenEnv client plays the browser environment on a Docker engine: right and wrong scripts, and a picture.
 
-Every episode has a container of its own, so few are played here; tests/docker/test_browser_tasks.py plays every task.
+Every episode needs its own container, so this file plays few of them. tests/docker/test_browser_tasks.py plays every
+task.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def driver() -> Iterator[Driver]:
 
 
 async def follow(client: OpenEnv, seen: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
-    """Take a script's steps; what the last one brought, which alone ends the episode."""
+    """Play a script's steps and return the result of the last step. Only the last step ends the episode."""
     result: dict[str, Any] = {}
     for place, template in enumerate(templates, 1):
         result = await client.step({"action_str": written(template, seen["axtree_txt"])})
@@ -56,7 +57,7 @@ async def test_a_custom_task_is_solved_by_its_solution(gateway: Gateway, driver:
 
 
 async def test_actions_name_elements_by_selectors_too(gateway: Gateway, driver: Driver) -> None:
-    """As the RFC writes them: ``click('#login-button')``."""
+    """The RFC writes them like this: ``click('#login-button')``."""
     async with connected(driver, f"{gateway.url}/openenv/browser") as client:
         await client.reset(task="custom/login-test")
 

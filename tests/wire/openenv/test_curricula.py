@@ -1,4 +1,4 @@
-"""Stock OpenEnv clients play a curriculum: by its split, by a handle, or by no word where the environment says so."""
+"""Stock OpenEnv clients play a curriculum: by its split, by a handle, or by the environment's default split."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.wire
 GROUP = 3
 TASKS = 20
 DOCUMENT: dict[str, Any] = {"environment": "counting", "group_size": GROUP, "sampler": {"kind": "sequential"}}
-"""Draws one task after the other, so that a test knows which one a group has to get."""
+"""Draws the tasks in order, so that a test knows which task a group must get."""
 
 every_client = pytest.mark.parametrize(
     ("version", "kind", "mode"),
@@ -45,7 +45,7 @@ every_client = pytest.mark.parametrize(
 
 
 def target_of(number: int) -> int:
-    """What is counted to in a task of ``train``."""
+    """Return the number that a task of ``train`` counts to."""
     return number % 5 + 3
 
 
@@ -65,7 +65,7 @@ async def operating(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def operator(place: Place) -> AsyncIterator[httpx.AsyncClient]:
-    """The operators' routes, with a curriculum that begins anew for each test."""
+    """A client for the operators' routes, with a curriculum that each test starts from its beginning."""
     async with operating(place.root) as http:
         defined = await http.put("/admin/v1/curriculum/mine", json=DOCUMENT)
         assert defined.status_code == 200, defined.text
@@ -96,7 +96,7 @@ async def test_a_reset_names_the_split_or_the_handle(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_the_task_that_was_drawn_is_told_and_its_reward_is_kept_in_its_record(
+async def test_a_reset_names_the_drawn_task_and_the_tasks_record_keeps_its_reward(
     place: Place, operator: httpx.AsyncClient, newest: Driver
 ) -> None:
     async with connected(newest, place.url()) as client:
@@ -112,7 +112,7 @@ async def test_the_task_that_was_drawn_is_told_and_its_reward_is_kept_in_its_rec
 
 
 @on(EMBEDDED)
-async def test_a_handle_that_is_not_there_is_refused_and_the_episode_goes_on(
+async def test_an_unknown_handle_is_refused_and_the_episode_goes_on(
     place: Place, operator: httpx.AsyncClient, newest: Driver
 ) -> None:
     async with connected(newest, place.url()) as client:
@@ -138,7 +138,7 @@ async def test_a_handle_that_is_not_there_is_refused_and_the_episode_goes_on(
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[Gateway]:
-    """A gateway whose counting environment plays a curriculum where a reset names no split."""
+    """A gateway whose counting environment plays a curriculum when a reset names no split."""
     folder = short_folder()
     environments = folder / "environments" / "counting"
     environments.mkdir(parents=True)
@@ -172,7 +172,7 @@ def url_of(gateway: Gateway) -> str:
 
 
 async def numbers(client: OpenEnv, *wishes: dict[str, Any]) -> list[int]:
-    """The tasks that resets were answered with."""
+    """Return the index of the task that each reset got."""
     return [int((await client.reset(**wish))["metadata"]["index"]) for wish in wishes]
 
 
@@ -204,7 +204,7 @@ async def test_clients_of_a_group_that_reset_with_one_seed_get_one_task(told: Ga
     assert second == [target_of(1)] * GROUP
 
 
-def test_the_tasks_are_as_many_as_the_tests_take_them_for() -> None:
+def test_the_train_split_has_the_number_of_tasks_that_these_tests_expect() -> None:
     lines = (Path(HERE) / "tasks" / "counting" / "train.jsonl").read_text("utf-8").splitlines()
 
     assert len(lines) == TASKS

@@ -1,4 +1,4 @@
-"""Where clients come in: prefixes, keys in headers and in paths, and what is open to everybody."""
+"""Entry points for clients: URL prefixes, keys in headers and in paths, and routes that need no key."""
 
 import pytest
 
@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.wire]
 @on(EMBEDDED)
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("scheme", ["http", "ws"])
-async def test_a_base_url_ends_with_or_without_a_slash(place: Place, newest: Driver, slash: str, scheme: str) -> None:
+async def test_a_base_url_works_with_and_without_a_trailing_slash(
+    place: Place, newest: Driver, slash: str, scheme: str
+) -> None:
     async with connected(newest, place.url().replace("http", scheme, 1) + slash) as client:
         reset = await client.reset(index=0)
 
@@ -22,7 +24,9 @@ async def test_a_base_url_ends_with_or_without_a_slash(place: Place, newest: Dri
 @on(EMBEDDED)
 @pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {ALICE}"}, {"X-API-Key": ALICE}])
 @pytest.mark.parametrize("kind", ["generic", "mcp"])
-async def test_a_key_comes_in_a_header(place: Place, newest: Driver, headers: dict[str, str], kind: str) -> None:
+async def test_a_client_sends_its_key_in_a_header(
+    place: Place, newest: Driver, headers: dict[str, str], kind: str
+) -> None:
     url = f"{place.root}/openenv/counting"
     async with connected(newest, url, kind=kind, headers=headers) as client:
         reset = await client.reset(index=0)
@@ -32,7 +36,7 @@ async def test_a_key_comes_in_a_header(place: Place, newest: Driver, headers: di
 
 
 @on(EMBEDDED)
-async def test_a_key_comes_in_the_path_of_clients_without_headers(place: Place, driver_of: DriverOf) -> None:
+async def test_a_client_that_sends_no_headers_has_its_key_in_the_path(place: Place, driver_of: DriverOf) -> None:
     async with connected(driver_of(OLDEST), place.url(), kind="typed", mode="direct") as client:
         reset = await client.reset(index=0)
 
@@ -65,7 +69,7 @@ async def test_an_unknown_environment_is_refused_on_the_upgrade(place: Place, ne
 
 
 @on(EMBEDDED)
-async def test_a_session_of_another_key_is_not_there(place: Place, newest: Driver) -> None:
+async def test_a_session_of_another_key_is_not_found(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp") as client:
         await client.reset(index=0)
         (session,) = await place.behind().sessions()
@@ -82,7 +86,7 @@ async def test_a_session_of_another_key_is_not_there(place: Place, newest: Drive
 
 
 @on(*ALL)
-async def test_health_is_open_to_everybody(place: Place) -> None:
+async def test_health_needs_no_key(place: Place) -> None:
     path = "/health" if place.name == OFFICIAL else f"{place.root}/openenv/counting/health"
 
     async with place.http() as http:
@@ -93,9 +97,9 @@ async def test_health_is_open_to_everybody(place: Place) -> None:
 
 @on(EMBEDDED)
 async def test_health_needs_no_worker(place: Place, newest: Driver) -> None:
-    """Clients give up after 2 s, and a worker takes longer to start or to become free."""
+    """Clients give up after 2 s, and a worker may take longer to start or to become free."""
     async with connected(newest, place.url("lonely")) as client:
-        await client.reset(index=0)  # its only worker is taken
+        await client.reset(index=0)  # takes the environment's only worker
         async with place.http("lonely") as http:
             answer = await http.get("/health")
         state = await client.state()
@@ -105,7 +109,7 @@ async def test_health_needs_no_worker(place: Place, newest: Driver) -> None:
 
 
 @on(EMBEDDED)
-async def test_the_official_validator_passes(place: Place) -> None:
+async def test_the_official_openenv_validator_passes(place: Place) -> None:
     outcome = run_cli("validate", "--url", place.url(), "--timeout", "30")
 
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

@@ -1,4 +1,4 @@
-"""The Gym loop, as the official clients of each release play it; on the official server, too."""
+"""The official clients of each release play the Gym loop, on the gateway and on the official server."""
 
 import asyncio
 
@@ -56,7 +56,7 @@ async def test_an_episode_is_played_to_its_end(
 
 
 @on(*ALL)
-async def test_a_typed_action_goes_the_same_way(place: Place, newest: Driver) -> None:
+async def test_a_typed_action_plays_like_a_generic_action(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="typed") as client:
         await client.reset(index=0)
         result = await client.step({"$move": {"op": "inc", "by": 3}})
@@ -65,7 +65,7 @@ async def test_a_typed_action_goes_the_same_way(place: Place, newest: Driver) ->
 
 
 @on(*ALL)
-async def test_two_clients_share_nothing(place: Place, newest: Driver) -> None:
+async def test_two_clients_share_no_episode(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url()) as one, connected(newest, place.url()) as other:
         await asyncio.gather(one.reset(index=0, episode_id="one"), other.reset(index=1, episode_id="other"))
         for _ in range(2):
@@ -78,7 +78,7 @@ async def test_two_clients_share_nothing(place: Place, newest: Driver) -> None:
 
 
 @on(*ALL)
-async def test_a_further_session_of_a_client_is_one_of_its_own(place: Place, newest: Driver) -> None:
+async def test_a_second_session_of_a_client_is_independent_of_its_first(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url()) as parent:
         await parent.reset(index=0, episode_id="parent")
         child = await parent.child()
@@ -94,7 +94,9 @@ async def test_a_further_session_of_a_client_is_one_of_its_own(place: Place, new
 
 @on(*ALL)
 @pytest.mark.parametrize("version", [NEWEST, FIRST_ASYNC])
-async def test_an_error_is_told_and_the_episode_goes_on(place: Place, driver_of: DriverOf, version: str) -> None:
+async def test_an_error_is_reported_to_the_client_and_the_episode_goes_on(
+    place: Place, driver_of: DriverOf, version: str
+) -> None:
     async with connected(driver_of(version), place.url()) as client:
         await client.reset(index=0)
         await client.act("inc")
@@ -112,7 +114,7 @@ async def test_an_error_is_told_and_the_episode_goes_on(place: Place, driver_of:
 
 
 @on(*ALL)
-async def test_a_seed_chooses_a_task_and_the_same_one_again(place: Place, newest: Driver) -> None:
+async def test_the_same_seed_chooses_the_same_task_again(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url()) as client:
         targets = [(await client.reset(seed=seed))["observation"]["target"] for seed in (7, 27, 8, 7)]
 
@@ -121,7 +123,7 @@ async def test_a_seed_chooses_a_task_and_the_same_one_again(place: Place, newest
 
 
 @on(*ALL)
-async def test_a_result_tells_which_task_it_is_of(place: Place, newest: Driver) -> None:
+async def test_the_result_of_a_reset_names_its_task(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url()) as client:
         named = await client.reset(split="test", index=4)
         seeded = await client.reset(seed=3)

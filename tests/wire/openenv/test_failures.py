@@ -1,4 +1,4 @@
-"""What breaks, waits or is left alone: one frame for each request, and no slot that nobody uses."""
+"""Failures, waiting clients and idle episodes: one frame for each request, and no slot is lost."""
 
 import asyncio
 import contextlib
@@ -24,17 +24,17 @@ async def call(ws: Socket, tool: str, **arguments: object) -> dict[str, object]:
 
 
 async def lives(ws: Socket) -> None:
-    """Play an episode on a socket that went through something."""
+    """Assert that a socket still plays an episode after a failure."""
     await ws.reset(task="test-0", episode_id="again")
     last = await ws.step(op="inc", by=2)
     assert (last["data"]["reward"], last["data"]["done"]) == (1.0, True)
 
 
-# -- room -----------------------------------------------------------------------------------------------------------
+# -- free slots -----------------------------------------------------------------------------------------------------
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_client_that_finds_no_room_waits_for_it(place: Place, newest: Driver) -> None:
+async def test_a_client_that_finds_no_free_slot_waits_for_a_slot(place: Place, newest: Driver) -> None:
     url = place.url("lonely")
     async with connected(newest, url) as first, connected(newest, url) as second:
         await first.reset(index=0)
@@ -55,9 +55,9 @@ async def finds_room(url: str) -> None:
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_client_for_whom_there_is_no_room_is_told(place: Place, newest: Driver) -> None:
+async def test_a_client_that_gets_no_slot_in_time_receives_capacity_reached(place: Place, newest: Driver) -> None:
     url = place.url("curt")
-    await eventually(lambda: finds_room(url))  # a worker may take longer to start than anybody is let wait here
+    await eventually(lambda: finds_room(url))  # a worker may take longer to start than a client may wait here
     async with socket(url) as first:
         await first.reset(index=0)
         async with socket(url) as second:
@@ -77,11 +77,11 @@ async def test_a_client_for_whom_there_is_no_room_is_told(place: Place, newest: 
 
 @on(*BOTH_GATEWAYS)
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in mid-step"])
-async def test_a_client_that_is_killed_leaves_its_slot_to_the_next(
+async def test_the_slot_of_a_killed_client_goes_to_the_next_client(
     place: Place, newest: Driver, tmp_path: Path, busy: bool
 ) -> None:
     url, folder, word = place.url("lonely"), place.folder(tmp_path), token()
-    with contextlib.closing(Driver(OLDEST)) as doomed:  # the release that starts with the least CPU
+    with contextlib.closing(Driver(OLDEST)) as doomed:  # the release that needs the least CPU to start
         async with connected(doomed, url, kind="typed", mode="direct") as victim:
             await victim.reset(index=0)
             if busy:
@@ -100,7 +100,7 @@ async def test_a_client_that_is_killed_leaves_its_slot_to_the_next(
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_client_that_leaves_while_it_waits_loses_its_place(place: Place, newest: Driver) -> None:
+async def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(place: Place, newest: Driver) -> None:
     url = place.url("lonely")
     async with socket(url) as first:
         await first.reset(index=0)
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_while_it_waits_loses_its_place(place: Place,
 
 
 @on(*BOTH_GATEWAYS)
-async def test_two_hundred_dropped_sockets_leave_nothing(place: Place) -> None:
+async def test_two_hundred_dropped_sockets_leave_no_session_behind(place: Place) -> None:
     async def drop(n: int) -> None:
         async with socket(place.url()) as ws:
             if n % 4:
@@ -149,11 +149,11 @@ async def test_more_clients_than_slots_are_all_served(place: Place, newest: Driv
     assert await asyncio.gather(*map(play, range(96))) == [(3 + n % 5, 1.0) for n in range(96)]
 
 
-# -- what dies ------------------------------------------------------------------------------------------------------
+# -- workers that die -----------------------------------------------------------------------------------------------
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_worker_that_dies_in_mid_step_is_one_error_and_never_a_fresh_episode(place: Place) -> None:
+async def test_a_worker_that_dies_in_mid_step_causes_one_error_and_never_a_fresh_episode(place: Place) -> None:
     async with socket(place.url("brittle")) as ws, socket(place.url("brittle")) as neighbour:
         await ws.reset(index=0)
         await neighbour.reset(index=0)
@@ -169,7 +169,7 @@ async def test_a_worker_that_dies_in_mid_step_is_one_error_and_never_a_fresh_epi
 
 
 @on(STACK)
-async def test_a_container_that_is_killed_is_told_to_the_client_that_waits(place: Place) -> None:
+async def test_a_client_that_waits_for_a_step_gets_an_error_when_the_container_is_killed(place: Place) -> None:
     assert place.stack is not None
     async with socket(place.url("lonely")) as ws:
         await ws.reset(index=0)
@@ -185,7 +185,7 @@ async def test_a_container_that_is_killed_is_told_to_the_client_that_waits(place
 
 
 @on(*BOTH_GATEWAYS)
-async def test_a_step_beyond_its_deadline_ends_the_episode_and_a_reset_begins_another(
+async def test_a_step_beyond_its_deadline_ends_the_episode_and_a_reset_starts_another_episode(
     place: Place, newest: Driver
 ) -> None:
     async with socket(place.url("hasty")) as ws:
@@ -200,7 +200,7 @@ async def test_a_step_beyond_its_deadline_ends_the_episode_and_a_reset_begins_an
 
 
 @on(*BOTH_GATEWAYS)
-async def test_an_episode_that_is_left_alone_expires_and_its_socket_stays(place: Place) -> None:
+async def test_an_idle_episode_expires_and_its_socket_stays_open(place: Place) -> None:
     async with socket(place.url("brittle")) as ws:
         await ws.reset(index=0)
         await ws.step(op="inc")
@@ -215,8 +215,8 @@ async def test_an_episode_that_is_left_alone_expires_and_its_socket_stays(place:
 # -- the gateway itself ---------------------------------------------------------------------------------------------
 
 
-@on(EMBEDDED)  # for its environments' sake; the gateway is one of the test's own
-async def test_a_gateway_that_stops_says_so_on_its_sockets(place: Place, tmp_path: Path) -> None:
+@on(EMBEDDED)  # needs only the place's environments; the test starts its own gateway
+async def test_a_gateway_that_stops_closes_its_sockets_with_code_1001(place: Place, tmp_path: Path) -> None:
     gateway = Gateway(short_folder(), settings("counting"))
     gateway.start()
     try:

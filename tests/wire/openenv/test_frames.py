@@ -1,4 +1,4 @@
-"""Frames by hand: the same ones in, the same ones out, on the official server and on the gateway."""
+"""Raw frames: the official server and the gateway give the same replies to the same frames."""
 
 import contextlib
 import json
@@ -93,7 +93,7 @@ async def test_a_malformed_frame_is_refused_and_the_episode_goes_on(
     async with socket(place.url()) as ws:
         await ws.reset(index=0, episode_id="e")
         refused = await ws.ask(frame)
-        # In order, one reply each: were there one too many, this would be it.
+        # Replies come in order, one for each request: a surplus reply would arrive here.
         state = await ws.state()
 
     assert said(refused) == (code, message)
@@ -102,7 +102,7 @@ async def test_a_malformed_frame_is_refused_and_the_episode_goes_on(
 
 @on(*ALL)
 @pytest.mark.parametrize(("frame", "error"), LOCATED.values(), ids=LOCATED.keys())
-async def test_a_refusal_says_where(place: Place, frame: str, error: dict[str, Any]) -> None:
+async def test_a_validation_error_names_the_place_in_the_frame(place: Place, frame: str, error: dict[str, Any]) -> None:
     async with socket(place.url()) as ws:
         refused = await ws.ask(frame)
 
@@ -112,7 +112,9 @@ async def test_a_refusal_says_where(place: Place, frame: str, error: dict[str, A
 
 @on(*ALL)
 @pytest.mark.parametrize(("frame", "message"), ENDING.values(), ids=ENDING.keys())
-async def test_what_is_no_object_ends_the_socket(place: Place, frame: str | bytes, message: str) -> None:
+async def test_a_frame_that_is_not_a_json_object_closes_the_socket(
+    place: Place, frame: str | bytes, message: str
+) -> None:
     async with socket(place.url()) as ws:
         refused = await ws.ask(frame)
         code = await ws.closed()
@@ -132,7 +134,7 @@ async def test_a_close_has_no_reply(place: Place) -> None:
 
 
 @on(*ALL)
-async def test_an_unknown_session_is_told_and_the_socket_ended(place: Place) -> None:
+async def test_an_unknown_session_id_gets_an_error_and_the_socket_is_closed(place: Place) -> None:
     async with socket(f"{place.url()}?session_id=nope") as ws:
         refused = await ws.reply()
         code = await ws.closed()
@@ -142,7 +144,7 @@ async def test_an_unknown_session_is_told_and_the_socket_ended(place: Place) -> 
 
 
 @on(*ALL)
-async def test_frames_that_are_sent_at_once_are_answered_in_order(place: Place) -> None:
+async def test_frames_that_are_sent_without_waiting_are_answered_in_order(place: Place) -> None:
     async with socket(place.url()) as ws:
         await ws.send({"type": "reset", "data": {"index": 4}})
         for by in (1, 2, 3):
@@ -157,7 +159,7 @@ async def test_frames_that_are_sent_at_once_are_answered_in_order(place: Place) 
 
 
 @on(*ALL)
-async def test_many_steps_bring_one_reply_each(place: Place) -> None:
+async def test_each_of_many_steps_gets_one_reply(place: Place) -> None:
     async with socket(place.url()) as ws:
         await ws.reset(index=0)
         values = [(await ws.step(op="dec"))["data"]["observation"]["value"] for _ in range(300)]
@@ -176,7 +178,7 @@ async def test_an_action_of_15_mib_passes_and_one_of_17_mib_closes_the_socket(pl
         await ws.reset(index=0)
         taken = await ws.ask(action(15))
         state = await ws.state()
-        with contextlib.suppress(ConnectionClosed):  # the server may close while it is still being sent
+        with contextlib.suppress(ConnectionClosed):  # the server may close the socket while the test still sends
             await ws.send(action(17))
         code = await ws.closed()
 
@@ -200,7 +202,9 @@ async def test_nothing_runs_before_the_first_reset(place: Place) -> None:
 
 @on(EMBEDDED)
 @pytest.mark.parametrize("word", ["reset", "step", "state", "close"])
-async def test_no_action_spells_what_only_a_trainer_may_say(place: Place, word: str) -> None:
+async def test_an_action_cannot_pose_as_a_message_type_that_is_reserved_for_the_trainer(
+    place: Place, word: str
+) -> None:
     async with socket(place.url()) as ws:
         await ws.reset(index=0, episode_id="e")
         await ws.step(op="inc")

@@ -1,4 +1,4 @@
-"""What is asked over plain HTTP: the Task API, descriptions, and the routes without a session."""
+"""Plain HTTP requests: the Task API, descriptions, and the routes without a session."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.wire]
 
 
 def id_of(task: dict[str, Any]) -> str:
-    """What both servers' tasks have in common."""
+    """Return the task's id, the field that the tasks of both servers share."""
     return str(task["id"])
 
 
@@ -46,7 +46,7 @@ def id_or_name(entry: dict[str, Any]) -> str:
 
 
 @on(*ALL)
-async def test_what_there_is_not_is_told_as_the_official_server_does(place: Place) -> None:
+async def test_unknown_routes_and_tasks_get_the_official_servers_errors(place: Place) -> None:
     async with place.http() as http:
         unknown = await http.get("/nope/splits")
         beyond = await http.post("/counting/task", json={"split": "test", "index": 5})
@@ -78,7 +78,7 @@ async def test_an_environment_describes_itself(place: Place) -> None:
 
 
 @on(*ALL)
-async def test_routes_without_a_session_see_no_earlier_call(place: Place) -> None:
+async def test_a_request_without_a_session_sees_no_earlier_request(place: Place) -> None:
     async with place.http() as http:
         reset = (await http.post("/reset", json={"seed": 1})).json()
         bare = (await http.post("/reset")).json()
@@ -90,7 +90,7 @@ async def test_routes_without_a_session_see_no_earlier_call(place: Place) -> Non
 
 
 @on(EMBEDDED)
-async def test_a_step_without_a_session_is_one_in_an_episode_of_its_own(place: Place) -> None:
+async def test_a_step_without_a_session_runs_in_its_own_episode(place: Place) -> None:
     async with place.http() as http:
         await http.post("/reset", json={"seed": 1})
         steps = [(await http.post("/step", json={"action": {"op": "inc"}})).json() for _ in range(2)]
@@ -108,7 +108,7 @@ async def test_a_step_without_a_session_is_one_in_an_episode_of_its_own(place: P
         ("/step", {"action": {}, "timeout_s": 0}, ["body", "timeout_s"]),
     ],
 )
-async def test_a_malformed_body_is_422_and_says_where(
+async def test_a_malformed_body_is_422_and_names_the_field(
     place: Place, path: str, body: dict[str, Any], location: list[str]
 ) -> None:
     async with place.http() as http:
@@ -120,7 +120,7 @@ async def test_a_malformed_body_is_422_and_says_where(
 
 @on(*ALL)
 @pytest.mark.parametrize("path", ["/health", "/metadata", "/schema"])
-async def test_descriptions_are_only_read(place: Place, path: str) -> None:
+async def test_descriptions_accept_no_post(place: Place, path: str) -> None:
     async with place.http() as http:
         posted = await http.post(path, json={})
 

@@ -1,4 +1,4 @@
-"""Tasks that an operator registers while the gateway runs, played by stock clients at once."""
+"""An operator registers tasks while the gateway runs, and stock clients play them immediately."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.wire]
 
 @pytest.fixture
 async def operator(place: Place) -> AsyncIterator[httpx.AsyncClient]:
-    """The operators' routes; what a test registers is removed again."""
+    """A client for the operators' routes. Tasks that a test registers are removed at its end."""
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
     async with httpx.AsyncClient(
         base_url=place.root, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
@@ -38,7 +38,7 @@ def task(name: str, target: int, **more: Any) -> dict[str, Any]:
 
 
 @on(EMBEDDED)
-async def test_a_registered_task_is_played_at_once_and_gone_when_it_is_removed(
+async def test_a_registered_task_can_be_played_immediately_and_is_unknown_after_its_removal(
     place: Place, newest: Driver, operator: httpx.AsyncClient
 ) -> None:
     async with connected(newest, place.url()) as client:
@@ -68,7 +68,9 @@ async def test_a_registered_task_is_played_at_once_and_gone_when_it_is_removed(
 
 
 @on(EMBEDDED)
-async def test_the_oldest_client_plays_it_too(place: Place, driver_of: DriverOf, operator: httpx.AsyncClient) -> None:
+async def test_the_oldest_client_plays_a_registered_task(
+    place: Place, driver_of: DriverOf, operator: httpx.AsyncClient
+) -> None:
     await operator.post("/admin/v1/tasks", json=task("login-demo", 4))
 
     async with connected(driver_of(OLDEST), place.url(), kind="typed", mode="direct") as client:
@@ -78,7 +80,7 @@ async def test_the_oldest_client_plays_it_too(place: Place, driver_of: DriverOf,
 
 
 @on(EMBEDDED)
-async def test_a_task_that_is_begun_too_often_is_refused_with_the_time_to_wait(
+async def test_a_task_beyond_its_rate_limit_is_refused_with_the_time_to_wait(
     place: Place, newest: Driver, operator: httpx.AsyncClient
 ) -> None:
     limited = task("heavy", 5, rate_limit={"starts": 2, "per_s": 3600})

@@ -1,6 +1,6 @@
-"""Two replicas before OpenEnv servers that others run: ``gateway serve --static`` with Redis.
+"""Two replicas in front of third-party OpenEnv servers: ``gateway serve --static`` with Redis.
 
-An episode's socket is held by the replica that opened it; a load balancer sends requests to either.
+The replica that opened an episode holds its socket. A load balancer sends requests to either replica.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from tests.wire.targets import token
 pytestmark = [pytest.mark.wire, pytest.mark.redis]
 
 RELEASES = {"newest": NEWEST, "oldest": OLDEST}
-"""The release of each environment's server: episodes of the first outlive their sockets, those of the other do not."""
+"""The release of each environment's server. Episodes of the newest outlive their sockets, those of the oldest do not.
+"""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode of its own for one test, in a server that has room for one."""
+    """An episode for one test, in a server that has room for one session."""
 
     pair: Pair
     environment: str
@@ -71,7 +72,7 @@ class Episode:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Pair]:
-    """One pair for all tests, before one server of each release."""
+    """One pair of replicas for all tests, in front of one server of each release."""
     with contextlib.ExitStack() as undo:
         servers = {
             name: undo.enter_context(image(version=version, capacity=1)).url for name, version in RELEASES.items()
@@ -82,7 +83,7 @@ def started() -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(started: Pair) -> Pair:
-    """The pair, with both replicas running."""
+    """The pair of replicas, both running."""
     started.revive()
     return started
 
@@ -95,7 +96,7 @@ def test_an_episode_is_played_through_either_replica(pair: Pair, environment: st
     seen = [episode.step(gateway) for gateway in (pair.a, pair.b, pair.b)]
     prompts = [episode.prompt(gateway) for gateway in (pair.a, pair.b)]
     deleted = episode.delete(pair.b)
-    following.create(pair.b)  # the server has room for one
+    following.create(pair.b)  # the server has room for one session
 
     assert following.delete(pair.a) == 200
     assert [one["data"]["value"] for one in seen] == [1, 2, 3]
@@ -104,7 +105,7 @@ def test_an_episode_is_played_through_either_replica(pair: Pair, environment: st
     assert deleted == 200
 
 
-def test_the_death_of_a_replica_ends_only_its_episodes_that_do_not_outlive_their_sockets(pair: Pair) -> None:
+def test_the_death_of_a_replica_ends_only_those_of_its_episodes_that_need_their_socket(pair: Pair) -> None:
     newest, oldest = (Episode(pair, environment) for environment in RELEASES)
     for episode in (newest, oldest):
         episode.create(pair.a, index=2)
@@ -126,7 +127,7 @@ def test_the_death_of_a_replica_ends_only_its_episodes_that_do_not_outlive_their
         assert following.delete(pair.b) == 200
 
 
-def test_a_replica_that_stops_in_good_order_leaves_its_episodes_to_the_other(pair: Pair) -> None:
+def test_a_replica_that_stops_gracefully_leaves_its_episodes_to_the_other_replica(pair: Pair) -> None:
     episode = Episode(pair, "newest")
     episode.create(pair.a, index=2)
     assert episode.step(pair.a)["data"]["value"] == 1

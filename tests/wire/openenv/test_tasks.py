@@ -1,4 +1,4 @@
-"""``reset(task=…)`` from stock clients: by id, as an object, or not at all; and what is refused leaves the episode."""
+"""Stock clients call ``reset(task=…)`` with an id, an object or no task. A refused reset keeps the episode."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -41,7 +41,7 @@ def target(result: dict[str, Any]) -> int:
         (OLDEST, "typed", "direct"),
     ],
 )
-async def test_a_task_is_named_given_or_left_out(
+async def test_a_reset_takes_a_tasks_id_or_a_task_object_or_no_task(
     place: Place, driver_of: DriverOf, version: str, kind: str, mode: str
 ) -> None:
     async with connected(driver_of(version), place.url(), kind=kind, mode=mode) as client:
@@ -67,7 +67,7 @@ async def test_a_task_is_named_given_or_left_out(
 
 
 @on(EMBEDDED)
-async def test_a_reset_tells_the_id_of_its_task(client: OpenEnv) -> None:
+async def test_the_result_of_a_reset_holds_the_id_of_its_task(client: OpenEnv) -> None:
     named = await client.reset(task="test-1")
     given = await client.reset(task=INLINE)
 
@@ -76,7 +76,9 @@ async def test_a_reset_tells_the_id_of_its_task(client: OpenEnv) -> None:
 
 
 @on(EMBEDDED)
-async def test_seed_and_episode_id_survive_a_switch_of_tasks_and_no_key_leaks(client: OpenEnv) -> None:
+async def test_seed_and_episode_id_survive_a_switch_of_tasks_and_no_key_of_the_reset_leaks_into_the_task(
+    client: OpenEnv,
+) -> None:
     await client.reset(task="test-0", seed=5, episode_id="one")
     await client.act("inc")
     await client.reset(task=INLINE, seed=6, episode_id="two", level={"deep": [1]})
@@ -121,7 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @on(EMBEDDED)
 @pytest.mark.parametrize(("data", "code", "word"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_is_no_task_is_refused_and_the_episode_goes_on(
+async def test_a_reset_with_an_invalid_task_is_refused_and_the_episode_goes_on(
     place: Place, data: dict[str, Any], code: str, word: str
 ) -> None:
     async with socket(place.url()) as ws:
@@ -138,7 +140,7 @@ async def test_what_is_no_task_is_refused_and_the_episode_goes_on(
 
 
 @on(EMBEDDED)
-async def test_a_task_that_its_environment_refuses_is_told_and_the_next_reset_works(client: OpenEnv) -> None:
+async def test_a_task_that_its_environment_refuses_is_an_error_and_the_next_reset_works(client: OpenEnv) -> None:
     with pytest.raises(ClientError) as refused:
         await client.reset(task=INLINE | {"config": {"refuse": "there is no such puzzle"}})
     after = await client.reset(task=INLINE)

@@ -1,4 +1,4 @@
-"""Tools: as actions on the socket, and over ``/mcp`` as ``MCPToolClient`` uses it."""
+"""Tools, as actions on the socket and over ``/mcp`` as ``MCPToolClient`` calls them."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ TOOLS = ["act", "count", "die", "echo_message", "given", "sleep"]
 
 
 async def rpc(place: Place, method: str, **params: Any) -> dict[str, Any]:
-    """One JSON-RPC request to ``/mcp``; its answer, whose status is always 200."""
+    """Send one JSON-RPC request to ``/mcp`` and return its answer, whose status is always 200."""
     async with place.http() as http:
         response = await http.post("/mcp", json={"jsonrpc": "2.0", "method": method, "params": params, "id": 7})
     assert response.status_code == 200
@@ -44,7 +44,7 @@ async def test_a_tool_client_plays_an_episode(place: Place, newest: Driver) -> N
 
 
 @on(EMBEDDED)
-async def test_a_tool_client_is_used_without_a_loop_too(place: Place, newest: Driver) -> None:
+async def test_a_synchronous_tool_client_lists_and_calls_tools(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp", mode="sync") as client:
         await client.reset(index=0)
         tools = await client.call("list_tools")
@@ -69,7 +69,7 @@ async def test_a_tool_client_of_the_first_releases_works_on_its_socket(place: Pl
 
 
 @on(EMBEDDED)
-async def test_a_lost_socket_loses_nothing_of_a_tool_clients_episode(place: Place, newest: Driver) -> None:
+async def test_the_episode_of_a_tool_client_survives_the_loss_of_its_socket(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp") as client:
         await client.reset(index=0, episode_id="e")
         await client.call("call_tool", "act", op="inc")
@@ -82,7 +82,7 @@ async def test_a_lost_socket_loses_nothing_of_a_tool_clients_episode(place: Plac
 
 
 @on(EMBEDDED)
-async def test_tool_clients_at_once_share_nothing(place: Place, newest: Driver) -> None:
+async def test_concurrent_tool_clients_share_no_episode(place: Place, newest: Driver) -> None:
     async def play(by: int) -> float | None:
         async with connected(newest, place.url(), kind="mcp") as client:
             await client.reset(index=0)
@@ -122,7 +122,7 @@ async def test_a_tool_is_called_as_an_action(place: Place, driver_of: DriverOf, 
 
 
 @on(EMBEDDED)
-async def test_a_session_is_created_attached_and_closed_by_its_id(place: Place) -> None:
+async def test_a_session_is_created_and_then_attached_to_and_closed_by_its_id(place: Place) -> None:
     created = (await rpc(place, "openenv/session/create"))["result"]["session_id"]
     async with socket(f"{place.url()}?session_id={created}") as ws:
         await ws.reset(index=0, episode_id="e")
@@ -160,7 +160,7 @@ async def test_an_episode_is_found_again_by_its_id(place: Place) -> None:
 
 
 @on(EMBEDDED)
-async def test_errors_of_mcp_have_their_codes(place: Place) -> None:
+async def test_invalid_mcp_requests_get_the_json_rpc_error_codes(place: Place) -> None:
     async with place.http() as http:
         garbage = (await http.post("/mcp", content=b"{")).json()
         empty = (await http.post("/mcp", json={})).json()

@@ -1,4 +1,4 @@
-"""The gateway's OpenEnv upstream against official servers of three releases: what goes right."""
+"""The gateway's OpenEnv upstream plays successful episodes on official servers of several releases."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ INC = Action(fields={"op": "inc"})
 
 @pytest.fixture(scope="module", params=RELEASES)
 def counter(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The counter on each release, on a Unix socket as containers have it."""
+    """The counter on each release, on a Unix socket as in a container."""
     with image("counter", version=request.param, capacity=8, on_socket=True) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def newest() -> Iterator[Image]:
-    """The counter on the present release, over TCP."""
+    """The counter on the newest release, over TCP."""
     with image("counter", capacity=8) as started:
         yield started
 
 
 @pytest.fixture(scope="module", params=[OLDER, NEWEST])
 def riddle(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The environment with tools; the oldest release has no word of them."""
+    """The environment with tools. The oldest release does not support tools."""
     with image("riddle", version=request.param, capacity=8) as started:
         yield started
 
@@ -86,7 +86,7 @@ async def test_frames_are_relayed_byte_for_byte_and_counted(counter: Image) -> N
 
 
 @pytest.mark.parametrize("frame", [b'{"type":"close"}', b'{"type":"reset","data":{}}', b"[]", b"nothing", b'{"a":1}'])
-async def test_frames_that_run_an_episode_or_break_its_socket_are_not_relayed(newest: Image, frame: bytes) -> None:
+async def test_frames_that_reset_or_close_or_are_malformed_are_not_relayed(newest: Image, frame: bytes) -> None:
     where = environment()
     async with alone() as replica:
         session = await replica.opened(newest.session(), where)
@@ -97,7 +97,7 @@ async def test_frames_that_run_an_episode_or_break_its_socket_are_not_relayed(ne
         await replica.upstream.close(session, where)
 
 
-async def test_what_an_environment_refuses_or_fails_at_is_a_result_and_the_episode_goes_on(counter: Image) -> None:
+async def test_a_refused_or_failed_action_is_a_result_and_the_episode_goes_on(counter: Image) -> None:
     where = environment()
     async with alone() as replica:
         session = await replica.opened(counter.session(), where)
@@ -115,7 +115,7 @@ async def test_what_an_environment_refuses_or_fails_at_is_a_result_and_the_episo
     assert good.data["value"] == 1
 
 
-async def test_a_text_fills_the_field_that_is_written_for_it(newest: Image) -> None:
+async def test_the_text_of_an_action_fills_the_configured_text_field(newest: Image) -> None:
     where = environment(actions=ActionMapping(default_tool="play", text_field="op"))
     async with alone() as replica:
         session = await replica.opened(newest.session(), where)
@@ -160,7 +160,7 @@ async def test_tools_are_called_by_steps_so_that_their_rewards_count(riddle: Ima
     assert (summary.reward, summary.finished) == (1.0, True)
 
 
-async def test_the_tool_of_a_gym_image_is_step_and_its_input_the_action(counter: Image) -> None:
+async def test_a_gym_image_offers_the_tool_step_whose_input_is_the_action(counter: Image) -> None:
     async with alone() as replica:
         listed = json.loads(await replica.upstream.tools(counter.as_worker(), environment()))["tools"]
         about = await replica.upstream.about(counter.as_worker(), environment())
@@ -171,7 +171,7 @@ async def test_the_tool_of_a_gym_image_is_step_and_its_input_the_action(counter:
     assert about["metadata"]["name"] == "Counter"
 
 
-async def test_a_server_that_somebody_else_runs_is_reached_below_its_prefix() -> None:
+async def test_a_third_party_server_is_reached_below_its_url_prefix() -> None:
     with image("prefixed", capacity=1) as started:
         address = f"{started.url}/at/a/prefix"
         where = environment(url=address, learns=True)
@@ -187,7 +187,7 @@ async def test_a_server_that_somebody_else_runs_is_reached_below_its_prefix() ->
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_images_own_splits_are_offered_and_played_by_their_place(newest: Image) -> None:
+async def test_an_images_own_splits_are_listed_and_their_tasks_played_by_index(newest: Image) -> None:
     where, worker = environment(), newest.as_worker()
     async with alone() as replica:
         upstream = replica.upstream
@@ -208,7 +208,7 @@ async def test_an_images_own_splits_are_offered_and_played_by_their_place(newest
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-async def test_an_image_without_tasks_has_one_for_each_seed(version: str) -> None:
+async def test_an_image_without_tasks_has_one_task_for_each_seed(version: str) -> None:
     where = environment(resets=ResetMapping(seeds=7))
     with image("plain", version=version) as started:
         worker = started.as_worker()
@@ -229,29 +229,29 @@ async def test_an_image_without_tasks_has_one_for_each_seed(version: str) -> Non
     assert prompt[0].text == "Count to 3."  # seed 5
 
 
-async def test_a_task_that_would_be_dropped_is_refused_and_nothing_is_opened(newest: Image) -> None:
+async def test_a_task_with_a_key_that_no_reset_maps_is_refused(newest: Image) -> None:
     where = environment(resets=ResetMapping())
     async with alone() as replica:
         with pytest.raises(InvalidRequest, match=r"environment_config.page.*\[resets\]"):
             await replica.opened(newest.session(), where, spec={"environment_config": {"page": "x"}})
 
 
-# -- room -------------------------------------------------------------------------------------------------------------
+# -- capacity ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.parametrize("capacity", [1, 5])
-async def test_the_capacity_is_learned_and_all_places_are_free_again(version: str, capacity: int) -> None:
+async def test_the_capacity_is_learned_and_leaves_all_slots_free(version: str, capacity: int) -> None:
     where = environment(learns=True)
     with image("counter", version=version, capacity=capacity, on_socket=True) as started:
         async with alone() as replica:
             upstream = replica.upstream
             assert await upstream.ready(started.as_worker(), where) == capacity
-            # At once, and as many as it holds: no trial socket is left.
+            # All sessions open concurrently, up to the capacity: no trial socket is left.
             sessions = await asyncio.gather(*(replica.opened(started.session(), where) for _ in range(capacity)))
             with pytest.raises(WorkerFull) as full:
                 await replica.opened(started.session(), where)
-            await upstream.alive(started.as_worker(), where)  # although it is full
+            await upstream.alive(started.as_worker(), where)  # the worker counts as alive although it is full
             assert await upstream.ready(started.as_worker(), where) == capacity
             for session in sessions:
                 await upstream.close(session, where)
@@ -260,7 +260,7 @@ async def test_the_capacity_is_learned_and_all_places_are_free_again(version: st
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_the_only_place_is_free_as_soon_as_its_session_is_closed(version: str) -> None:
+async def test_the_only_slot_is_free_as_soon_as_its_session_is_closed(version: str) -> None:
     where = environment()
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
@@ -270,7 +270,7 @@ async def test_the_only_place_is_free_as_soon_as_its_session_is_closed(version: 
                 assert await replica.upstream.close(session, where) is not None
 
 
-async def test_a_session_waits_a_moment_for_a_place_that_is_just_given_back() -> None:
+async def test_an_opening_waits_briefly_for_a_slot_that_is_being_released() -> None:
     where = environment()
     with image("counter", capacity=1) as started:
         async with alone() as replica:
@@ -285,21 +285,21 @@ async def test_a_session_waits_a_moment_for_a_place_that_is_just_given_back() ->
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-async def test_an_environment_that_cannot_be_made_is_told_at_readiness(version: str) -> None:
+async def test_the_readiness_check_reports_an_environment_that_cannot_be_created(version: str) -> None:
     with image("broken", version=version) as started:
         async with alone() as replica:
             with pytest.raises(UpstreamError, match=r"can't make an environment.*Broken"):
                 await replica.upstream.ready(started.as_worker(), environment())
 
 
-async def test_a_server_that_does_not_listen_yet_is_waited_for(newest: Image) -> None:
+async def test_the_readiness_check_waits_for_a_server_that_does_not_listen_yet(newest: Image) -> None:
     where = environment()
     late = replace(newest.as_worker(), address="tcp:127.0.0.1:1")
     async with alone() as replica:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await replica.upstream.ready(late, where)
-        # A path that is not there: ready only once it is.
+        # With a readiness path: the worker is ready only once that path exists.
         asked = replace(where, server=Server(port=8000, ready="/is-loaded"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):

@@ -1,4 +1,4 @@
-"""The gateway's OpenEnv upstream against official servers: steps left, sockets cut, servers killed, large frames."""
+"""The gateway's OpenEnv upstream and official servers: abandoned steps, cut sockets, killed servers, large frames."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def waits_for(file: Path) -> Action:
 
 @asynccontextmanager
 async def cuttable(started: Image) -> AsyncIterator[Relay]:
-    """A relay in front of a server: its address is that of the relay's URL."""
+    """A relay in front of a server. `through` makes sessions that connect through the relay."""
     async with relay(started.url) as between:
         yield between
 
@@ -60,15 +60,15 @@ def through(between: Relay, started: Image) -> Session:
 
 
 async def value(replica: Replica, session: Session) -> int:
-    """What the counter stands at."""
+    """Return the counter's present value."""
     return int((await replica.upstream.act(session, WHERE, Action(fields={"op": "noop"}))).data["value"])
 
 
-# -- who leaves -------------------------------------------------------------------------------------------------------
+# -- callers that cancel ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-async def test_the_reply_to_a_step_that_was_left_never_answers_another_one(version: str, tmp_path: Path) -> None:
+async def test_the_reply_to_a_cancelled_step_never_answers_another_request(version: str, tmp_path: Path) -> None:
     slow = json.dumps({"type": "step", "data": {"op": "wait", "file": str(tmp_path / "go")}}).encode()
     inc = b'{"type":"step","data":{"op":"inc"}}'
     with image("counter", version=version) as started:
@@ -93,7 +93,7 @@ async def test_the_reply_to_a_step_that_was_left_never_answers_another_one(versi
     assert summary.steps == 2
 
 
-async def test_requests_that_are_given_up_at_any_moment_shift_no_reply() -> None:
+async def test_a_request_that_is_cancelled_at_any_moment_shifts_no_reply() -> None:
     with image("counter", on_socket=True) as started:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
@@ -112,7 +112,7 @@ async def test_requests_that_are_given_up_at_any_moment_shift_no_reply() -> None
             await replica.upstream.close(session, WHERE)
 
 
-async def test_requests_beyond_the_queue_are_refused_and_those_in_it_answered(tmp_path: Path) -> None:
+async def test_requests_beyond_the_queue_are_refused_and_queued_requests_are_answered(tmp_path: Path) -> None:
     with image("counter") as started:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
@@ -147,11 +147,11 @@ async def test_a_session_whose_step_still_runs_is_not_closed_cleanly(version: st
 
 
 def begun(file: Path) -> Callable[[], bool]:
-    """Whether the server has begun what is to wait for *file*."""
+    """Return a predicate: True once the server has started the action that waits for *file*."""
     return Path(f"{file}.began").exists
 
 
-async def test_a_step_that_never_replies_ends_in_time(tmp_path: Path) -> None:
+async def test_a_step_without_a_reply_ends_at_its_timeout(tmp_path: Path) -> None:
     where = environment(timeouts=Timeouts(call_s=0.5, close_s=5))
     with image("counter") as started:
         async with alone() as replica:
@@ -159,14 +159,14 @@ async def test_a_step_that_never_replies_ends_in_time(tmp_path: Path) -> None:
 
             with pytest.raises(UpstreamTimeout):
                 await replica.upstream.act(session, where, waits_for(tmp_path / "go"))
-            # It still runs in the server, which has not let go of the socket.
+            # The step still runs in the server, which has not released the socket.
             with pytest.raises(UpstreamError, match="already has an attached"):
                 await replica.upstream.pass_frame(session, where, b'{"type":"state"}')
             (tmp_path / "go").touch()
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_an_opening_that_is_given_up_in_its_reset_leaves_nothing(version: str, tmp_path: Path) -> None:
+async def test_an_opening_that_is_cancelled_in_its_reset_leaves_no_session(version: str, tmp_path: Path) -> None:
     config = {"waits_for": str(tmp_path / "go")}
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
@@ -176,7 +176,7 @@ async def test_an_opening_that_is_given_up_in_its_reset_leaves_nothing(version: 
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
             closing = asyncio.ensure_future(replica.upstream.close(session, WHERE))
-            if version == NEWEST:  # its end can be waited for, for longer than the 1 s that a reply has
+            if version == NEWEST:  # the upstream can wait for its end, longer than the 1 s that a reply may take
                 await asyncio.wait({closing}, timeout=1.5)
                 assert not closing.done()
                 (tmp_path / "go").touch()
@@ -198,15 +198,15 @@ async def opened_again(replica: Replica, started: Image) -> Session:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_an_opening_that_is_given_up_at_any_moment_leaves_nothing(version: str) -> None:
+async def test_an_opening_that_is_cancelled_at_any_moment_leaves_no_session(version: str) -> None:
     with image("counter", version=version, capacity=1, on_socket=True) as started:
         async with alone() as replica:
-            first = await replica.opened(started.session(), WHERE)  # from now on it is known what the server can do
+            first = await replica.opened(started.session(), WHERE)  # the server's abilities are now known
             await replica.upstream.close(first, WHERE)
             for moment in range(60):
                 session = started.session()
                 opening = asyncio.ensure_future(replica.upstream.open(session, WHERE, SessionSetup(spec={})))
-                await asyncio.sleep(moment / 8000)  # an opening takes some 5 ms
+                await asyncio.sleep(moment / 8000)  # an opening takes about 5 ms
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
                 if opening.cancelled():
@@ -222,7 +222,7 @@ async def test_an_opening_that_is_given_up_at_any_moment_leaves_nothing(version:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_a_reset_that_fails_is_told_and_its_place_is_free_at_once(version: str) -> None:
+async def test_a_failed_reset_is_an_error_and_its_slot_is_free_immediately(version: str) -> None:
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
             session = started.session()
@@ -234,11 +234,11 @@ async def test_a_reset_that_fails_is_told_and_its_place_is_free_at_once(version:
             await replica.upstream.close(after, WHERE)
 
 
-# -- what breaks ------------------------------------------------------------------------------------------------------
+# -- cut sockets and killed servers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [FIRST_WITH, NEWEST])
-async def test_a_cut_socket_is_attached_again_and_the_same_episode_goes_on(version: str) -> None:
+async def test_the_upstream_attaches_again_after_a_cut_socket_and_the_same_episode_goes_on(version: str) -> None:
     with image("counter", version=version) as started:
         async with alone() as replica, cuttable(started) as between:
             session = await replica.opened(through(between, started), WHERE)
@@ -254,7 +254,7 @@ async def test_a_cut_socket_is_attached_again_and_the_same_episode_goes_on(versi
 
 
 @pytest.mark.parametrize("version", [OLDEST, OLDER, LAST_WITHOUT])
-async def test_a_cut_socket_of_an_older_server_is_the_end_of_its_session(version: str) -> None:
+async def test_a_cut_socket_to_an_older_server_ends_its_session(version: str) -> None:
     with image("counter", version=version) as started:
         async with alone() as replica, cuttable(started) as between:
             session = await replica.opened(through(between, started), WHERE)
@@ -264,12 +264,12 @@ async def test_a_cut_socket_of_an_older_server_is_the_end_of_its_session(version
 
             with pytest.raises(SessionNotFound):
                 await replica.upstream.pass_frame(session, WHERE, b'{"type":"state"}')
-            assert sockets(started) == before  # no other one was taken for it
+            assert sockets(started) == before  # the upstream opened no other socket
             assert await replica.upstream.close(session, WHERE) is not None
 
 
 def sockets(started: Image) -> int:
-    """How many WebSockets the server has accepted."""
+    """Return the number of WebSockets that the server has accepted."""
     return started.process.log.count('"WebSocket /ws')
 
 
@@ -283,7 +283,7 @@ async def lost(replica: Replica, session: Session) -> None:
     assert not replica.upstream._holding._held[session.lease].line.is_open
 
 
-async def test_a_step_that_is_cut_may_have_run_and_is_not_run_again(tmp_path: Path) -> None:
+async def test_a_step_whose_socket_is_cut_is_not_run_again(tmp_path: Path) -> None:
     with image("counter") as started:
         async with alone() as replica, cuttable(started) as between:
             session = await replica.opened(through(between, started), WHERE)
@@ -291,7 +291,7 @@ async def test_a_step_that_is_cut_may_have_run_and_is_not_run_again(tmp_path: Pa
             between.mute()
             action = Action(fields={"op": "inc", "by": 7, "file": str(tmp_path / "x")})
             step = asyncio.ensure_future(replica.upstream.act(session, WHERE, action))
-            await until(begun(tmp_path / "x"))  # its reply is withheld
+            await until(begun(tmp_path / "x"))  # the relay withholds its reply
             between.cut()
 
             with pytest.raises(UpstreamGone) as gone:
@@ -302,7 +302,7 @@ async def test_a_step_that_is_cut_may_have_run_and_is_not_run_again(tmp_path: Pa
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_a_server_killed_in_mid_step_is_gone_and_then_its_session(version: str) -> None:
+async def test_a_server_killed_in_mid_step_is_gone_and_later_calls_find_no_session(version: str) -> None:
     with image("counter", version=version) as started:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
@@ -315,7 +315,7 @@ async def test_a_server_killed_in_mid_step_is_gone_and_then_its_session(version:
                     await replica.upstream.act(session, WHERE, INC)
 
 
-async def test_what_is_kept_of_sessions_that_were_lost_with_their_server_is_dropped_in_time() -> None:
+async def test_the_second_sweep_drops_a_session_that_was_lost_with_its_server() -> None:
     with image("counter", capacity=2) as lives, image("counter") as dies:
         async with alone() as replica:
             kept = await replica.opened(lives.session(), WHERE)
@@ -348,7 +348,7 @@ async def test_a_session_that_a_new_server_does_not_know_is_not_found() -> None:
 # -- large frames -----------------------------------------------------------------------------------------------------
 
 
-async def test_large_actions_and_observations_pass_whole() -> None:
+async def test_large_actions_and_observations_arrive_complete() -> None:
     with image("counter") as started:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)

@@ -1,4 +1,4 @@
-"""Several replicas of the gateway's OpenEnv upstream, which ask each other over HTTP, and official servers."""
+"""Several replicas of the gateway's OpenEnv upstream, which query each other over HTTP, and official servers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ STATE = b'{"type":"state"}'
 
 
 async def value(where: Replica, session: Session) -> int:
-    """What the counter stands at."""
+    """Return the counter's present value."""
     return int((await where.upstream.act(session, WHERE, Action(fields={"op": "noop"}))).data["value"])
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_a_session_is_served_by_every_replica_through_the_one_that_holds_it(version: str) -> None:
+async def test_every_replica_serves_a_session_through_the_replica_that_holds_it(version: str) -> None:
     handles = Handles()
     with image("counter", version=version, capacity=1) as started:
         async with replica(handles) as holder, replica(handles) as other:
@@ -57,7 +57,7 @@ async def test_a_session_is_served_by_every_replica_through_the_one_that_holds_i
             for one in (holder, other):
                 with pytest.raises(SessionNotFound):
                     await one.upstream.act(session, WHERE, INC)
-            again = await other.opened(started.session(), WHERE)  # its place is free
+            again = await other.opened(started.session(), WHERE)  # the slot is free
             await other.upstream.close(again, WHERE)
 
     assert isinstance(prompt[0], TextBlock)
@@ -71,7 +71,7 @@ async def test_a_session_is_served_by_every_replica_through_the_one_that_holds_i
     assert handles.rebound == 0
 
 
-async def test_a_large_first_observation_comes_from_its_holder() -> None:
+async def test_a_large_first_observation_comes_from_the_replica_that_holds_the_session() -> None:
     handles = Handles()
     with image("counter") as started:
         async with replica(handles) as holder, replica(handles) as other:
@@ -83,7 +83,7 @@ async def test_a_large_first_observation_comes_from_its_holder() -> None:
             await holder.upstream.close(session, WHERE)
 
 
-async def test_a_session_is_taken_over_when_its_holder_has_left() -> None:
+async def test_another_replica_takes_over_a_session_whose_holder_has_left() -> None:
     handles = Handles()
     with image("counter", capacity=1) as started:
         async with replica(handles) as other, replica(handles) as third:
@@ -91,8 +91,8 @@ async def test_a_session_is_taken_over_when_its_holder_has_left() -> None:
                 session = await holder.opened(started.session(), WHERE)
                 await holder.upstream.act(session, WHERE, Action(fields={"op": "inc", "by": 7}))
 
-            # Both at once, each with the handle that it remembers: one attaches, the other one asks that. It takes a
-            # while, as the server has not noticed yet that a socket is gone.
+            # Both replicas resume the session concurrently, each with the handle that it remembers: one attaches, the
+            # other queries it. This takes a while, because the server has not noticed yet that a socket is gone.
             async with connect(f"ws://{started.address.removeprefix('tcp:')}/ws?session_id={sid_of(session)}"):
                 asking = [asyncio.ensure_future(value(one, session)) for one in (other, third) for _ in range(4)]
                 await until(lambda: handles.rebound)
@@ -109,16 +109,16 @@ async def test_a_session_is_taken_over_when_its_holder_has_left() -> None:
     assert steps == 9
     assert len(prompt) == 1
     assert summary is not None
-    assert not summary.is_whole  # the holder that left knew what the steps before gave
+    assert not summary.is_whole  # only the holder that left knew the rewards of the earlier steps
 
 
 def sid_of(session: Session) -> str:
-    """Its id in the server."""
+    """Return the session's id in the server."""
     return str(json.loads(session.handle)["sid"])
 
 
 @pytest.mark.parametrize("version", [OLDEST, OLDER])
-async def test_a_session_of_an_older_server_is_lost_with_its_holder(version: str) -> None:
+async def test_a_session_in_an_older_server_is_lost_with_the_replica_that_holds_it(version: str) -> None:
     handles = Handles()
     with image("counter", version=version, capacity=1) as started:
         async with replica(handles) as other:
@@ -142,7 +142,7 @@ async def opened(where: Replica, started: Image) -> Session:
         raise AssertionError("there is no place yet") from error
 
 
-async def test_a_session_is_closed_by_a_replica_that_never_held_it_when_its_holder_has_left() -> None:
+async def test_any_replica_closes_a_session_whose_holder_has_left() -> None:
     handles = Handles()
     with image("counter", capacity=1) as started:
         async with replica(handles) as other:
@@ -161,7 +161,7 @@ async def test_a_session_that_was_closed_is_not_taken_over() -> None:
             async with replica(handles) as holder:
                 session = await holder.opened(started.session(), WHERE)
             before = started.process.log.count('"WebSocket /ws')
-            del handles.sessions[session.id]  # the store is just ending it
+            del handles.sessions[session.id]  # as if the store is just ending the session
 
             with pytest.raises(SessionNotFound):
                 await other.upstream.act(session, WHERE, INC)
@@ -170,7 +170,7 @@ async def test_a_session_that_was_closed_is_not_taken_over() -> None:
             assert started.process.log.count('"WebSocket /ws') == before
 
 
-async def test_the_same_key_runs_once_whichever_replica_is_asked() -> None:
+async def test_the_same_key_runs_once_at_whichever_replica_it_arrives() -> None:
     handles = Handles()
     with image("counter") as started:
         async with replica(handles) as holder, replica(handles) as other, replica(handles) as third:
@@ -195,13 +195,13 @@ async def test_the_same_key_runs_once_whichever_replica_is_asked() -> None:
     assert [result.data["value"] for result in results] == [1] * 4
 
 
-async def test_an_opening_that_another_replica_did_not_finish_leaves_its_slot_in_doubt() -> None:
+async def test_closing_an_opening_that_another_replica_did_not_finish_is_an_error() -> None:
     with image("counter") as started:
         async with replica(Handles()) as other:
             failed = replace(started.session(), reason=CloseReason.OPEN_FAILED)
             with pytest.raises(UpstreamError, match="did not finish its opening"):
                 await other.upstream.close(failed, WHERE)
-            asked = replace(started.session(), reason=CloseReason.DELETED)  # a question's slot: nothing was opened
+            asked = replace(started.session(), reason=CloseReason.DELETED)  # a query's slot: nothing was opened
             assert await other.upstream.close(asked, WHERE) is None
 
 

@@ -1,4 +1,4 @@
-"""Episodes that follow each other on one attachment: the server's session is reset, as its own clients do."""
+"""Successive episodes on one attachment: the upstream resets the server's session, as OpenEnv's own clients do."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ INC = Action(fields={"op": "inc"})
 
 
 def successor(session: Session, lease: str = "next") -> Session:
-    """The session that gets its slot: of the same id, under another lease."""
+    """Return the session that gets this session's slot: same id, another lease."""
     return replace(session, lease=lease, handle="", state=SessionState.OPEN)
 
 
 def sockets(started: Image) -> int:
-    """How many WebSockets the server has accepted."""
+    """Return the number of WebSockets that the server has accepted."""
     return started.process.log.count("WebSocket /ws")
 
 
 def held(replica: Replica) -> LiveSession:
-    """The one session that it holds."""
+    """Return the only session that the replica holds."""
     (found,) = replica.upstream._holding._held.values()
     return found
 
 
 async def has_room(replica: Replica, started: Image) -> bool:
-    """Whether the server takes a session."""
+    """Return True if the server accepts a session."""
     session = await replica.opened(started.session(), WHERE)
     await replica.upstream.close(session, WHERE)
     return True
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_the_next_episode_begins_in_the_same_session_of_the_server(version: str) -> None:
+async def test_the_next_episode_starts_in_the_same_session_of_the_server(version: str) -> None:
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
             upstream = replica.upstream
@@ -69,25 +69,25 @@ async def test_the_next_episode_begins_in_the_same_session_of_the_server(version
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_what_is_kept_is_given_back_where_no_episode_follows(version: str) -> None:
+async def test_a_kept_session_is_released_when_no_episode_follows(version: str) -> None:
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
             upstream = replica.upstream
             first = await replica.opened(started.session(), WHERE)
 
             await upstream.close(first, WHERE, keeps=True)
-            await upstream.close(first, WHERE)  # there was no slot to hand over
+            await upstream.close(first, WHERE)  # there was no slot to transfer
             assert await has_room(replica, started)
 
             second = await replica.opened(started.session(), WHERE)
             await upstream.close(second, WHERE, keeps=True)
             given_up = replace(successor(second), state=SessionState.CLOSING, reason=CloseReason.DELETED)
-            await upstream.close(given_up, WHERE)  # its trainer hung up before it was opened
+            await upstream.close(given_up, WHERE)  # its trainer hung up before the session was opened
             assert await has_room(replica, started)
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_a_reset_that_fails_in_a_kept_session_gives_its_place_back(version: str) -> None:
+async def test_a_failed_reset_in_a_kept_session_releases_its_slot(version: str) -> None:
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
             first = await replica.opened(started.session(), WHERE)

@@ -1,7 +1,7 @@
-"""OpenEnv servers of any release from 0.2.0 on, as images have them: what the gateway's OpenEnv upstream is tried on.
+"""OpenEnv servers of any release since 0.2.0, as in images, for tests of the gateway's OpenEnv upstream.
 
 Run with the Python of a venv that scripts/openenv-clients made. The program imports the package once, which takes a
-second of CPU, and forks a server for each line that it reads: the arguments of `serve` as JSON. It ends its servers
+second of CPU. It then forks a server for each line that it reads: the arguments of `serve` as JSON. It ends its servers
 when its input ends.
 """
 
@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 SPLITS = {"train": (20, 3, 5), "test": (5, 2, 3)}
-"""Of each split: how many tasks, the first one's target, and after how many targets begin again."""
+"""For each split: its number of tasks, the first task's target, and the number of targets after which they repeat."""
 WORDS = ("river", "candle", "shadow")
 
 
@@ -122,7 +122,7 @@ class Broken(Plain):
 
 
 def riddle() -> tuple[Any, Any, Any]:
-    """Environment, action and observation of the environment with tools, of which 0.2.0 has no word yet."""
+    """Return the classes of the environment with tools, its action and its observation. Release 0.2.0 has no tools."""
     from fastmcp import FastMCP  # type: ignore[import-not-found]
     from openenv.core.env_server.mcp_environment import MCPEnvironment  # type: ignore[import-not-found]
     from openenv.core.env_server.mcp_types import (  # type: ignore[import-not-found]
@@ -190,11 +190,11 @@ def wait_for(file: str) -> None:
 
 
 def serve(kind: str, capacity: int, log: str, path: str) -> None:
-    """Serve one environment on a free port of the loopback, or on the Unix socket *path*; write to *log*.
+    """Serve one environment on a free port of the loopback, or on the Unix socket *path*, and write to *log*.
 
     Args:
-        kind: ``counter`` (a Gym environment with tasks), ``plain`` (one without), ``riddle`` (tools), ``broken``
-            (cannot be made) or ``prefixed`` (the counter, below ``/at/a/prefix`` only).
+        kind: ``counter`` (a Gym environment with tasks), ``plain`` (a Gym environment without tasks), ``riddle``
+            (tools), ``broken`` (its constructor fails) or ``prefixed`` (the counter, only below ``/at/a/prefix``).
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)

@@ -1,4 +1,4 @@
-"""Replicas of the gateway's OpenEnv upstream, and the official servers that they speak to."""
+"""Replicas of the gateway's OpenEnv upstream, and the official servers that they connect to."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tests.wire.processes import START_S, STOP_S
 OLDEST, OLDER = "0.2.0", "0.2.3"
 RELEASES = (OLDEST, OLDER, NEWEST)
 LAST_WITHOUT, FIRST_WITH = "0.4.1", "0.5.0"
-"""The releases between which sessions came to outlive their sockets."""
+"""The last release in which sessions end with their sockets, and the first in which they outlive them."""
 OWN_TASKS = ResetMapping(keys=("seed", "episode_id", "split", "index", "fails", "waits_for"))
 _numbers = itertools.count(1)
 
 
 def environment(*, resets: ResetMapping = OWN_TASKS, learns: bool = False, url: str = "", **more: Any) -> Environment:
-    """A foreign OpenEnv environment."""
+    """Return a third-party OpenEnv environment."""
     server = Server(url=url) if url else Server(port=8000)
     timeouts = Timeouts(start_s=20, setup_s=20, call_s=30, close_s=10)
     made = Environment(
@@ -64,12 +64,12 @@ def environment(*, resets: ResetMapping = OWN_TASKS, learns: bool = False, url: 
 class Launcher:
     """A process that has imported one release of the package and forks official servers.
 
-    Each test gets a server of its own for a twentieth of the CPU that an import takes.
+    A fork takes a twentieth of the CPU of an import, so that each test gets its own server.
     """
 
     def __init__(self, version: str) -> None:
         command = [python_of(version), "-W", "ignore", str(HERE / "upstream_server.py")]
-        # A session of its own: the program ends all its servers with its process group.
+        # A new session, because the program kills its whole process group to end its servers.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def fork(self, kind: str, capacity: int, *, log: Path, path: str) -> None:
@@ -80,12 +80,12 @@ class Launcher:
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """Raise RuntimeError if it has ended, as it does where the package cannot be imported."""
+        """Raise RuntimeError if the process has ended, as it does if the package cannot be imported."""
         if self._process.poll() is not None:
             raise RuntimeError(f"upstream_server.py ended with {self._process.returncode}; its error is in the output")
 
     def close(self) -> None:
-        """End it with all of its servers."""
+        """End the process with all its servers."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(STOP_S)
@@ -103,11 +103,11 @@ class ForkedServer:
 
     @property
     def log(self) -> str:
-        """All that it wrote to stdout and stderr."""
+        """Everything that the server wrote to stdout and stderr."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def kill(self) -> None:
-        """End it without a chance to clean up, and wait until it has ended."""
+        """Kill the server without a chance to clean up, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         ended, _, _ = select.select([self._pidfd], [], [], STOP_S)
@@ -119,7 +119,7 @@ class ForkedServer:
 
     def _started(self) -> tuple[int, str]:
         self._launcher.check()
-        if "\nTraceback" in self.log:  # not an AssertionError: that would be waited for
+        if "\nTraceback" in self.log:  # not an AssertionError, which would be retried
             raise RuntimeError(self.log)
         found = re.search(r"upstream_ready pid=(\d+) address=(\S+)\n", self.log)
         assert found is not None, f"the server is not ready:\n{self.log}"
@@ -128,7 +128,7 @@ class ForkedServer:
 
 @cache
 def launcher_of(version: str) -> Launcher:
-    """Start the launcher of a release; it lives until the test process ends."""
+    """Start the launcher of a release, which lives until the test process ends."""
     launcher = Launcher(version)
     atexit.register(launcher.close)
     return launcher
@@ -144,7 +144,7 @@ class Image:
 
     @property
     def address(self) -> str:
-        """As workers' addresses are written, ``tcp:HOST:PORT`` or ``unix:PATH``."""
+        """The address in a worker's form, ``tcp:HOST:PORT`` or ``unix:PATH``."""
         return self.process.address
 
     @property
@@ -152,12 +152,12 @@ class Image:
         return f"http://{self.address.removeprefix('tcp:')}"
 
     def as_worker(self) -> Worker:
-        """The worker that it is."""
+        """Return this server as a worker."""
         name = EnvironmentName("counted")
         return Worker(id=self.worker, environment=name, digest="d", slots=1, address=self.address)
 
     def session(self, *, address: str = "") -> Session:
-        """A session that was granted a slot in it."""
+        """Return a session that has a slot in this server."""
         number = next(_numbers)
         return Session(
             id=session_id(Owner("lab"), f"episode-{number}"),
@@ -173,7 +173,7 @@ class Image:
         )
 
     def never_used_stateless_routes(self) -> bool:
-        """Whether nobody asked for the HTTP reset or step, which have no session."""
+        """Return True if no client called the HTTP reset or step, which have no session."""
         return not any(f"POST /{route} " in self.process.log for route in ("reset", "step"))
 
 
@@ -192,7 +192,7 @@ def image(
 
 
 class Handles:
-    """What the store knows of sessions, as far as an upstream asks: who holds them."""
+    """The store's knowledge of sessions, as far as an upstream needs it: the holder of each session."""
 
     def __init__(self) -> None:
         self.sessions: dict[SessionId, Session] = {}
@@ -218,7 +218,7 @@ class Handles:
 
 @dataclass
 class Replica:
-    """An upstream with what it needs."""
+    """An upstream with its transport and its session handles."""
 
     upstream: OpenEnvUpstream
     transport: HttpTransport
@@ -233,7 +233,7 @@ class Replica:
 
 @asynccontextmanager
 async def alone() -> AsyncIterator[Replica]:
-    """A gateway of one replica."""
+    """Yield the only replica of a gateway."""
     transport = HttpTransport()
     handles = Handles()
     upstream = OpenEnvUpstream(transport, store=handles)
@@ -246,7 +246,7 @@ async def alone() -> AsyncIterator[Replica]:
 
 @asynccontextmanager
 async def replica(handles: Handles) -> AsyncIterator[Replica]:
-    """One of several replicas, which ask each other over HTTP."""
+    """Yield one of several replicas, which query each other over HTTP."""
     transport = HttpTransport()
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(transport.aclose)

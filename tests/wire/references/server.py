@@ -1,7 +1,7 @@
-"""The test environments once more, on an official server: the yardstick for ours.
+"""The test environments on an official server, as the reference for the gateway's own server.
 
-Run as ``server.py ors`` or ``server.py openreward``; it listens on a free port of the loopback, which uvicorn logs.
-The two packages differ for an environment's author in nothing that is used here.
+Run as ``server.py ors`` or ``server.py openreward``. It listens on a free port of the loopback, which uvicorn logs. For
+an environment's author, the two packages are identical in everything that is used here.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     sdk = importlib.import_module(PACKAGES[sys.argv[1]])
     ToolOutput = sdk.ToolOutput
-    # What runs beside other calls has to be said to one package, and cannot be said to the other.
+    # One package needs a declaration for tools that run concurrently, and the other has none.
     beside = sdk.tool(concurrent=True) if sys.argv[1] == "openreward" else sdk.tool
 tool = sdk.tool
 
@@ -80,7 +80,7 @@ async def until_there(gate: str) -> None:
 
 
 class FromFiles(sdk.Environment):
-    """Reads its tasks from the files that the gateway reads too."""
+    """Reads its tasks from the files that the gateway also reads."""
 
     task_spec: Any
 
@@ -170,7 +170,7 @@ class Probe(FromFiles):
 
     @beside
     async def count(self, params: Token) -> ToolOutput:
-        """Note the token in the ledger; tell how often it stands there."""
+        """Note the token in the ledger; return how often it stands there."""
         return said(str(noted(self.task_spec, params.token)))
 
     @beside
@@ -218,7 +218,7 @@ class Counter(FromFiles):
 
     @tool
     async def add(self, params: Amount) -> ToolOutput:
-        """Add n and tell the sum."""
+        """Add n and return the sum."""
         self.value += params.n
         return said(str(self.value))
 
@@ -247,7 +247,7 @@ class SlowSetup(FromFiles):
 
 
 def judge() -> type[FromFiles]:
-    """Make the environment whose features one of the packages alone has."""
+    """Return the environment whose features only one of the packages has."""
     package: Any = sdk
 
     class Judge(FromFiles):

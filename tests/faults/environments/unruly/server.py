@@ -56,7 +56,7 @@ class Unruly(Environment):
 
     @tool
     def eat_memory(self) -> StepResult:
-        """Take memory until somebody ends it."""
+        """Allocate memory until something kills the process."""
         eaten = []
         while True:
             eaten.append(bytearray(os.urandom(1)) * 2**20)
@@ -94,7 +94,7 @@ class Unruly(Environment):
 
     @tool(inline=True)
     async def hang_server(self) -> StepResult:
-        """Never end, and let nobody else do anything."""
+        """Never end, and block all other work."""
         while True:
             time.sleep(60)  # noqa: ASYNC251  # that is the point
 

@@ -1,7 +1,7 @@
-"""A counter that is to reach its target: an OpenEnv environment as users of the package write them, 0.2.0 and later.
+"""A counter that must reach its target: an OpenEnv environment as users of the package write it, from 0.2.0 on.
 
-``MAX_CONCURRENT_ENVS`` says how many sessions it holds (default 1). Some operations are there for tests:
-``wait`` takes its time, ``raise`` fails, ``kill`` ends the process, ``long`` tells much.
+``MAX_CONCURRENT_ENVS`` sets the number of sessions (default 1). Some operations exist for tests: ``wait`` waits,
+``raise`` raises, ``kill`` ends the process, ``long`` returns a long text.
 """
 
 import os
@@ -16,7 +16,7 @@ from openenv.core.env_server.types import Action, Observation, State  # type: ig
 from pydantic import Field
 
 SPLITS = {"train": (20, 3, 5), "test": (5, 2, 3)}
-"""Of each split: how many tasks, the first one's target, and after how many targets begin again."""
+"""For each split: the number of tasks, the first target, and the number of tasks after which targets repeat."""
 
 
 class CounterAction(Action):  # type: ignore[misc]

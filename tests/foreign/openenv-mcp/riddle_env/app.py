@@ -1,6 +1,6 @@
-"""A riddle to be answered with tools: an OpenEnv environment on MCP, as users of the package write them.
+"""A riddle to be answered with tools: an OpenEnv environment on MCP, as users of the package write it.
 
-Its tools are FastMCP's; what an answer is worth is said by ``step``, as a tool's result knows no reward.
+Its tools are FastMCP's. The reward of an answer comes from ``step``, because a tool's result has no reward.
 """
 
 import os

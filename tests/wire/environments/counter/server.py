@@ -14,7 +14,7 @@ class Counter(Environment):
 
     @tool
     async def add(self, n: int) -> StepResult:
-        """Add n and tell the sum."""
+        """Add n and return the sum."""
         self.value += n
         return StepResult(str(self.value))
 

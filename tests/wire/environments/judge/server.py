@@ -26,7 +26,7 @@ class Judge(Environment):
     default_tool = "answer"
 
     async def reset(self, task: Task, *, seed: int) -> None:
-        """Nothing to prepare: the opening is a conversation."""
+        """Prepare nothing, because the opening is a conversation."""
 
     def messages(self) -> list[Message]:
         return [

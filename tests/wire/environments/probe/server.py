@@ -1,4 +1,4 @@
-"""``probe``: one tool for each thing that can go right or wrong between a trainer and a tool."""
+"""``probe``: one tool for each success or failure that is possible between a trainer and a tool."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 def digits(n: int) -> str:
-    """*n* characters that tell where a piece of them came from: 0123456789012…"""
+    """Return *n* characters in which each piece shows its position: 0123456789012…"""
     return ("0123456789" * (n // 10 + 1))[:n]
 
 
 async def until_there(gate: str) -> None:
-    """Wait until the test has put *gate* into the folder that it shares with the worker; a minute at most."""
+    """Wait, for at most a minute, until the test has put *gate* into the folder that it shares with the worker."""
     for _ in range(3000):
         if os.path.exists(gate):  # noqa: ASYNC240  # takes microseconds
             return
@@ -96,7 +96,7 @@ class Probe(Environment):
 
     @tool(concurrent=True)
     async def count(self, token: str) -> StepResult:
-        """Note the token in the ledger; tell how often it stands there."""
+        """Note the token in the ledger; return how often it stands there."""
         return StepResult(str(self._note(token)))
 
     @tool(concurrent=True)

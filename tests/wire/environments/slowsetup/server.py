@@ -1,4 +1,4 @@
-"""``slowsetup``: an episode whose setup takes until a test lets it go on, or fails."""
+"""``slowsetup``: an episode whose setup waits until a test releases it, or fails."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from envserver import Environment, Prompt, StepResult, Task, serve, tool
 
 
 class SlowSetup(Environment):
-    """A task may hold ``setup_s`` (seconds), ``gate`` (a path to wait for), ``error`` (what the setup raises)."""
+    """A task may hold ``setup_s`` (seconds), ``gate`` (a path to wait for), ``error`` (the message of the failure)."""
 
     name = "slowsetup"
 
@@ -29,7 +29,7 @@ class SlowSetup(Environment):
 
 
 async def until_there(gate: str) -> None:
-    """Wait until the test has made the file *gate*; a minute at most."""
+    """Wait, for at most a minute, until the test has made the file *gate*."""
     for _ in range(3000):
         if os.path.exists(gate):  # noqa: ASYNC240  # takes microseconds
             return

@@ -1,4 +1,4 @@
-"""As ``faulty``, on a task server for AReaL that leaves exceptions to its framework, as most do."""
+"""The environment ``faulty`` on an AReaL task server that leaves exceptions to its framework, as most do."""
 
 import json
 import sys
@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 EPISODES: dict[str, str] = {}
-"""What fails in each."""
+"""The part that fails in each episode."""
 REWARDS = {"reward": float("nan"), "infinite reward": float("inf")}
-"""What the step gives, which ends the episode; any other step raises ``KeyError``."""
+"""The reward of the step, which ends the episode. Any other step raises ``KeyError``."""
 
 
 async def info(request: Request) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""As ``faulty``, as users of ``openenv`` write it with tools of MCP."""
+"""The environment ``faulty`` as users of ``openenv`` write it with MCP tools."""
 
 import uuid
 from typing import Any

@@ -1,4 +1,4 @@
-"""As ``faulty``, as users of ``openenv`` write it."""
+"""The environment ``faulty`` as users of ``openenv`` write it."""
 
 import uuid
 from typing import Any
@@ -8,12 +8,12 @@ from openenv.core.env_server.interfaces import Environment  # type: ignore[impor
 from openenv.core.env_server.types import Action, Observation, State  # type: ignore[import-not-found]
 
 REWARDS: dict[str, list[float | None]] = {
-    "reward": [float("nan")],  # which this class takes, and their server writes as null
+    "reward": [float("nan")],  # this class accepts it, and OpenEnv's server writes it as null
     "no rewards": [None, None],
     "late reward": [None, 1.0],
     "early reward": [1.0, None],
 }
-"""What the steps of an episode give, the last of which ends it."""
+"""The rewards of an episode's steps. The last step ends the episode."""
 
 
 class AnswerAction(Action):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class TextObservation(Observation):  # type: ignore[misc]
 class FaultyEnvironment(Environment):  # type: ignore[misc]
     SUPPORTS_CONCURRENT_SESSIONS = True
     fails_next = False
-    """Whether the next constructor fails: it knows no task, so the reset before it decides."""
+    """Whether the next constructor fails. A constructor has no task, so the reset before it decides."""
 
     def __init__(self) -> None:
         super().__init__()

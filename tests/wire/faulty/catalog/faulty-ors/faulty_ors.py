@@ -1,4 +1,4 @@
-"""As ``faulty``, as users of ``ors-sdk`` write it: an exception is all that a server of theirs can tell.
+"""The environment ``faulty`` as users of ``ors-sdk`` write it: their server can report only an exception.
 
 The second argument names the package: ``ors``, or ``openreward.environments``, which has the same classes.
 """
@@ -13,12 +13,12 @@ sdk: Any = importlib.import_module(sys.argv[2] if sys.argv[2:] else "ors")
 Split, TextBlock, ToolOutput = sdk.Split, sdk.TextBlock, sdk.ToolOutput
 
 REWARDS: dict[str, list[float | None]] = {
-    "reward": [float("nan")],  # which this class takes, and their server writes as null
+    "reward": [float("nan")],  # this class accepts it, and the server writes it as null
     "no rewards": [None, None],
     "late reward": [None, 1.0],
     "early reward": [1.0, None],
 }
-"""What the steps of an episode give, the last of which ends it."""
+"""The rewards of an episode's steps. The last step ends the episode."""
 
 
 class Answer(BaseModel):

@@ -1,4 +1,4 @@
-"""An environment whose author made a mistake, in the place that the task names."""
+"""An environment whose author made a mistake in the part that the task names."""
 
 import subprocess
 
@@ -9,7 +9,7 @@ REWARDS: dict[str, list[float | None]] = {
     "late reward": [None, 1.0],
     "early reward": [1.0, None],
 }
-"""What the steps of an episode give, the last of which ends it."""
+"""The rewards of an episode's steps. The last step ends the episode."""
 
 
 class Faulty(Environment):

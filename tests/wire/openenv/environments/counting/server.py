@@ -1,4 +1,4 @@
-"""``counting``: the counter of OpenEnv's own examples, as one of our environments; ``official.py`` is it on theirs."""
+"""``counting``: the counter of OpenEnv's examples on the gateway's server (``official.py``: on OpenEnv's server)."""
 
 import asyncio
 import os
@@ -9,9 +9,9 @@ from envserver import Environment, Prompt, StepResult, Task, TextBlock, serve, t
 
 
 class Counting(Environment):
-    """A task holds ``config.target`` (int); the episode is won when the counter stands there.
+    """A task holds ``config.target`` (int). The episode is won when the counter reaches it.
 
-    ``config.refuse`` (str) is what its setup fails with.
+    ``config.refuse`` (str) is the message with which the setup fails.
     """
 
     name = "counting"
@@ -28,7 +28,7 @@ class Counting(Environment):
 
     @tool
     async def act(self, op: Literal["inc", "dec", "raise", "noop"], by: int = 1, padding: int = 0) -> StepResult:
-        """Move the counter, or fail; padding is how many characters more to tell."""
+        """Move the counter, or fail; padding adds characters to the observation."""
         if op == "raise":
             raise RuntimeError("boom from env")
         self.value += {"inc": by, "dec": -by, "noop": 0}[op]

@@ -286,7 +286,7 @@ def cases(costs: SimpleNamespace, plan: Plan) -> list[Model]:
 
 
 def tables(some: Sequence[Model]) -> list[Table]:
-    """Return the tables for the models of `cases`."""
+    """Return the tables of a report on *some* models, one column per model; `cases` makes the models."""
     costs, plan, heads = some[0].costs, some[0].plan, ["", *MIXES]
     assumed = [part for part in quantities() if part.name not in MIXED]
     said = [[part.metadata["meaning"], f"{getattr(plan, part.name):,.10g}"] for part in assumed]

@@ -128,7 +128,7 @@ def confine(profile: str) -> bool:
 
 
 def arguments(given: list[str], profile: str) -> list[str]:
-    """Return the command with a profile that the other user can write, instead of Playwright's folder of the server."""
+    """Return Chromium's command line: Playwright's *given* arguments, with a *profile* that its user can write."""
     kept = [argument for argument in given if not argument.startswith(("--user-data-dir", "--remote-debugging-port"))]
     return [CHROMIUM, f"--user-data-dir={profile}", *kept]
 

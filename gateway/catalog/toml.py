@@ -202,23 +202,29 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
         return ConfigError(f"{path}:{line_of(source, location)}: {'.'.join(location)}: {reason}")
 
     if environment.name in RESERVED:
-        raise complain(f"{environment.name!r} is a reserved name", "name")
+        raise complain(f"{environment.name!r} is a reserved name: choose another one", "name")
     _refuse_pool_contradictions(environment, complain)
     _refuse_foreign_contradictions(environment, complain, tables=tables)
     if environment.isolation is not Isolation.SANDBOX and environment.sandbox != SandboxLimits():
-        raise complain('only for isolation = "sandbox"', "sandbox")
+        raise complain('this table needs isolation = "sandbox"', "sandbox")
     if environment.isolation is Isolation.SANDBOX and replace(environment.loosened, network="none") != Relaxations():
-        raise complain("the container of sandboxes has its own user and capabilities; only network is free", "loosened")
+        raise complain('with isolation = "sandbox", only network can be loosened', "loosened")
     if environment.isolation is Isolation.EXCLUSIVE and (environment.pool.slots, environment.pool.max_uses) != (1, 1):
-        raise complain("an exclusive environment needs slots = 1 and max_uses = 1", "isolation")
+        raise complain('"exclusive" needs [pool] slots = 1 and max_uses = 1', "isolation")
     if environment.tasks is not None and not environment.tasks.is_dir():
         raise complain(f"{environment.tasks}: no such folder", "tasks", "directory")
     for name in environment.openenv.task_keys:
         if name in RESET_KEYS:
-            raise complain(f"{name!r} has a meaning of its own in every reset", "openenv", "task_keys", name)
+            raise complain(
+                f"{name!r} has a fixed meaning in every reset: choose another key", "openenv", "task_keys", name
+            )
     for name in environment.variables:
         if name.startswith("ENVSERVER_") or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise complain("not a name for an environment's own variable", "variables", name)
+            raise complain(
+                "a name has letters, digits and underscores, and does not begin with a digit or ENVSERVER_",
+                "variables",
+                name,
+            )
     for front, name in (("areal", environment.areal.split), ("openenv", environment.openenv.split)):
         if environment.tasks is not None and front in tables and not name.startswith(PREFIX):
             split = environment.tasks / f"{name}.jsonl"
@@ -230,33 +236,41 @@ def _refuse_pool_contradictions(environment: Environment, complain: Callable[...
     """Refuse contradictory numbers of workers and GPUs in the environment and its splits."""
     pool, is_static = environment.pool, bool(environment.server.url)
     if pool.pause_idle_s and is_static:
-        raise complain("a server that runs already is not ours to pause", "pool", "pause_idle_s")
+        raise complain("the gateway cannot pause a server at [server] url: remove this key", "pool", "pause_idle_s")
     if 0 < pool.pause_idle_s >= pool.idle_worker_s and not pool.min_workers and not pool.warm:
         raise complain(
-            f"no worker idles that long: each is stopped after idle_worker_s = {pool.idle_worker_s:g}",
+            f"must be less than idle_worker_s = {pool.idle_worker_s:g}, after which an idle worker is stopped",
             "pool",
             "pause_idle_s",
         )
     if environment.splits and is_static:
-        raise complain("a server that runs already is one worker, with the resources that it has", "splits")
+        raise complain("a server at [server] url has its own resources: remove these tables", "splits")
     for name in environment.splits:
         if not SPLIT_NAME.fullmatch(name):
             raise complain(
-                "a split with resources of its own is named [a-z0-9][a-z0-9_-]*, 63 characters at most", "splits", name
+                "the name of a split with its own resources must match [a-z0-9][a-z0-9_-]*, at most 63 characters",
+                "splits",
+                name,
             )
     tables: list[tuple[Environment, tuple[str, ...], tuple[str, ...]]] = [(environment, ("pool",), ("limits",))]
     tables += [(one, ("splits", name), ("splits", name)) for name, one in environment.splits.items()]
     for one, pool_table, limits_table in tables:
         if one.pool.min_workers > one.pool.max_workers:
-            raise complain("more than max_workers", *pool_table, "min_workers")
+            raise complain(
+                f"must be at most max_workers = {one.pool.max_workers}, not {one.pool.min_workers}",
+                *pool_table,
+                "min_workers",
+            )
         _refuse_too_warm(one.pool, complain, pool_table)
         for key, value in (("gpus", one.limits.gpus), ("gpu_ids", one.limits.gpu_ids)):
             if value and is_static:
-                raise complain("a server that runs already is given no GPUs: there is no image", *limits_table, key)
+                raise complain(
+                    "the gateway cannot give GPUs to a server at [server] url: remove this key", *limits_table, key
+                )
         if one.limits.gpus and one.limits.gpu_ids:
-            raise complain("either gpus, so many, or gpu_ids, certain ones", *limits_table, "gpu_ids")
+            raise complain("set either gpus (a number) or gpu_ids (particular GPUs)", *limits_table, "gpu_ids")
         if len(set(one.limits.gpu_ids)) != len(one.limits.gpu_ids):
-            raise complain("one stands twice", *limits_table, "gpu_ids")
+            raise complain("a GPU is listed twice", *limits_table, "gpu_ids")
 
 
 def _refuse_too_warm(pool: PoolPolicy, complain: Callable[..., ConfigError], table: Sequence[str]) -> None:
@@ -264,11 +278,10 @@ def _refuse_too_warm(pool: PoolPolicy, complain: Callable[..., ConfigError], tab
         return  # the first worker reports how many sessions a worker holds
     each = min(pool.slots, pool.max_uses) if pool.max_uses else pool.slots
     if pool.warm > each * pool.max_workers:
-        raise complain(
-            f"more than max_workers = {pool.max_workers} hold, with {each} session{'s' * (each != 1)} each",
-            *table,
-            "warm",
+        most = (
+            f"{each * pool.max_workers}: max_workers = {pool.max_workers} with {each} session{'s' * (each != 1)} each"
         )
+        raise complain(f"must be at most {most}", *table, "warm")
 
 
 def _refuse_foreign_contradictions(
@@ -278,38 +291,42 @@ def _refuse_foreign_contradictions(
     server, protocol = environment.server, environment.protocol
     if not server.is_foreign:
         if protocol is not ServerProtocol.ORS:
-            raise complain(f"a server that speaks {protocol.value} needs [server] port, or url", "protocol")
+            raise complain(
+                f"{protocol.value!r} needs [server] port (for an image) or url (for a running server)", "protocol"
+            )
         for table in sorted(tables & {"actions", "resets"}):
-            raise complain("only for servers of other people's, which have [server] port, or url", table)
+            raise complain("this table is for third-party servers, which have [server] port or url", table)
     if server.port and server.url:
-        raise complain("either port, for an image, or url, for a server that runs already", "server", "url")
+        raise complain("set either port (for an image) or url (for a running server)", "server", "url")
     if server.url and environment.image != STATIC_IMAGE:
-        raise complain("a server that runs already has no image", "image")
+        raise complain("a server at [server] url has no image: remove this key", "image")
     if not environment.image and environment.needs_an_engine:
-        raise complain("name an image, or in `command` what starts the server as a local process", "image")
+        raise complain("name an image, or set command to start the server as a local process", "image")
     if server.url and (environment.pool.max_workers, environment.isolation) != (1, Isolation.SHARED):
-        raise complain('a server that runs already is one worker: max_workers = 1, isolation = "shared"', "pool")
+        raise complain('a server at [server] url is one worker: set max_workers = 1 and isolation = "shared"', "pool")
     if server.url and urlsplit(server.url).hostname is None:
-        raise complain("no host in it", "server", "url")
+        raise complain(f"{server.url!r} has no host; write http://HOST:PORT", "server", "url")
     if server.url and environment.volumes:
-        raise complain("a server that runs already is given no volumes", "volumes")
+        raise complain("the gateway cannot mount volumes for a server at [server] url: remove them", "volumes")
     if environment.pool.learns_slots and protocol is not ServerProtocol.OPENENV:
         raise complain(
             '"learn" is for OpenEnv servers, because only they report their capacity; write a number', "pool", "slots"
         )
     if environment.isolation is Isolation.SANDBOX and server.is_foreign:
-        raise complain("sandboxes are made by our own environment server", "isolation")
+        raise complain('"sandbox" is not available for third-party servers ([server] port or url)', "isolation")
     if environment.custom_tasks is not None and server.is_foreign:
-        raise complain("task modules are loaded by our own environment server", "tasks", "module")
+        raise complain(
+            "task modules are not available for third-party servers ([server] port or url)", "tasks", "module"
+        )
     if "resets" in tables and protocol is not ServerProtocol.OPENENV:
-        raise complain("only OpenEnv servers are reset", "resets")
+        raise complain('this table is for OpenEnv servers (protocol = "openenv")', "resets")
     if protocol is ServerProtocol.ORS and server.is_foreign and environment.timeouts.idle_s > ORS_IDLE_MAX_S:
         raise complain(
-            f"more than {ORS_IDLE_MAX_S:g}: ORS servers end sessions themselves after 900 s", "timeouts", "idle_s"
+            f"must be at most {ORS_IDLE_MAX_S:g}: ORS servers end idle sessions after 900 s", "timeouts", "idle_s"
         )
     targets = [volume.target for volume in environment.volumes]
     if len(set(targets)) != len(targets):
-        raise complain("two have the same target", "volumes")
+        raise complain("two volumes have the same target", "volumes")
 
 
 def read_source(path: Path) -> str:

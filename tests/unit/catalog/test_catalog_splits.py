@@ -101,8 +101,13 @@ def test_the_gpus_of_a_split_replace_those_of_its_environment(
         pytest.param(
             '[splits.hard]\ngpus = 1\ngpu_ids = ["0"]\n', "5: splits.hard.gpu_ids", "either", id="GPUs in two ways"
         ),
-        pytest.param("[splits.hard]\nmin_workers = 5\n", "4: splits.hard.min_workers", "more than", id="min over max"),
-        pytest.param("[splits.hard]\nwarm = 65\n", "4: splits.hard.warm", "max_workers = 4 hold", id="too warm"),
+        pytest.param(
+            "[splits.hard]\nmin_workers = 5\n",
+            "4: splits.hard.min_workers",
+            "at most max_workers = 4, not 5",
+            id="min over max",
+        ),
+        pytest.param("[splits.hard]\nwarm = 65\n", "4: splits.hard.warm", "at most 64: max_workers = 4", id="too warm"),
     ],
 )
 def test_an_error_in_a_split_is_reported_with_its_line(tmp_path: Path, split: str, where: str, reason: str) -> None:

@@ -73,7 +73,7 @@ class Delivery:
 
 
 class _Listener:
-    """The interest of one request in a call. It ends exactly once."""
+    """Counts one request as a listener of a call, until its answer is delivered or given up. It ends exactly once."""
 
     def __init__(self, calls: Calls, call: Call, *, counts: bool) -> None:
         """*counts*: whether a delivery as JSON takes a turn. A judgement does not."""
@@ -97,7 +97,7 @@ class _Listener:
         return Response(body, headers=EVENT_STREAM + _faults(call), is_stream=True, on_sent=self._settle)
 
     def leave(self, *, delivered: bool = False) -> None:
-        """End the interest, unless it has ended or belongs to the connection."""
+        """Stop listening to the call. Does nothing after an earlier `leave` or `whole`."""
         if self._in_hand:
             self._in_hand = False
             self._settle(delivered)

@@ -95,7 +95,7 @@ class Stopwatch:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the claim is used up. Unseen time counts in full."""
+        """Whether the program has used its guaranteed CPU time (``claim_s``). Unseen time counts in full."""
         return self.used_s + self.unseen_s >= self._claim_s
 
     def as_message(self) -> dict[str, float]:

@@ -102,7 +102,7 @@ def trained(plan: Plan, options: argparse.Namespace) -> Run:
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("a number from 1 on is wanted")
+        raise argparse.ArgumentTypeError("must be a whole number of at least 1")
     return number
 
 

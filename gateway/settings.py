@@ -229,7 +229,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{entry!r} is not of the form NAME=URL, as counter=http://127.0.0.1:8000")
         names = [entry.partition("=")[0] for entry in value]
         if len(set(names)) != len(names):
-            raise ValueError("a name stands twice")
+            raise ValueError("a name occurs twice")
         return value
 
     @field_validator("trainer_keys", "operator_keys")
@@ -385,7 +385,7 @@ def parse_keys(value: SecretStr) -> dict[str, str]:
                 f"the key of {name!r} needs at least 8 printable ASCII characters without spaces and slashes"
             )
         if name in keys:
-            raise ValueError(f"the name {name!r} stands twice")
+            raise ValueError(f"the name {name!r} occurs twice")
         if key in keys.values():
             raise ValueError(f"{name!r} has the same key as another name: sessions belong to one")
         keys[name] = key

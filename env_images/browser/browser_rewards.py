@@ -185,17 +185,17 @@ def read_condition(given: object, path: str, *, depth: int = 0) -> Condition:
     if isinstance(given, str):
         return Condition("call", call=_read_call(given, path))
     if not isinstance(given, Mapping):
-        raise InvalidCondition(path, "a text such as element_present('#done'), or an object, is wanted")
+        raise InvalidCondition(path, "must be a text such as element_present('#done'), or an object")
     kinds = [key for key in ("reward_function", "all", "any", "not") if key in given]
     if len(kinds) != 1:
-        raise InvalidCondition(path, "exactly one of reward_function, all, any and not is wanted")
+        raise InvalidCondition(path, "must have exactly one of reward_function, all, any and not")
     kind = kinds[0]
     weight = given.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1_000:
-        raise InvalidCondition(f"{path}.weight", "a number above 0, at most 1000, is wanted")
+        raise InvalidCondition(f"{path}.weight", "must be a number above 0, at most 1000")
     is_partial = given.get("partial", False)
     if not isinstance(is_partial, bool) or (is_partial and kind != "all"):
-        raise InvalidCondition(f"{path}.partial", "true or false is wanted, and only beside all")
+        raise InvalidCondition(f"{path}.partial", "must be true or false, and needs all beside it")
     if kind == "reward_function":
         named = {key: value for key, value in given.items() if key not in ("reward_function", "weight", "partial")}
         return Condition("call", call=_read_call(given[kind], f"{path}.{kind}", named), weight=weight)
@@ -207,7 +207,7 @@ def read_condition(given: object, path: str, *, depth: int = 0) -> Condition:
         return Condition("not", parts=(read_condition(given[kind], f"{path}.not", depth=depth + 1),), weight=weight)
     items = given[kind]
     if not isinstance(items, list | tuple) or not 1 <= len(items) <= MAX_CONDITIONS:
-        raise InvalidCondition(f"{path}.{kind}", f"a list of 1 to {MAX_CONDITIONS} conditions is wanted")
+        raise InvalidCondition(f"{path}.{kind}", f"must be a list of 1 to {MAX_CONDITIONS} conditions")
     parts = tuple(read_condition(item, f"{path}.{kind}[{place}]", depth=depth + 1) for place, item in enumerate(items))
     return Condition("all" if kind == "all" else "any", parts=parts, is_partial=is_partial, weight=weight)
 

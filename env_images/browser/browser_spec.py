@@ -141,7 +141,7 @@ def _read_pages(config: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the start address and the pages by address."""
     given = config.get("pages", {})
     if not isinstance(given, Mapping) or len(given) > MAX_PAGES:
-        raise InvalidTask(f"config.pages: an object of at most {MAX_PAGES} pages is wanted")
+        raise InvalidTask(f"config.pages: must be an object of at most {MAX_PAGES} pages")
     pages: dict[str, str] = {}
     for address, html in given.items():
         _check_address(address, f"config.pages[{address!r:.80}]")
@@ -172,12 +172,12 @@ def _bare(address: str) -> str:
 
 def _check_address(address: object, path: str) -> None:
     if not isinstance(address, str) or len(address) > 500 or not (address.startswith("/") or origin_of(address)):
-        raise InvalidTask(f"{path}: a path such as /login, or an http address, is wanted")
+        raise InvalidTask(f"{path}: must be a path such as /login, or an http address")
 
 
 def _checked_page(html: object, path: str) -> str:
     if not isinstance(html, str) or not 0 < len(html) <= MAX_PAGE_CHARS:
-        raise InvalidTask(f"{path}: a text of 1 to {MAX_PAGE_CHARS} characters is wanted")
+        raise InvalidTask(f"{path}: must be a text of 1 to {MAX_PAGE_CHARS} characters")
     return html
 
 
@@ -188,7 +188,7 @@ def read_template(name: object, folders: tuple[Path, ...] = TEMPLATES) -> str:
         InvalidTask: The name leads out of the folders, or there is no such file.
     """
     if not isinstance(name, str) or not name or name.startswith("/") or ".." in Path(name).parts or "\0" in name:
-        raise InvalidTask("config.template: the name of a file beside the tasks is wanted, without ..")
+        raise InvalidTask("config.template: must be the name of a file beside the tasks, without ..")
     for folder in (*folders, *(folder / "templates" for folder in folders)):
         file = folder / name
         if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
@@ -199,14 +199,14 @@ def read_template(name: object, folders: tuple[Path, ...] = TEMPLATES) -> str:
 def _read_view(config: Mapping[str, Any], *, base: str) -> View:
     size = config.get("viewport", {})
     if not isinstance(size, Mapping):
-        raise InvalidTask("config.viewport: an object with width and height is wanted")
+        raise InvalidTask("config.viewport: must be an object with width and height")
     _refuse_unknown(size, frozenset({"width", "height"}), "config.viewport")
     dialogs = config.get("dialogs", "dismiss")
     if dialogs not in ("dismiss", "accept"):
-        raise InvalidTask("config.dialogs: dismiss or accept is wanted")
+        raise InvalidTask("config.dialogs: must be dismiss or accept")
     screenshot = config.get("screenshot", True)
     if screenshot != "pixels" and not isinstance(screenshot, bool):
-        raise InvalidTask("config.screenshot: true, false or pixels is wanted")
+        raise InvalidTask("config.screenshot: must be true, false or pixels")
     plain = View()
     return View(
         width=_number(size, "width", 160, 1600, plain.width, "config.viewport"),
@@ -225,12 +225,12 @@ def _read_cookies(given: object, base: str) -> tuple[Mapping[str, Any], ...]:
     if isinstance(given, Mapping):
         given = [{"name": name, "value": value} for name, value in given.items()]
     if not isinstance(given, list | tuple) or len(given) > MAX_COOKIES:
-        raise InvalidTask(f"config.cookies: a list of at most {MAX_COOKIES} cookies is wanted")
+        raise InvalidTask(f"config.cookies: must be a list of at most {MAX_COOKIES} cookies")
     cookies = []
     for place, cookie in enumerate(given):
         path = f"config.cookies[{place}]"
         if not isinstance(cookie, Mapping):
-            raise InvalidTask(f"{path}: an object with name and value is wanted")
+            raise InvalidTask(f"{path}: must be an object with name and value")
         _refuse_unknown(cookie, _COOKIE_KEYS, path)
         if not all(isinstance(cookie.get(key), str) for key in ("name", "value")):
             raise InvalidTask(f"{path}: name and value are texts")
@@ -242,7 +242,7 @@ def _read_cookies(given: object, base: str) -> tuple[Mapping[str, Any], ...]:
 def _read_storage(given: object, base: str) -> dict[str, dict[str, str]]:
     """Read an object of keys and values for the start's origin, or such objects by origin."""
     if not isinstance(given, Mapping):
-        raise InvalidTask("config.local_storage: an object is wanted")
+        raise InvalidTask("config.local_storage: must be an object")
     if given and all(isinstance(values, Mapping) and origin_of(origin) for origin, values in given.items()):
         found = {origin_of(origin): dict(values) for origin, values in given.items()}
     else:
@@ -250,7 +250,7 @@ def _read_storage(given: object, base: str) -> dict[str, dict[str, str]]:
     for values in found.values():
         for key, value in values.items():
             if not isinstance(value, str):
-                raise InvalidTask(f"config.local_storage.{key}: a text is wanted, as storage holds nothing else")
+                raise InvalidTask(f"config.local_storage.{key}: must be a text, as storage holds nothing else")
     return found
 
 
@@ -262,14 +262,14 @@ def _refuse_unknown(given: Mapping[str, Any], known: frozenset[str], path: str) 
 def _text(given: Mapping[str, Any], key: str, path: str, *, default: str) -> str:
     value = given.get(key)
     if value is not None and not isinstance(value, str):
-        raise InvalidTask(f"{path}: a text is wanted")
+        raise InvalidTask(f"{path}: must be a text")
     return value or default
 
 
 def _number(given: Mapping[str, Any], key: str, least: int, most: int, default: int, path: str = "config") -> int:
     value = given.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidTask(f"{path}.{key}: a whole number from {least} to {most} is wanted")
+        raise InvalidTask(f"{path}.{key}: must be a whole number from {least} to {most}")
     return value
 
 

@@ -106,7 +106,7 @@ def register_custom_task(name: str, task_class: Any = None) -> Any:
             subclass.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r:.80} cannot be a task's name: letters, digits and ._- are wanted")
+        raise ValueError(f"{name!r:.80} cannot be a task's name: use letters, digits and ._-")
 
     def register(cls: Any) -> Any:
         if not isinstance(cls, type) or not issubclass(cls, CustomBrowserGymEnvironment):

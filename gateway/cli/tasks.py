@@ -70,7 +70,7 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
     if not is_name("id", id):
         raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
     if form not in FORMATS:
-        raise ConfigError(f"--format {form}: one of {', '.join(FORMATS)} is wanted")
+        raise ConfigError(f"--format {form}: must be one of {', '.join(FORMATS)}")
     name = id.rpartition("/")[2]
     words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
     class_name = "".join(word.capitalize() for word in words) + "Task"

@@ -48,7 +48,7 @@ def policy_tag(scope: Scope) -> str:
     """
     tag = (header(scope, b"x-policy-tag") or "").strip()
     if len(tag) > POLICY_MAX_CHARS or not tag.isprintable():
-        raise InvalidRequest(f"X-Policy-Tag: at most {POLICY_MAX_CHARS} printable characters are wanted")
+        raise InvalidRequest(f"X-Policy-Tag: must be at most {POLICY_MAX_CHARS} printable characters")
     return tag
 
 
@@ -62,11 +62,11 @@ def group_of(scope: Scope) -> Group | None:
     if not name and not size:
         return None
     if not name or len(name) > GROUP_MAX_CHARS or not name.isprintable():
-        raise InvalidRequest(f"X-Group-ID: 1 to {GROUP_MAX_CHARS} printable characters are wanted with X-Group-Size")
+        raise InvalidRequest(f"X-Group-ID: must be 1 to {GROUP_MAX_CHARS} printable characters if X-Group-Size is sent")
     if not (
         size.isascii() and size.isdigit() and len(size) <= len(str(MAX_GROUP_SIZE)) and 0 < int(size) <= MAX_GROUP_SIZE
     ):
-        raise InvalidRequest(f"X-Group-Size: a number from 1 to {MAX_GROUP_SIZE} is wanted with X-Group-ID")
+        raise InvalidRequest(f"X-Group-Size: must be a number from 1 to {MAX_GROUP_SIZE} if X-Group-ID is sent")
     return Group(name, int(size))
 
 

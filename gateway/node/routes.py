@@ -308,7 +308,7 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise Malformed(f"the key {key[:64]!r} stands twice")
+            raise Malformed(f"the key {key[:64]!r} occurs twice")
         found[key] = value
     return found
 

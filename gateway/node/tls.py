@@ -155,14 +155,14 @@ def _certificates(path: Path) -> Sequence[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path}: a certificate in PEM is wanted: {error}") from error
+        raise ConfigError(f"{path}: must be a certificate in PEM: {error}") from error
 
 
 def _private_key(path: Path) -> Any:
     try:
         return serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path}: a private key in PEM, without a password, is wanted") from None
+        raise ConfigError(f"{path}: must be a private key in PEM, without a password") from None
 
 
 def _read(path: Path) -> bytes:

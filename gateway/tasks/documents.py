@@ -98,7 +98,7 @@ def _text(data: bytes, where: str) -> str:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if (twice := _repeated(name for name, _ in pairs)) is not None:
-        raise ValueError(f"the key {twice!r} stands twice")
+        raise ValueError(f"the key {twice!r} occurs twice")
     return dict(pairs)
 
 
@@ -129,5 +129,5 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         twice = _repeated(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)

@@ -346,7 +346,7 @@ def _place(cursor: str) -> tuple[str, str, int]:
     environment, slash, rest = cursor.partition("/")
     split, other_slash, index = rest.rpartition("/")
     if not slash or not other_slash or not index.isdecimal() or len(index) > 18:
-        raise InvalidRequest("after: a listing's own cursor is wanted")
+        raise InvalidRequest("after: must be a cursor from an earlier listing")
     return environment, split, int(index)
 
 

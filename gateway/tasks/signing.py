@@ -70,7 +70,7 @@ class TrustedKeys:
             ]
             raise TaskInvalid(problems, where="bundle") from None
         except ValueError:
-            raise TaskInvalid([("signature", "base64 is wanted")], where="bundle") from None
+            raise TaskInvalid([("signature", "must be base64")], where="bundle") from None
         public = self._keys.get(key)
         if public is None:
             raise NotSigned(f"the bundle is signed with the key {key!r}, which is not trusted here")
@@ -149,9 +149,9 @@ def read_private(path: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path}: a private key in PEM, without a password, is wanted") from None
+        raise ConfigError(f"{path}: must be a private key in PEM, without a password") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path}: an Ed25519 key is wanted")
+        raise ConfigError(f"{path}: must be an Ed25519 key")
     return key
 
 
@@ -174,9 +174,9 @@ def _read_public(path: Path) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(_read(path))
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path}: a public key in PEM is wanted") from None
+        raise ConfigError(f"{path}: must be a public key in PEM") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigError(f"{path}: an Ed25519 key is wanted")
+        raise ConfigError(f"{path}: must be an Ed25519 key")
     return key
 
 

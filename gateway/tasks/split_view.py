@@ -77,7 +77,7 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[_Row]:
         names, tags = _keys(task, where)
         for name in names:
             if name in seen:
-                raise ConfigError(f"{where}: id: {name!r} stands on line {seen[name]} already")
+                raise ConfigError(f"{where}: id: {name!r} is already on line {seen[name]}")
             seen[name] = number
         try:
             body = compact(task)
@@ -123,12 +123,12 @@ def names_of(task: Mapping[str, Any], where: str = "") -> list[str]:
     """Return the names of *task*, its ``id`` and ``aliases``. Raises ``ConfigError`` if a name is malformed."""
     aliases = task.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(name, str) and name for name in aliases):
-        raise ConfigError(f"{where}: aliases: a list of non-empty strings is wanted")
+        raise ConfigError(f"{where}: aliases: must be a list of non-empty strings")
     if "id" not in task:
         return aliases
     name = task["id"]
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{where}: id: a non-empty string is wanted")
+        raise ConfigError(f"{where}: id: must be a non-empty string")
     return [name, *aliases]
 
 

@@ -186,7 +186,7 @@ async def test_a_repeated_key_is_refused(attacker: Attacker, docker_engine: dock
 
     response = await attacker.create(twice.encode())
 
-    assert (response.status_code, "stands twice" in response.json()["message"]) == (400, True)
+    assert (response.status_code, "occurs twice" in response.json()["message"]) == (400, True)
     assert nothing_there(docker_engine, rules)
 
 

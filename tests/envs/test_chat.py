@@ -402,7 +402,7 @@ def test_the_short_form_of_the_rfc_is_accepted(worker: Worker) -> None:
     ("change", "said"),
     [
         pytest.param({"instruction": ""}, "instruction: the conversation must end", id="no question"),
-        pytest.param({"instruction": 3}, "instruction: a text is wanted", id="a question that is not a text"),
+        pytest.param({"instruction": 3}, "instruction: must be a text", id="a question that is not a text"),
         pytest.param({"evaluation": {}}, "evaluation.reward_function", id="no evaluation"),
         pytest.param(
             {"evaluation": {"reward_function": "exact_match('b')", "reference": "a"}}, "earn 1", id="unsolvable"

@@ -293,7 +293,7 @@ def test_the_short_form_of_the_rfc_is_accepted(worker: Worker) -> None:
     ("task", "said"),
     [
         pytest.param({}, "config.game", id="nothing"),
-        pytest.param({"config": "grid"}, "config: an object is wanted", id="not an object"),
+        pytest.param({"config": "grid"}, "config: must be an object", id="not an object"),
         pytest.param({"config": {"game": "chess"}}, "config.game: no game 'chess'", id="an unknown game"),
         pytest.param(
             {"config": {"game": "grid", "level": {"map": ["S#G"]}}}, "config.level.map", id="a level without a way"

@@ -204,7 +204,7 @@ def test_keys_are_pairs_of_name_and_key(text: str, keys: dict[str, str]) -> None
         ("alice:1234 5678", "without spaces and slashes"),
         ("alice:1234/5678", "without spaces and slashes"),
         ("alice:1234\t5678", "at least 8 printable ASCII"),
-        ("alice:a-trainer-key,alice:another-key", "the name 'alice' stands twice"),
+        ("alice:a-trainer-key,alice:another-key", "the name 'alice' occurs twice"),
         ("alice:a-trainer-key,bob:a-trainer-key", "the same key"),
         ("alice:schlüssel-eins", "ASCII"),
     ],
@@ -519,7 +519,7 @@ def test_the_error_for_an_invalid_redis_url_does_not_show_its_password(tmp_path:
     with pytest.raises(ConfigError) as refused:
         hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://user:pass/word@host"))
 
-    assert str(refused.value) == "GATEWAY_STORE: redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted"
+    assert str(refused.value) == "GATEWAY_STORE: must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"
 
 
 def test_a_secret_that_is_set_replaces_the_file(tmp_path: Path) -> None:

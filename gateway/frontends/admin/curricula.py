@@ -232,7 +232,7 @@ class CurriculumRoutes:
     def _environment(self, query: Mapping[str, str]) -> EnvironmentName:
         name = query.get("environment")
         if name is None:
-            raise InvalidRequest("environment: the name of an environment is wanted, whose tasks' records are meant")
+            raise InvalidRequest("environment: must name the environment whose records to remove")
         if not self._curricula.is_offered(name):
             raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is on offer")
         return EnvironmentName(name)

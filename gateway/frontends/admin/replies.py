@@ -36,7 +36,7 @@ async def object_of(request: Request, limit_bytes: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequest("the body: a JSON object is wanted")
+        raise InvalidRequest("the body must be a JSON object")
     return value
 
 
@@ -65,7 +65,7 @@ def numbered(query: Mapping[str, str], name: str, usual: int, *, least: int = 0,
     if text is None:
         return usual
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and least <= int(text) <= most):
-        raise InvalidRequest(f"{name}: a number from {least} to {most} is wanted")
+        raise InvalidRequest(f"{name}: must be a number from {least} to {most}")
     return int(text)
 
 
@@ -73,7 +73,7 @@ def flagged(query: Mapping[str, str], name: str) -> bool:
     """Return a boolean parameter, or False if it is missing. Raises ``InvalidRequest``."""
     value = query.get(name, "false").lower()
     if value not in ("true", "false", "1", "0"):
-        raise InvalidRequest(f"{name}: true or false is wanted")
+        raise InvalidRequest(f"{name}: must be true or false")
     return value in ("true", "1")
 
 

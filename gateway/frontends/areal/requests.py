@@ -42,13 +42,13 @@ def read_object(body: bytes) -> Object:
         InvalidRequest: The body is empty, not JSON, or not an object.
     """
     if not body.strip():
-        raise InvalidRequest("the body is empty; a JSON object is wanted")
+        raise InvalidRequest("the body is empty; it must be a JSON object")
     try:
         value = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body is a JSON {_kind(value)}; an object is wanted")
+        raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
     return value
 
 
@@ -60,15 +60,15 @@ def read_start(body: Object) -> Start:
     """
     sent = body.get("sample_id")
     if isinstance(sent, bool) or not isinstance(sent, (str, int)):
-        raise InvalidRequest(f"sample_id: a string or an integer is wanted, not {_kind(sent)}")
+        raise InvalidRequest(f"sample_id: must be a string or an integer, not {_kind(sent)}")
     config = body.get("config")
     if config is None:
         config = {}
     if not isinstance(config, dict):
-        raise InvalidRequest(f"config: an object is wanted, not {_kind(config)}")
+        raise InvalidRequest(f"config: must be an object, not {_kind(config)}")
     seed = config.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise InvalidRequest(f"config.seed: an integer is wanted, not {_kind(seed)}")
+        raise InvalidRequest(f"config.seed: must be an integer, not {_kind(seed)}")
     sample = str(sent)
     return Start(sample=sample, as_sent=sent, seed=seed_of(sample) if seed is None else seed, config=config)
 
@@ -77,7 +77,7 @@ def read_episode_id(body: Object) -> str:
     """Return the episode id in ``episode/step`` and ``episode/cancel``. Raises ``InvalidRequest``."""
     name = body.get("episode_id")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"episode_id: a non-empty string is wanted, not {_kind(name)}")
+        raise InvalidRequest(f"episode_id: must be a non-empty string, not {_kind(name)}")
     return name
 
 
@@ -85,17 +85,17 @@ def read_action(body: Object) -> Action:
     """Return the agent's action, without special tokens at the end of a text. Raises ``InvalidRequest``."""
     action = body.get("action")
     if not isinstance(action, dict):
-        raise InvalidRequest(f"action: an object is wanted, not {_kind(action)}")
+        raise InvalidRequest(f"action: must be an object, not {_kind(action)}")
     kind, content = action.get("type"), action.get("content")
     if kind == "text":
         if not isinstance(content, str):
-            raise InvalidRequest(f"action.content: a string is wanted, not {_kind(content)}")
+            raise InvalidRequest(f"action.content: must be a string, not {_kind(content)}")
         return Action(text=without_end_tokens(content))
     if kind == "structured":
         if not isinstance(content, dict):
-            raise InvalidRequest(f"action.content: an object is wanted, not {_kind(content)}")
+            raise InvalidRequest(f"action.content: must be an object, not {_kind(content)}")
         return _structured(content)
-    raise InvalidRequest(f"action.type: 'text' or 'structured' is wanted, not {str(kind)[:64]!r}")
+    raise InvalidRequest(f"action.type: must be 'text' or 'structured', not {str(kind)[:64]!r}")
 
 
 def _structured(content: dict[str, Any]) -> Action:

@@ -105,7 +105,7 @@ def place_of(url: str) -> str:
         parts = parse_url(url)
     except ValueError:
         # redis-py's message may contain a part of the password.
-        raise ValueError("redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted") from None
+        raise ValueError("must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]") from None
     server = parts.get("path") or _address(parts.get("host", "localhost"), parts.get("port", 6379))
     return f"{server} database {parts.get('db', 0)}"
 

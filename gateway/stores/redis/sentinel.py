@@ -65,7 +65,7 @@ def read_url(url: str) -> SentinelUrl:
     sentinels = tuple((host["ipv6"] or host["name"], int(host["port"] or PORT)) for host in hosts if host)
     is_known = len(sentinels) == len(hosts) and all(0 < port < 65536 for _, port in sentinels)
     if not found or not is_known or not options.keys() <= _OPTIONS:
-        raise ValueError(f"{FORM} is wanted")
+        raise ValueError(f"must be {FORM}")
     tls = {"ssl": True} if found["tls"] else {}
     login = {name: unquote(found[name] or "") or None for name in ("username", "password")}
     sentinel_login = {name: options.get(f"sentinel_{name}") or None for name in ("username", "password")}

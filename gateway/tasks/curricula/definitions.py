@@ -49,9 +49,9 @@ Problem = tuple[Location, str]
 Look = Callable[[EnvironmentName, str], Sequence[TaskRow] | None]
 """A function that returns a split's tasks, or None if only workers know them. May raise ``UnknownEnvironment``."""
 _PATTERNS = {
-    ENVIRONMENT_PATTERN: "the name of an environment is wanted: [a-z][a-z0-9_-]*, 63 characters at most",
-    SPLIT_PATTERN: "the name of a split is wanted: without white space and ':', 100 characters at most",
-    TAG_PATTERN: "a text without white space at its ends, in one line, is wanted",
+    ENVIRONMENT_PATTERN: "must be the name of an environment: [a-z][a-z0-9_-]*, 63 characters at most",
+    SPLIT_PATTERN: "must be the name of a split: without white space and ':', 100 characters at most",
+    TAG_PATTERN: "must be a text without white space at its ends, in one line",
 }
 _USES = {
     SamplerKind.UNIFORM: (),

@@ -72,7 +72,7 @@ def item_files(folder: Path) -> list[ItemFile]:
     for home in _HOMES:
         if found := _files_of(folder / home):
             return found
-    raise ConfigError(f"{folder}: no items; data/os_interaction of AgentBench is wanted, or a folder above it")
+    raise ConfigError(f"{folder}: no items; DIR must be data/os_interaction of AgentBench, or a folder above it")
 
 
 def _files_of(folder: Path) -> list[ItemFile]:
@@ -143,12 +143,12 @@ def task_of(item: object, *, scripts: Sequence[Path], name: str) -> dict[str, An
         InvalidEntry: A field is missing or malformed, or a script does not exist.
     """
     if not isinstance(item, Mapping):
-        raise InvalidEntry(f"an object is wanted, not {type(item).__name__}")
+        raise InvalidEntry(f"must be an object, not {type(item).__name__}")
     instruction, evaluation = item.get("description"), item.get("evaluation")
     if not isinstance(instruction, str) or not instruction.strip():
-        raise InvalidEntry("description: a text is wanted")
+        raise InvalidEntry("description: must be a text")
     if not isinstance(evaluation, Mapping):
-        raise InvalidEntry("evaluation: an object is wanted")
+        raise InvalidEntry("evaluation: must be an object")
     labels = item.get("labels") or []
     tags = [label for label in (labels if isinstance(labels, list) else [labels]) if isinstance(label, str)]
     return {
@@ -165,7 +165,7 @@ def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
     if isinstance(create, list):  # see CREATE_IS_A_LIST
         create = {}
     if not isinstance(create, Mapping):
-        raise InvalidEntry("create: an object is wanted")
+        raise InvalidEntry("create: must be an object")
     image = create.get("local") or create.get("image") or "default"
     if image not in IMAGES:
         raise InvalidEntry(f"create.local: no image {image!r}; there are {', '.join(IMAGES)}")
@@ -193,7 +193,7 @@ def _evaluation(evaluation: Mapping[str, Any], *, beside: object, scripts: Seque
     given = evaluation.get("check")
     steps = given if isinstance(given, list) else [given]
     if "check" not in evaluation or not steps:
-        raise InvalidEntry("evaluation: match or check is wanted")
+        raise InvalidEntry("evaluation: must have match or check")
     checks = [_check(step, scripts) for step in steps]
     read: dict[str, Any] = {"judge": "after", "check": checks}
     if example := evaluation.get("example") or beside:
@@ -209,7 +209,7 @@ def _match(match: object) -> dict[str, Any]:
     if isinstance(given.get("answer"), str):
         return {"strip": True, **given}
     if not isinstance(pattern, str):
-        raise InvalidEntry("evaluation.match: a text is wanted, or an object with answer or regex")
+        raise InvalidEntry("evaluation.match: must be a text, or an object with answer or regex")
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

@@ -86,7 +86,7 @@ def mbpp_task(row: Mapping[str, Any], *, part: SplitType | None = None) -> dict[
         raise InvalidEntry("test_list is empty" if "test_list" in row else "test_list is missing")
     code = row.get("test_setup_code") or ""
     if not isinstance(code, str):
-        raise InvalidEntry("test_setup_code: a text is wanted")
+        raise InvalidEntry("test_setup_code: must be a text")
     setup = "\n".join([*texts_of(row, "test_imports"), code]).strip()
     scripts = [f"{setup}\n{test}" if setup else test for test in tests]
     return scripted_task(
@@ -122,7 +122,7 @@ def _number_of(row: Mapping[str, Any]) -> str:
     """Return the last part of ``task_id``, ``12`` for ``HumanEval/12``. Raises ``InvalidEntry`` if it is missing."""
     given = row.get("task_id")
     if not isinstance(given, str | int) or isinstance(given, bool):
-        raise InvalidEntry("task_id: a text or a number is wanted" if "task_id" in row else "task_id is missing")
+        raise InvalidEntry("task_id: must be a text or a number" if "task_id" in row else "task_id is missing")
     number = str(given).rpartition("/")[2].strip()
     if not number:
         raise InvalidEntry("task_id: nothing behind the slash" if given else "task_id is empty")

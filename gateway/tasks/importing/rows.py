@@ -95,7 +95,7 @@ def convert(
             continue
         try:
             if not isinstance(row.value, dict):
-                raise InvalidEntry(f"an object is wanted, not {type(row.value).__name__}")
+                raise InvalidEntry(f"must be an object, not {type(row.value).__name__}")
             task = task_of(row.value)
         except InvalidEntry as error:
             yield RowRefused(row.where, str(error))
@@ -107,7 +107,7 @@ def convert(
 def text_of(row: Mapping[str, Any], key: str) -> str:
     """Return the text at *key*. Raises ``InvalidEntry`` if the text is missing or blank."""
     if not isinstance(value := row.get(key), str) or not value.strip():
-        raise InvalidEntry(f"{key}: a text is wanted" if key in row else f"{key} is missing")
+        raise InvalidEntry(f"{key}: must be a text" if key in row else f"{key} is missing")
     return value
 
 
@@ -117,7 +117,7 @@ def texts_of(row: Mapping[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InvalidEntry(f"{key}: a list of texts is wanted")
+        raise InvalidEntry(f"{key}: must be a list of texts")
     return value
 
 

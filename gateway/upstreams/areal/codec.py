@@ -138,7 +138,7 @@ def start_body(setup: SessionSetup) -> Json:
         if given is None:
             continue
         if not isinstance(given, Mapping):
-            raise InvalidRequest(f"{key}: an object is wanted")
+            raise InvalidRequest(f"{key}: must be an object")
         if sample is None:
             sample = given.get("sample_id")
         config |= {name: value for name, value in given.items() if name != "sample_id"}
@@ -149,7 +149,7 @@ def start_body(setup: SessionSetup) -> Json:
     if sample is None:
         raise InvalidRequest("the task names no sample: an AReaL server wants a sample_id, an id or an index")
     if isinstance(sample, bool) or not isinstance(sample, (str, int)) or sample == "":
-        raise InvalidRequest("sample_id: a non-empty string or an integer is wanted")
+        raise InvalidRequest("sample_id: must be a non-empty string or an integer")
     _check_rest(setup.spec)
     config |= setup.config or {}
     if setup.seed is not None:

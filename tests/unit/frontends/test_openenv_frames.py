@@ -237,7 +237,7 @@ def test_tools_with_names_of_episode_operations_are_hidden_from_mcp() -> None:
 
 async def test_a_refusal_states_whether_the_session_can_continue() -> None:
     store = MemoryStore()
-    wrong = await refusal(TaskInvalid([("config.files", "an object is wanted")]), environment(), store)
+    wrong = await refusal(TaskInvalid([("config.files", "must be an object")]), environment(), store)
     gone = await refusal(SessionClosed("a reason of tomorrow"), environment(), store)
 
     assert (wrong.code, wrong.entries[0]["loc"]) == (Code.VALIDATION_ERROR, ["data", "task", "config", "files"])

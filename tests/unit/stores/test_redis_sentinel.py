@@ -84,7 +84,7 @@ def test_a_sentinel_url_is_parsed(url: str, expected: Read) -> None:
     ],
 )
 def test_a_url_of_another_form_is_refused_with_the_expected_form(rest: str) -> None:
-    with pytest.raises(ConfigError, match=r"^GATEWAY_STORE: redis\+sentinel://.*HOST.*/SERVICE\[/DB\].* is wanted$"):
+    with pytest.raises(ConfigError, match=r"^GATEWAY_STORE: must be redis\+sentinel://.*HOST.*/SERVICE\[/DB\].*$"):
         check_store(f"redis+sentinel://{rest}")
 
 

@@ -44,7 +44,7 @@ def test_several_yaml_documents_become_a_list() -> None:
         pytest.param(b"a: !!python/object/apply:os.system ['true']", "line 1: not YAML: could not", id="an object"),
         pytest.param(b"a: !!python/name:os.system", "line 1: not YAML: could not", id="a name"),
         pytest.param(b"b: &x [1]\na: *x", r"line 2: not YAML: aliases", id="an alias"),
-        pytest.param(b"a: 1\nb:\n  c: 1\n  c: 2", "line 3: not YAML: the key 'c' stands twice", id="a key twice"),
+        pytest.param(b"a: 1\nb:\n  c: 1\n  c: 2", "line 3: not YAML: the key 'c' occurs twice", id="a key twice"),
         pytest.param(b"a: [1", "not YAML", id="incomplete"),
         pytest.param(b"a: \xff", "not UTF-8", id="not UTF-8"),
         pytest.param(b"? [a, b]\n: 1", "not YAML", id="a list as a key"),
@@ -61,7 +61,7 @@ def test_yaml_beyond_plain_data_is_refused(text: bytes, reason: str) -> None:
     ("text", "reason"),
     [
         pytest.param(b'{"a":\n1,}', "line 2: not JSON", id="not JSON"),
-        pytest.param(b'{"a":1,"a":2}', "the key 'a' stands twice", id="a key twice"),
+        pytest.param(b'{"a":1,"a":2}', "the key 'a' occurs twice", id="a key twice"),
         pytest.param(b'{"a":NaN}', "NaN is not JSON", id="NaN"),
         pytest.param(b"[" * 100_000, "not JSON", id="nested too deeply"),
         pytest.param(b'{"a":' + b"9" * 5000 + b"}", "digits", id="a number of thousands of digits"),

@@ -55,21 +55,21 @@ def test_an_empty_file_is_a_split_without_tasks(tmp_path: Path) -> None:
         pytest.param(b'{"a":[-Infinity]}', "-Infinity is not JSON", id="infinity"),
         pytest.param(b'{"a":1e999}', "", id="a number beyond the range of floats"),
         pytest.param(b'{"a":"\\ud800"}', "", id="a lone surrogate"),
-        pytest.param(b'{"a":1,"b":2,"a":3}', "the key 'a' stands twice", id="a repeated key"),
-        pytest.param(b'{"x":{"a":1,"a":3}}', "the key 'a' stands twice", id="a repeated inner key"),
+        pytest.param(b'{"a":1,"b":2,"a":3}', "the key 'a' occurs twice", id="a repeated key"),
+        pytest.param(b'{"x":{"a":1,"a":3}}', "the key 'a' occurs twice", id="a repeated inner key"),
         pytest.param(b'{"a":' + b"[" * 100_000, "recursion", id="nested too deeply"),
         pytest.param(b'{"a":' + b"9" * 5000 + b"}", "digits", id="a number of thousands of digits"),
-        pytest.param(b'{"id":3}', "id: a non-empty string is wanted", id="an id that is a number"),
-        pytest.param(b'{"id":""}', "id: a non-empty string is wanted", id="an empty id"),
-        pytest.param(b'{"id":null}', "id: a non-empty string is wanted", id="a null id"),
-        pytest.param(b'{"id":"a"}', "id: 'a' stands on line 1 already", id="a repeated id"),
-        pytest.param(b'{"aliases":["a"]}', "id: 'a' stands on line 1 already", id="an alias that is an id"),
+        pytest.param(b'{"id":3}', "id: must be a non-empty string", id="an id that is a number"),
+        pytest.param(b'{"id":""}', "id: must be a non-empty string", id="an empty id"),
+        pytest.param(b'{"id":null}', "id: must be a non-empty string", id="a null id"),
+        pytest.param(b'{"id":"a"}', "id: 'a' is already on line 1", id="a repeated id"),
+        pytest.param(b'{"aliases":["a"]}', "id: 'a' is already on line 1", id="an alias that is an id"),
+        pytest.param(b'{"id":"b","aliases":["b"]}', "id: 'b' is already on line 2", id="an alias that is its own id"),
+        pytest.param(b'{"aliases":"b"}', "aliases: must be a list of non-empty strings", id="aliases that are a text"),
+        pytest.param(b'{"aliases":["b",""]}', "aliases: must be a list of non-empty strings", id="an empty alias"),
         pytest.param(
-            b'{"id":"b","aliases":["b"]}', "id: 'b' stands on line 2 already", id="an alias that is its own id"
+            b'{"aliases":[3]}', "aliases: must be a list of non-empty strings", id="an alias that is a number"
         ),
-        pytest.param(b'{"aliases":"b"}', "aliases: a list of non-empty strings", id="aliases that are a text"),
-        pytest.param(b'{"aliases":["b",""]}', "aliases: a list of non-empty strings", id="an empty alias"),
-        pytest.param(b'{"aliases":[3]}', "aliases: a list of non-empty strings", id="an alias that is a number"),
     ],
 )
 def test_an_invalid_line_is_reported_with_file_line_and_reason(tmp_path: Path, line: bytes, reason: str) -> None:

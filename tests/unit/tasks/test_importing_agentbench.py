@@ -94,7 +94,7 @@ def test_items_are_found_from_the_checkout_and_its_folders(tmp_path: Path, start
     folder(tmp_path / "AgentBench/data/os_interaction", SETS)
 
     if start == ".":
-        with pytest.raises(ConfigError, match="no items; data/os_interaction of AgentBench is wanted"):
+        with pytest.raises(ConfigError, match="no items; DIR must be data/os_interaction of AgentBench"):
             item_files(tmp_path)
     else:
         assert len(item_files(tmp_path / start)) == 6
@@ -134,18 +134,18 @@ def test_a_line_that_is_not_json_keeps_its_position(tmp_path: Path) -> None:
         pytest.param({"description": "x", "evaluation": {}}, "match or check", id="an empty evaluation"),
         pytest.param({"description": "x", "evaluation": {"check": []}}, "match or check", id="an empty list of steps"),
         pytest.param({"description": "x", "evaluation": {"check": [None]}}, "null stands for", id="no example"),
-        pytest.param({"description": "x", "evaluation": {"match": 7}}, "match: a text", id="a number to match"),
+        pytest.param({"description": "x", "evaluation": {"match": 7}}, "match: must be a text", id="a number to match"),
         pytest.param({"description": "x", "evaluation": {"match": {"regex": "("}}}, "regex: ", id="an invalid pattern"),
         pytest.param(
             {**MATCHED, "create": {"init": {"file": "no.sh"}}}, "no script no.sh in scripts/3", id="no script"
         ),
         pytest.param({**MATCHED, "create": {"init": {"file": "a\0b"}}}, "no script", id="a name with a zero byte"),
         pytest.param({**MATCHED, "create": {"init": 7}}, "create.init: a script is", id="a number instead of a script"),
-        pytest.param({**MATCHED, "create": "default"}, "create: an object", id="a text for create"),
+        pytest.param({**MATCHED, "create": "default"}, "create: must be an object", id="a text for create"),
         pytest.param({**MATCHED, "start": {"language": "perl", "code": "1"}}, "start: no language 'perl'", id="perl"),
         pytest.param({**MATCHED, "create": {"local": "arch"}}, "no image 'arch'; there are", id="an unknown image"),
         pytest.param({**MATCHED, "create": {"local": ["default"]}}, "no image", id="a list of images"),
-        pytest.param("text", "an object is wanted, not str", id="a text instead of an object"),
+        pytest.param("text", "must be an object, not str", id="a text instead of an object"),
     ],
 )
 def test_an_unusable_item_is_refused_with_its_place_and_reason(tmp_path: Path, item: object, says: str) -> None:

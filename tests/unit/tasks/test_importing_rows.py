@@ -121,14 +121,14 @@ def test_each_row_becomes_a_task_or_a_refusal_or_is_left_out() -> None:
     assert found == [
         Imported("f:0", {"id": "a"}),
         RowRefused("f:2", "no id"),
-        RowRefused("f:3", "an object is wanted, not list"),
+        RowRefused("f:3", "must be an object, not list"),
         RowRefused("f:9", "broken"),
     ]
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
-    [({}, "k is missing"), ({"k": None}, "k: a text is wanted"), ({"k": " "}, "wanted"), ({"k": 1}, "wanted")],
+    [({}, "k is missing"), ({"k": None}, "k: must be a text"), ({"k": " "}, "must be"), ({"k": 1}, "must be")],
 )
 def test_a_value_that_is_not_a_text_is_refused_with_its_key(row: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidEntry, match=says):
@@ -137,7 +137,7 @@ def test_a_value_that_is_not_a_text_is_refused_with_its_key(row: dict[str, objec
 
 @pytest.mark.parametrize("value", ["text", 1, {}, [1], ["a", None], 0, ""])
 def test_a_value_that_is_not_a_list_of_texts_is_refused_with_its_key(value: object) -> None:
-    with pytest.raises(InvalidEntry, match="k: a list of texts is wanted"):
+    with pytest.raises(InvalidEntry, match="k: must be a list of texts"):
         texts_of({"k": value}, "k")
 
 

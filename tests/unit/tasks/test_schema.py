@@ -232,7 +232,7 @@ def test_values_that_environments_refuse_are_refused_by_the_gateway_too() -> Non
 
     assert paths(wrong) == ["evaluation.script", "tags[0]", "tags[1]", "tags[2]", "version"]
     assert problems({"tags": [" a"]}) == [
-        ("tags[0]", "a text in one line, without white space at its ends, is wanted, not ' a'")
+        ("tags[0]", "must be a text in one line without white space at its ends, not ' a'")
     ]
 
 

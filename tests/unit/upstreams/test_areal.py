@@ -160,7 +160,7 @@ async def test_a_start_request_contains_the_whole_setup(setup: Mapping[str, Any]
         ({"spec": {"sample_id": 1, "instruction": "do it", "evaluation": {"x": 1}}}, "evaluation, instruction"),
         ({"spec": {}}, "names no sample"),
         ({"spec": {"sample_id": True}}, "sample_id"),
-        ({"spec": {"sample_id": 1, "config": 7}}, "config: an object"),
+        ({"spec": {"sample_id": 1, "config": 7}}, "config: must be an object"),
         ({"secrets": {"api_key": "k", "db": "s3cr3t"}}, "secrets db"),
     ],
 )

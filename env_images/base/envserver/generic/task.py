@@ -229,23 +229,23 @@ def is_name(key: str, text: str) -> bool:
 def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Problem]:
     types = [_TYPES[name] for name in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])]
     if isinstance(value, bool) or not any(isinstance(value, type) for type, _ in types):
-        yield path, f"{' or '.join(words for _, words in types if words)} is wanted, not {_kind(value)}"
+        yield path, f"must be {' or '.join(words for _, words in types if words)}, not {_kind(value)}"
     elif isinstance(value, str):
         if len(value) > schema.get("maxLength", len(value)):
-            yield path, f"at most {schema['maxLength']} characters are wanted, not {len(value)}"
+            yield path, f"must be at most {schema['maxLength']} characters, not {len(value)}"
         # Python's $ also matches before a final line end.
         elif "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
-            yield path, f"{schema['errorMessage']} is wanted, not {value!r:.60}"
+            yield path, f"must be {schema['errorMessage']}, not {value!r:.60}"
     elif isinstance(value, int | float):
         if value < schema.get("minimum", value):
-            yield path, f"{schema['minimum']} or more is wanted, not {value!r:.30}"
+            yield path, f"must be {schema['minimum']} or more, not {value!r:.30}"
         elif "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-            yield path, f"more than {schema['exclusiveMinimum']} is wanted, not {value!r:.30}"
+            yield path, f"must be more than {schema['exclusiveMinimum']}, not {value!r:.30}"
         elif value > schema.get("maximum", value):
-            yield path, f"at most {schema['maximum']} is wanted, not {value!r:.30}"
+            yield path, f"must be at most {schema['maximum']}, not {value!r:.30}"
     elif isinstance(value, list | tuple):
         if len(value) > schema.get("maxItems", len(value)):
-            yield path, f"at most {schema['maxItems']} are wanted, not {len(value)}"
+            yield path, f"must have at most {schema['maxItems']} entries, not {len(value)}"
         else:
             for place, inner in enumerate(value):
                 yield from _faults(schema["items"], inner, joined(path, place))

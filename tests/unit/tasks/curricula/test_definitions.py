@@ -245,12 +245,12 @@ def test_a_file_and_its_document_define_the_same_curriculum(tmp_path: Path) -> N
         ),
         pytest.param(
             COMPONENTS + 'split = "train:other"\n',
-            "study.toml:3: components[0].split: the name of a split is wanted",
+            "study.toml:3: components[0].split: must be the name of a split",
             id="a curriculum of a curriculum",
         ),
         pytest.param(
             '[[components]]\nenvironment = "Math"\n',
-            "study.toml:2: components[0].environment: the name of an environment is wanted",
+            "study.toml:2: components[0].environment: must be the name of an environment",
             id="an invalid environment name",
         ),
         pytest.param(COMPONENTS + "weight = 0\n", "study.toml:3: components[0].weight: it must be at least"),
@@ -347,13 +347,13 @@ def test_a_file_that_is_not_text_or_cannot_be_read_is_refused(tmp_path: Path) ->
         ),
         pytest.param(
             {"environment": "math", "tags": ["", 1]},
-            "tags[0]: a text without white space at its ends, in one line, is wanted; tags[1]: it must be",
+            "tags[0]: must be a text without white space at its ends, in one line; tags[1]: it must be",
             id="two problems",
         ),
         pytest.param(
             {"environment": "math", "sampler": "staged"}, "sampler: it must be a table (an object)", id="a text"
         ),
-        pytest.param({"environment": "math", "split": "a\0"}, "split: the name of a split is wanted", id="a NUL"),
+        pytest.param({"environment": "math", "split": "a\0"}, "split: must be the name of a split", id="a NUL"),
         pytest.param({"environment": "math", "name": "x"}, "name: there is no such key", id="the name is not in it"),
         pytest.param(
             {"environment": "math", "sampler": {"explore": float("nan")}},

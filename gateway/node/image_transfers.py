@@ -201,8 +201,8 @@ class Transfers:
         image = await self._reporter.image(reference)
         found = str((image or {}).get("Id", ""))
         if not found or (id and found != id):
-            said = f"{reference} is {found or 'not there'} after all, and not {id or 'there'}"
-            raise GateRefusal(said, status=HTTPStatus.BAD_GATEWAY)
+            said = f"not {id}" if id and found else "although the engine reported success"
+            raise GateRefusal(f"{reference} is {found or 'missing'}, {said}", status=HTTPStatus.BAD_GATEWAY)
         logger.info("node_image_ready image=%s id=%s", reference, found)
         return found
 

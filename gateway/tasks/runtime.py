@@ -152,7 +152,7 @@ class RuntimeTasks:
         if not await self._store.remove(environment, task_id):
             for split, stored in self.registry.holders(environment, task_id):
                 if stored is None:
-                    raise UnknownTask(f"the task {task_id!r} of {environment!r} stands in the file of {split!r}")
+                    raise UnknownTask(f"the task {task_id!r} of {environment!r} is in the task file of split {split!r}")
             raise UnknownTask(f"Unknown task: {task_id}")
         await self.registry.refresh(self._store)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
+from gateway.core.episode import EPISODE_FINISHED, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
@@ -40,7 +40,6 @@ from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))
 """Names of operations that control the episode. No tool that an agent can call has such a name."""
-EPISODE_FINISHED: Final = "episode_finished"
 _ERROR_TYPES: Final = {
     "not_found": "tool_not_found",
     "name_collision": "tool_not_found",

@@ -272,7 +272,7 @@ class Curricula:
             GatewayError: The gateway cannot query workers for their tasks.
         """
         if self.is_in_file(name):
-            raise InvalidRequest(f"curriculum {name!r} stands in a file: change it there")
+            raise InvalidRequest(f"curriculum {name!r} is defined in a file: change it there")
         tables = {
             (environment, split): await self._tables.of(environment, split)
             for environment, split in splits_named(document)
@@ -295,7 +295,7 @@ class Curricula:
     async def undefine(self, name: str) -> None:
         """Remove a curriculum that the API defined, with its draws. Raises ``UnknownTask``, ``InvalidRequest``."""
         if self.is_in_file(name):
-            raise InvalidRequest(f"curriculum {name!r} stands in a file: remove it there")
+            raise InvalidRequest(f"curriculum {name!r} is defined in a file: remove it there")
         known = self.named(name)
         await self._store.undefine(name)
         for scope in scopes(known):

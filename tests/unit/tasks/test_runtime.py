@@ -206,7 +206,9 @@ async def test_a_split_without_remaining_tasks_disappears(tasks: RuntimeTasks) -
         tasks.registry.count(MATH, "custom")
 
 
-@pytest.mark.parametrize(("id", "reason"), [("nobody", "Unknown task: nobody"), ("t0", "in the file of 'train'")])
+@pytest.mark.parametrize(
+    ("id", "reason"), [("nobody", "Unknown task: nobody"), ("t0", "in the task file of split 'train'")]
+)
 async def test_only_a_registered_task_can_be_removed(tasks: RuntimeTasks, id: str, reason: str) -> None:
     with pytest.raises(UnknownTask, match=reason.replace("'", ".")):
         await tasks.unregister(MATH, id)

@@ -330,7 +330,7 @@ async def test_a_name_that_a_file_uses_cannot_be_redefined() -> None:
     await curricula.refresh()
 
     for change in (curricula.define("mine", DOCUMENT), curricula.undefine("mine")):
-        with pytest.raises(InvalidRequest, match="stands in a file"):
+        with pytest.raises(InvalidRequest, match="is defined in a file"):
             await change
 
     assert curricula.named("mine") == MINE

@@ -294,7 +294,7 @@ def test_the_command_writes_a_file_that_loads_and_names_the_next_command(
     assert environment == replace(
         environment_of("remote", url, asyncio.run(detect_url(url, timeout_s=60))), directory=path.parent
     )
-    assert "# found: it refused session 4 at once" in path.read_text()
+    assert "# found: it refused concurrent session 4" in path.read_text()
     assert f"written: {path}" in done.stdout
     assert "gateway check" in done.stdout
     shown = env("show", "remote")

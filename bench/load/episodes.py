@@ -68,8 +68,12 @@ class Episode:
     async def call(self, number: int) -> None:
         """Call the tool with a unique text, which must come back."""
         token = f"{number:0{TOKEN_LENGTH}d}"
-        response = ok(await self.connection.request(b'%b%b"}}' % (self._call_head, token.encode())))
+        response = ok(await self.connection.request(self.call_bytes(token)))
         check_result(response.body, token)
+
+    def call_bytes(self, token: str) -> bytes:
+        """Return the whole request of a call with the text *token*, of ``TOKEN_LENGTH`` characters."""
+        return b'%b%b"}}' % (self._call_head, token.encode())
 
     async def delete(self) -> None:
         """End the session."""

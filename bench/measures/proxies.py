@@ -1,7 +1,8 @@
 """Calls through proxies: the gateway, nginx, configurable-http-proxy, httpx and a bare forwarder (S1, S2, S3).
 
 Each proxy has its own worker of the same kind. All proxies run throughout and take turns. Every request is a call of a
-session that stays open. The load generator compares each answer as a whole.
+session that stays open. The load generator compares each answer as a whole. Afterwards wrk repeats the comparison of
+rates with nothing pinned, because the project's own load generator limits the faster proxies.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from statistics import median
 from typing import Any
 
 from bench.load.closed_loop import Round, Step, connections, load
 from bench.load.episodes import Episode
 from bench.load.http1 import Connection
+from bench.load.wrk import SESSIONS_PER_CALLER
+from bench.load.wrk import rate as wrk_rate
 from bench.measures.footprint import MIB
 from bench.reporting.grid import (
     GENERATOR,
@@ -30,6 +34,7 @@ from bench.reporting.grid import (
     figures,
     latency_table,
     rate_table,
+    rotated,
     turns,
 )
 from bench.reporting.report import Goal, Report, Table, number
@@ -72,6 +77,8 @@ class Plan:
     warmup_s: float = 1.0
     pinned: bool = True
     """True to give proxies their own CPU if there are two."""
+    wrk_rounds: int = 5
+    wrk_round_s: int = 4
 
 
 QUICK = Plan(
@@ -80,6 +87,8 @@ QUICK = Plan(
     rounds=2,
     round_s=0.4,
     warmup_s=0.2,
+    wrk_rounds=2,
+    wrk_round_s=1,
 )
 
 
@@ -110,10 +119,11 @@ async def run(servers: Servers, plan: Plan) -> Report:
         grid, sizes = await _measured(servers, plan, present, found, key, cpus)
     return make_report(
         grid,
+        await _wrk_rates(servers, plan, [name for name in WRK_PEERS if name in present], found, key),
         plan=asdict(plan),
         cpus=cpus,
         versions=found.versions() | {"httpx": version("httpx"), "httpcore": version("httpcore")},
-        missing=[name for name in plan.names if name not in present],
+        missing=[name for name in plan.names if name not in present] + ([] if found.wrk else ["wrk"]),
         rss_bytes=sizes,
     )
 
@@ -136,6 +146,37 @@ async def _measured(
         for subject in subjects:
             sizes[subject.name] |= {f"{part}_loaded": used.rss_bytes for part, used in subject.usage().items()}
     return grid, sizes
+
+
+async def _wrk_rates(
+    servers: Servers, plan: Plan, names: Sequence[str], found: Found, key: str
+) -> dict[str, list[float]]:
+    """Return each round's calls a second by wrk with ``S2_CALLERS`` callers; nothing if wrk is not installed.
+
+    Raises:
+        StartError: A server does not start.
+        WrongAnswer: A call fails.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in names if found.wrk is not None}
+    folder = Servers(servers.folder / "wrk")
+    folder.folder.mkdir()
+    async with AsyncExitStack() as stack:
+        subjects = [await stack.enter_async_context(running(name, folder, found, key=key, cpus=None)) for name in rates]
+        sessions = {each.name: await opened(each, S2_CALLERS * SESSIONS_PER_CALLER, key) for each in subjects}
+        for turn in range(plan.wrk_rounds):
+            for subject in rotated(subjects, turn):
+                assert found.wrk is not None
+                rates[subject.name].append(
+                    await wrk_rate(
+                        found.wrk,
+                        subject.address,
+                        sessions[subject.name],
+                        callers=S2_CALLERS,
+                        duration_s=plan.wrk_round_s,
+                        script=folder.folder / "wrk.lua",
+                    )
+                )
+    return rates
 
 
 def callers_of(name: str, plan: Plan) -> tuple[int, ...]:
@@ -199,7 +240,9 @@ async def _loaded(steps: Sequence[Step], round_s: float) -> Round:
 
 S1_ADDED_MS, S1_TIMES = 0.25, 8.0
 S2_PER_S, S2_CALLERS = 8000.0, 64
-S2_TIMES = {HTTPX_GATEWAY: 8.0, CHP: 1.3, NGINX: 0.5}
+S2_TIMES = {HTTPX_GATEWAY: 8.0, CHP: 1.3}
+S2_TIMES_WRK = {NGINX: 0.7}
+WRK_PEERS = (NGINX, CHP, GATEWAY)
 S3_SHARE = 0.8
 QUANTILES = 200
 """Number of points of a drawn distribution, without the points of its tail."""
@@ -217,7 +260,7 @@ NOT_COMPARABLE = (
     "with as many callers as the others, for a round would take minutes.",
     "nginx' buffering is off, for an event must not wait for the next; reuse of connections is unbounded there.",
     "A rate is that of the slower of two: the proxy, or the worker with the load generator. Where the latter are at "
-    "their end, the proxies' CPU time tells them apart.",
+    "their end, the proxies' CPU time tells them apart. The rates by wrk do not have this limit.",
 )
 PINNED = (
     "In `proxies` the proxy alone is on CPU {proxy}; its worker and the load generator share CPU {load}. The worker "
@@ -228,6 +271,7 @@ UNPINNED = ("In `proxies` no process is pinned: proxies, workers and the load ge
 
 def make_report(
     grid: Grid,
+    wrk_rates: Mapping[str, Sequence[float]],
     *,
     plan: Mapping[str, Any],
     cpus: Cpus | None,
@@ -249,15 +293,17 @@ def make_report(
             "versions": versions,
             "missing": list(missing),
             "calls": figures(grid),
+            "wrk_calls_per_s": wrk_rates,
             "latency_quantiles_ms": {
                 f"c{callers}": {name: points for name, row in grid.items() if (points := _distribution(row, callers))}
                 for callers in DRAWN
             },
             "rss_bytes": rss_bytes,
         },
-        goals=list(goals(grid)),
+        goals=[*goals(grid), *_wrk_goals(wrk_rates)],
         tables=[
             rate_table("Calls a second through a proxy", grid, head="proxy"),
+            *_wrk_table(wrk_rates),
             latency_table("Latency of a call through a proxy, ms: p50 / p99", grid, head="proxy"),
             _cpu(grid),
             _memory(rss_bytes),
@@ -319,10 +365,30 @@ def _throughput(grid: Grid) -> Iterator[Goal]:
             unit="x",
             is_goal=name in S2_TIMES,
         )
-        if name in S2_TIMES:
+        if name in (*S2_TIMES, NGINX):
             what = f"CPU time of a step, {name} ÷ gateway, {at}"
             times = ratio(row[S2_CALLERS].cpu_s_per_1000(PROXY), cell.cpu_s_per_1000(PROXY))
             yield Goal(id="S2", what=what, value=times, bound=1.0, at_least=True, unit="x", is_goal=False)
+
+
+def _wrk_goals(rates: Mapping[str, Sequence[float]]) -> Iterator[Goal]:
+    for name in rates:
+        if name != GATEWAY and GATEWAY in rates:
+            yield Goal(
+                id="S2",
+                what=f"steps/s by wrk, nothing pinned, gateway ÷ {name}, c={S2_CALLERS}",
+                value=median(map(ratio, rates[GATEWAY], rates[name])),
+                bound=S2_TIMES_WRK.get(name, 1.0),
+                at_least=True,
+                unit="x",
+                is_goal=name in S2_TIMES_WRK,
+            )
+
+
+def _wrk_table(rates: Mapping[str, Sequence[float]]) -> list[Table]:
+    rows = [[name, *(number(bound(row)) for bound in (median, min, max))] for name, row in rates.items() if row]
+    title = f"Calls a second through a proxy by wrk, nothing pinned, c={S2_CALLERS}"
+    return [Table(title, ["proxy", "median", "lowest round", "highest round"], rows)] if rows else []
 
 
 def _no_collapse(grid: Grid) -> Iterator[Goal]:

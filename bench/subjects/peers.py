@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.load.http1 import Address, connect
@@ -73,6 +73,8 @@ class Found:
     chp: Path | None = None
     chp_version: str | None = None
     node_version: str | None = None
+    wrk: Path | None = None
+    """The load generator, which is no peer."""
 
     def has(self, name: str) -> bool:
         """Return True if all programs of the peer *name* are installed."""
@@ -86,19 +88,22 @@ class Found:
 
 
 def find(root: Path = PEERS) -> Found:
-    """Find nginx (below *root*, then on the PATH) and configurable-http-proxy (below *root* only)."""
+    """Find nginx and wrk (below *root*, then on the PATH) and configurable-http-proxy (below *root* only)."""
     nginx, nginx_version = None, None
     candidates = [root / "nginx" / "usr" / "sbin" / "nginx", shutil.which("nginx"), "/usr/sbin/nginx"]
     for candidate in candidates:
         if candidate is not None and (told := _told(candidate, "-v")):
             nginx, nginx_version = Path(candidate), told.rpartition("/")[2].split()[0]
             break
+    wrk = shutil.which("wrk", path=f"{root / 'wrk'}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    found = Found(nginx, nginx_version, wrk=Path(wrk) if wrk else None)
     folder = root / "chp"
     program = folder / "node_modules" / CHP / "bin" / CHP
     node_version = _told("node", "--version")
     if node_version is None or not program.is_file() or not (folder / "installed").is_file():
-        return Found(nginx, nginx_version, None, None, node_version)
-    return Found(nginx, nginx_version, program, (folder / "installed").read_text().strip(), node_version)
+        return replace(found, node_version=node_version)
+    chp_version = (folder / "installed").read_text().strip()
+    return replace(found, chp=program, chp_version=chp_version, node_version=node_version)
 
 
 def _told(*command: str | Path) -> str | None:

@@ -122,7 +122,7 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
     def look(name: EnvironmentName, split: str) -> Rows | None:
         environment = catalog.offered.get(name)
         if environment is None:
-            raise UnknownEnvironment(f"no environment {name!r} is on offer")
+            raise UnknownEnvironment(f"no environment {name!r} is available")
         if (name, split) not in tables:
             tables[name, split] = read_table(environment, split, tasks)
         return tables[name, split]

@@ -256,12 +256,12 @@ class Settings(BaseSettings):
         if not trainers and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to listen on {self.host} without keys: set GATEWAY_TRAINER_KEYS, listen on 127.0.0.1, "
-                "or say --insecure"
+                "or pass --insecure"
             )
         if self.backend == "swarm":
             self.cluster_files()
             if not self.nodes:
-                raise ConfigError("GATEWAY_BACKEND=swarm needs GATEWAY_NODES: where gateway node is served")
+                raise ConfigError("GATEWAY_BACKEND=swarm needs GATEWAY_NODES, the hosts that run gateway node")
         return self
 
     def cluster_files(self) -> tuple[Path, Path, Path]:

@@ -112,7 +112,7 @@ class Actions:
         try:
             calls = self._parser.parse_string(text, parse_all=True).as_list()
         except Exception as error:  # noqa: BLE001  # pyparsing's errors, and errors of literals in the text
-            raise ActionError(f"this is no action: {str(error)[:300]}") from None
+            raise ActionError(f"this is not an action: {str(error)[:300]}") from None
         if len(calls) > MAX_CALLS:
             raise ActionError(f"an action has at most {MAX_CALLS} calls")
         waited, typed = 0.0, 0

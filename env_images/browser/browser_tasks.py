@@ -110,10 +110,10 @@ def register_custom_task(name: str, task_class: Any = None) -> Any:
 
     def register(cls: Any) -> Any:
         if not isinstance(cls, type) or not issubclass(cls, CustomBrowserGymEnvironment):
-            raise ValueError(f"{cls!r:.100} is no subclass of CustomBrowserGymEnvironment")
+            raise ValueError(f"{cls!r:.100} is not a subclass of CustomBrowserGymEnvironment")
         taken = _CUSTOM_TASKS.get(name)
         if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"the custom task {name} is taken by {taken.__module__}.{taken.__qualname__}")
+            raise ValueError(f"the custom task {name} is already defined by {taken.__module__}.{taken.__qualname__}")
         registry.register(f"custom/{name}", ENV_TYPE, _listed(name, cls), replace=taken is not None)
         _CUSTOM_TASKS[name] = cls
         return cls

@@ -169,7 +169,7 @@ class Window:
         try:
             found = self.page.query_selector(f"css={selector}")
         except _playwright_error() as error:
-            raise ActionError(f"{selector!r:.100} is no CSS selector: {str(error)[:200]}") from None
+            raise ActionError(f"{selector!r:.100} is not a CSS selector: {str(error)[:200]}") from None
         bid = found.get_attribute("bid") if found is not None else None
         if bid is None or not (bid.isascii() and bid.isalnum()):  # a page's script may have written another value
             raise ActionError(f"there is no element {selector!r:.100} on the page that was last seen")

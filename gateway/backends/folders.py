@@ -127,7 +127,7 @@ class SocketFolders:
             raise BackendError(f"others can write to {self.root} and so plant links in it: chmod 0711 {self.root}")
 
     def remove(self, id: WorkerId) -> None:
-        """Remove the worker's folder and its content; a missing folder is no error.
+        """Remove the worker's folder and its content; a missing folder is not an error.
 
         Raises:
             BackendError: An entry in the folder can't be removed.
@@ -174,7 +174,7 @@ class Claims:
         self._held[id] = held
 
     def release(self, id: WorkerId) -> None:
-        """Release the claim after the folder's removal; a missing claim is no error."""
+        """Release the claim after the folder's removal; a missing claim is not an error."""
         if (held := self._held.pop(id, None)) is not None:
             self._path(id).unlink(missing_ok=True)
             os.close(held)

@@ -1,4 +1,4 @@
-"""Holds the environments on offer, read from the ``environment.toml`` files of a folder."""
+"""Holds the available environments, read from the ``environment.toml`` files of a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUIREMENTS: Final = "requirements.txt"
 
 
 class Catalog:
-    """The environments on offer. Names are case-insensitive.
+    """The available environments. Names are case-insensitive.
 
     A split with its own resources is an environment too (`Environment.splits`), with the name ``environment.split``.
     Sessions and workers can have such a name, so `known` and `named` include splits. Trainers cannot use it, so
@@ -33,24 +33,26 @@ class Catalog:
         """Create a catalog. *default* names the environment for requests that name none; empty: the first one.
 
         Raises:
-            ConfigError: There is no environment, two have the same name, or *default* is not on offer.
+            ConfigError: There is no environment, two have the same name, or *default* is not available.
         """
         if not environments:
-            raise ConfigError("no environment is on offer")
+            raise ConfigError("no environment is available")
         self.offered: dict[str, Environment] = {one.name: _followed(one) for one in environments}
         """The environments that trainers can name, by lower-case name, without splits."""
         if len(self.offered) != len(environments):
             raise ConfigError("two environments have the same name")
         name = default.lower() or environments[0].name
         if name not in self.offered:
-            raise ConfigError(f"default_environment {default!r} is not on offer; there are {', '.join(self.offered)}")
+            raise ConfigError(
+                f"default_environment {default!r} is not available; choose one of {', '.join(self.offered)}"
+            )
         self.default = self.offered[name]
         """The environment for requests that name none."""
         self._withdrawn: dict[str, Environment] = {}
         self.known = self._by_name()
         """The environments of sessions and workers, by lower-case name: offered ones, their splits, withdrawn ones."""
         self.left_out: dict[str, str] = {}
-        """The reason, with its remedy, why an environment that has a file is not on offer, by name."""
+        """The reason, with its remedy, why an environment that has a file is not available, by name."""
 
     def __iter__(self) -> Iterator[Environment]:
         """Iterate over a copy of the offered environments, the default one first."""
@@ -77,9 +79,9 @@ class Catalog:
         kept = [one for one in self.offered.values() if one.name not in left_out]
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if not kept:
-            raise ConfigError(f"no environment is on offer: {reasons}")
+            raise ConfigError(f"no environment is available: {reasons}")
         if default.lower() in left_out:
-            raise ConfigError(f"default_environment {default!r} is not on offer: {left_out[default.lower()]}")
+            raise ConfigError(f"default_environment {default!r} is not available: {left_out[default.lower()]}")
         catalog = Catalog(kept, default)
         catalog.left_out = left_out
         return catalog
@@ -90,7 +92,7 @@ class Catalog:
         A split gets its pool and limits from ``environment.splits``, and all else from *environment*.
 
         Raises:
-            UnknownEnvironment: No environment of this name is on offer.
+            UnknownEnvironment: No environment of this name is available.
         """
         before = self.wanted(environment.name)
         self.offered[before.name] = _followed(environment)
@@ -105,7 +107,7 @@ class Catalog:
         """Add an environment to the offer.
 
         Raises:
-            ConfigError: An environment of this name is on offer.
+            ConfigError: An environment of this name is available.
         """
         if environment.name in self.offered:
             raise ConfigError(f"two environments have the name {environment.name!r}")
@@ -119,7 +121,7 @@ class Catalog:
         Its open sessions continue, and its idle workers are stopped. It stays in `named` and `all`.
 
         Raises:
-            UnknownEnvironment: No environment of this name is on offer.
+            UnknownEnvironment: No environment of this name is available.
             ConfigError: It is the default environment, which requests without a name need.
         """
         environment = self.wanted(name)
@@ -156,9 +158,9 @@ class Catalog:
         return environment
 
     def unknown(self, name: str) -> UnknownEnvironment:
-        """Return the error for a *name* that is not on offer, with the reason or the list of offered names."""
+        """Return the error for a *name* that is not available, with the reason or the list of offered names."""
         if reason := self.left_out.get(name.lower()):
-            return UnknownEnvironment(f"environment {name!r} is not on offer: {reason}")
+            return UnknownEnvironment(f"environment {name!r} is not available: {reason}")
         names = [one.name for one in self]
         close = did_you_mean(name.lower(), names)
         return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(names)}{close}")

@@ -294,7 +294,7 @@ class CatalogReload:
         if file.offers is None:
             del self._files[path]
         elif file.offers.name == self._catalog.default.name:
-            self._refuse(path, file, f"{path}: it is gone, and stays on offer: it is the default environment")
+            self._refuse(path, file, f"{path}: it is gone, and stays available: it is the default environment")
         else:
             self._withdraw(file.offers.name)
             del self._files[path]

@@ -89,7 +89,7 @@ class CustomTaskFolders:
         """The last content and the refusal's reason (empty: accepted), by environment and folder."""
 
     async def fill(self, environment: Environment) -> Environment:
-        """Return *environment*, on offer or not, with the current digest of its folder."""
+        """Return *environment*, available or not, with the current digest of its folder."""
         tasks = environment.custom_tasks
         if tasks is None or self._root is None:
             return environment

@@ -130,7 +130,7 @@ def default_name(what: str) -> str:
     if made[:1].isdigit():  # usually an IP address
         made = f"env-{made}"
     if not NAME.fullmatch(made):
-        raise ConfigError(f"no name for an environment can be made of {what!r}: choose one with --name")
+        raise ConfigError(f"{what!r} contains no valid name for an environment: choose one with --name")
     return made
 
 

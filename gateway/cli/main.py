@@ -133,7 +133,7 @@ def check() -> None:
             table.add_row(variant.name, "", "", _workers(variant), "", split, "")
     print_table(table)
     for name, reason in catalog.left_out.items():
-        typer.echo(f"{name}: not on offer: {reason}")
+        typer.echo(f"{name}: not available: {reason}")
     for environment in catalog:
         for remark in describe(environment)["remarks"]:
             typer.echo(f"{environment.name}: {remark}")

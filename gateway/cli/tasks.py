@@ -66,9 +66,11 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
     """
     id = id or "custom/my-task"
     if not is_name("env_type", environment):
-        raise ConfigError(f"{environment!r} is no environment's name")
+        raise ConfigError(f"{environment!r} is not an environment's name")
     if not is_name("id", id):
-        raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
+        raise ConfigError(
+            f"--id {id}: must have at most 200 letters, digits and characters of ._-/, and begin with a letter or digit"
+        )
     if form not in FORMATS:
         raise ConfigError(f"--format {form}: must be one of {', '.join(FORMATS)}")
     name = id.rpartition("/")[2]

@@ -101,16 +101,16 @@ def parse_address(text: str) -> Address:
         return Address(kind=Kind.UNIX, path=place)
     if kind == "node":
         if (found := _ON_NODE.fullmatch(place)) is None:
-            raise ValueError(f"{text!r} is no address: node:NODE/WORKER/SOCKET")
+            raise ValueError(f"{text!r} is not an address: node:NODE/WORKER/SOCKET")
         return Address(kind=Kind.NODE, node=found[1], path=found[2])
     if kind != "tcp":
         raise ValueError(
-            f"{text!r} is no address: unix:/PATH, tcp:HOST:PORT, node:NODE/WORKER/SOCKET, http://… or https://…"
+            f"{text!r} is not an address: unix:/PATH, tcp:HOST:PORT, node:NODE/WORKER/SOCKET, http://… or https://…"
         )
     host, _, port = place.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
-        raise ValueError(f"{text!r} is no address: tcp:HOST:PORT")
+        raise ValueError(f"{text!r} is not an address: tcp:HOST:PORT")
     return Address(kind=Kind.TCP, host=host, port=int(port))
 
 

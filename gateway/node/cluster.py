@@ -130,7 +130,7 @@ class Cluster:
     def _reference(self, quoted: str) -> str:
         reference = unquote(quoted)
         if reference not in self._gate.rules.images:
-            raise GateRefusal(f"image {reference[:200]!r} is not of the catalog")
+            raise GateRefusal(f"image {reference[:200]!r} is not in the catalog")
         return reference
 
 

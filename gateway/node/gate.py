@@ -190,7 +190,7 @@ class Gate:
 
     async def _image(self, operation: Operation) -> Answer:
         if operation.reference not in self.rules.images:
-            raise GateRefusal(f"image {operation.reference} is not of the catalog")
+            raise GateRefusal(f"image {operation.reference} is not in the catalog")
         return await self._pass(operation, f"/images/{quote(operation.reference, safe='/:')}/json", {})
 
     async def _volume_of_ours(self, operation: Operation) -> Answer:
@@ -341,7 +341,7 @@ async def refuse_body(receive: Receive) -> None:
         GateRefusal: The request has a body.
     """
     if (await read_body(receive, 64)).strip() not in (b"", b"{}", b"null"):
-        raise GateRefusal("this request takes no body")
+        raise GateRefusal("this request must not have a body")
 
 
 def answer(status: int, content: object, *, closes: bool = False) -> Answer:

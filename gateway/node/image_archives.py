@@ -166,7 +166,7 @@ def _members(headers: _Headers, total_bytes: int) -> tuple[dict[str, _Slice], di
     # Engines store a duplicate layer as a link. A link to a link, or to a folder, could lead out of the archive.
     for name, target in links.items():
         if target not in found:
-            raise BadArchive(f"{_shown(name)} is a link to {_shown(target)}, which is no file of the archive")
+            raise BadArchive(f"{_shown(name)} is a link to {_shown(target)}, which is not a file of the archive")
     return found, links
 
 

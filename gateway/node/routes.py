@@ -314,4 +314,4 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> None:
-    raise Malformed(f"{text} is no number")
+    raise Malformed(f"{text} is not a number")

@@ -158,7 +158,7 @@ def _remove_stale(path: Path) -> None:
         visitor.settimeout(1.0)
         with suppress(ConnectionRefusedError, FileNotFoundError):
             visitor.connect(str(path))
-            raise ConfigError(f"something listens on {path} already")
+            raise ConfigError(f"another process already listens on {path}")
     path.unlink(missing_ok=True)
 
 

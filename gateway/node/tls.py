@@ -209,7 +209,7 @@ def _new_files(days: int) -> dict[str, bytes]:
     try:
         ends = begins + CLOCKS_DIFFER + datetime.timedelta(days=days)
     except OverflowError as error:
-        raise ConfigError(f"{days} days are more than a certificate can say") from error
+        raise ConfigError(f"{days} days are too many for a certificate") from error
     authority_key = ec.generate_private_key(ec.SECP256R1())
 
     def signed(name: str, key: ec.EllipticCurvePrivateKey, extensions: _Extensions) -> tuple[bytes, bytes]:

@@ -104,7 +104,7 @@ class PlanExecutor:
         for name, load in loads.items():
             if self._catalog.known.get(name) is None:
                 for entry in load.workers:
-                    self._stop_soon(entry.worker.id, name, "no longer on offer")
+                    self._stop_soon(entry.worker.id, name, "no longer available")
 
     async def _end_abandoned(
         self, load: EnvironmentLoad, name: EnvironmentName, own: Container[WorkerId], fence: int

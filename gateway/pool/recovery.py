@@ -168,7 +168,7 @@ class StoreRecovery:
         if environment.pool.pause_idle_s:
             await self._backend.resume(worker.id)  # it may be paused, which the store has forgotten
         if environment.wire is not UpstreamKind.OWN:
-            return None  # the upstream of a standard server knows running calls at most, which is no complete list
+            return None  # the upstream of a standard server knows running calls at most, which is not a complete list
         async with asyncio.timeout(ASK_S):  # no Redis in here
             return await self._upstreams[environment.wire].sessions(worker, environment)
 

@@ -349,7 +349,7 @@ class SessionOpener:
         except BaseException as error:  # includes a cancellation, when the trainer disconnects
             if isinstance(error, TimeoutError) and watch.is_silent:
                 await self._closer.through(session.id, partial(self._leave, session, environment))
-                raise WorkerSilent(f"worker {session.worker} answers nothing") from error
+                raise WorkerSilent(f"worker {session.worker} does not answer") from error
             if isinstance(error, UpstreamError):
                 log_faults(session, error.faults)
             await self._closer.through(session.id, partial(self._undo, session, environment, error))

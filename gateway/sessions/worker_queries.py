@@ -304,7 +304,7 @@ class WorkerQueries:
         try:
             worker = await self._store.worker(session.worker)
             if worker is None or worker.digest != digest:  # gone, or outdated and about to be drained
-                raise BeingReplaced(f"the workers of {environment.name} are just being replaced")
+                raise BeingReplaced(f"the workers of {environment.name} are being replaced")
             return await _within(ask(worker, environment))
         finally:
             await self._closer.give_back(session, environment, CloseReason.DELETED, counted=False)

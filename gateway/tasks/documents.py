@@ -123,7 +123,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's own gap
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not taken", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

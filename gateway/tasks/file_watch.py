@@ -47,7 +47,7 @@ class TaskFileWatch:
 
         Args:
             registry: The registry, which has just read the files of all *environments*.
-            environments: The catalog: each iteration yields the environments that are on offer at that time.
+            environments: The catalog: each iteration yields the environments that are available at that time.
             poll_s: Seconds between two scans of `run`.
         """
         self._registry = registry

@@ -176,7 +176,7 @@ class TaskRegistry:
             for other, views in self._views.items():
                 if any(task_id in view.names for view in views.values()):
                     raise WrongEnvironment(
-                        f"the task {task_id!r} is one of {other!r}, not of {environment!r}"
+                        f"the task {task_id!r} belongs to {other!r}, not to {environment!r}"
                     ) from None
             raise UnknownTask(f"Unknown task: {task_id}") from None
         task = self.task(environment, split, index)
@@ -188,7 +188,7 @@ class TaskRegistry:
         env_type = task.get("env_type")
         if env_type and env_type not in self._env_types.get(environment, {environment}):
             name = f"the task {task['id']!r}" if task.get("id") else "the task"
-            raise WrongEnvironment(f"{name} is one of {env_type!r}, not of {environment!r}")
+            raise WrongEnvironment(f"{name} belongs to {env_type!r}, not to {environment!r}")
 
     def environment_of(self, env_type: str) -> EnvironmentName | None:
         """Return the environment with this name or further name, or None if there is no such environment."""

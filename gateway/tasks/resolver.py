@@ -158,7 +158,7 @@ class TaskResolver:
         kind = spec.get("env_type")
         if isinstance(kind, str) and kind not in (environment.name, *environment.env_types):
             raise WrongEnvironment(
-                f"env_type: the task is one of environment {kind[:64]!r}, not of {environment.name!r}"
+                f"env_type: the task belongs to environment {kind[:64]!r}, not to {environment.name!r}"
             )
         return TaskRef(spec=parse(spec, isolation=environment.isolation))
 
@@ -199,7 +199,7 @@ class TaskResolver:
         try:
             return await self.lookup.at(environment, split, index)
         except UnknownSplit as error:
-            raise UnknownTask(f"{environment.name!r} has no split {split!r}, which integers would mean") from error
+            raise UnknownTask(f"{environment.name!r} has no split {split!r}, to which integer indices refer") from error
         except UnknownTask as error:
             count = await self.lookup.count(environment, split)
             raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
@@ -210,7 +210,7 @@ class TaskResolver:
         for other in self._catalog:
             if other.name != environment.name and prefix in (other.name, *other.env_types):
                 raise WrongEnvironment(
-                    f"task {id[:SHOWN_CHARS]!r} is one of environment {other.name!r}, not of {environment.name!r}"
+                    f"task {id[:SHOWN_CHARS]!r} belongs to environment {other.name!r}, not to {environment.name!r}"
                 )
         try:
             self.lookup.registry.get(environment.name, id)

@@ -222,9 +222,9 @@ class RuntimeTasks:
         found = self._catalog.offered.get(name) if name is not None else None
         problems: list[tuple[str, str]] = []
         if isinstance(env_type, str) and env_type and found is None:
-            problems.append(("env_type", f"no environment {env_type[:100]!r} is on offer"))
+            problems.append(("env_type", f"no environment {env_type[:100]!r} is available"))
         elif environment and found is not None and self.registry.environment_of(environment) != found.name:
-            problems.append(("env_type", f"the task is one of {env_type!r}, not of {environment!r}"))
+            problems.append(("env_type", f"the task belongs to {env_type!r}, not to {environment!r}"))
         try:
             task = parse(document, isolation=found.isolation if found is not None else None, is_registered=True)
         except TaskInvalid as error:

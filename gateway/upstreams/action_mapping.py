@@ -83,8 +83,8 @@ def _default(environment: Environment, tools: Sequence[Tool], what: str) -> Tool
     if len(tools) == 1:
         return tools[0]
     raise InvalidRequest(
-        f"{what} is no action where there are several tools ({_named([tool.name for tool in tools])}): call one by its "
-        "name, or name the one that is meant as default_tool in [actions] of environment.toml"
+        f"{what} does not say which of several tools to call ({_named([tool.name for tool in tools])}): call one by "
+        "its name, or set default_tool in [actions] of environment.toml"
     )
 
 

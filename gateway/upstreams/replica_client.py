@@ -212,7 +212,7 @@ class ReplicaClient:
         if len(message) > self._max_body_bytes:
             raise InvalidRequest(f"the message for another replica exceeds {self._max_body_bytes} bytes")
         if self._is_closed:
-            raise UpstreamError("this replica is going away, and asks no other one any more")
+            raise UpstreamError("this replica is shutting down and does not ask other replicas")
         if not within_s > 0:
             raise UpstreamTimeout("no time is left to ask the replica that holds the session")
         within_s = min(float(within_s), WITHIN_MAX_S)

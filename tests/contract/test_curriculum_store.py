@@ -134,7 +134,7 @@ async def test_one_call_takes_as_many_outcomes_as_the_seam_allows(curricula: Cur
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        pytest.param([outcome()] * (MAX_OUTCOMES + 1), "1001 outcomes at once", id="too many"),
+        pytest.param([outcome()] * (MAX_OUTCOMES + 1), "1001 outcomes in one request", id="too many"),
         pytest.param(
             [outcome("b"), outcome(reward=math.inf)],
             "'train/1': reward is not a finite",

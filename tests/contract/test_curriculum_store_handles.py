@@ -261,7 +261,7 @@ async def test_a_handle_out_of_range_is_refused(make: Make, handle: int) -> None
     store = make(max_handles=5)
     assert await joined(store, "a", handle=4) == Turn(0)
 
-    with pytest.raises(InvalidRequest, match=f"'easy' has no handle {handle}: they are 0 to 4"):
+    with pytest.raises(InvalidRequest, match=f"'easy' has no handle {handle}: handles are 0 to 4"):
         await joined(store, "a", handle=handle)
     with pytest.raises(InvalidRequest, match=f"no handle {handle}"):
         await store.propose("easy", handle, Turn(0), b"x", member="a")

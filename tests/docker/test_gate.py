@@ -464,7 +464,7 @@ async def test_the_gates_socket_is_for_its_user_and_group_and_is_removed_at_the_
     async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path):
         mode = os.stat(path).st_mode
 
-        with pytest.raises(ConfigError, match="something listens"):
+        with pytest.raises(ConfigError, match="another process already listens"):
             async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path):
                 pass
 

@@ -301,7 +301,7 @@ def test_down_removes_everything_of_a_half_broken_lab(
         eventually_now(lambda: _nothing(left_of(lab)))
         assert filter_rules(lab) == rules
         assert (docker_engine.info()["ID"], docker_engine.info()["Swarm"]["LocalNodeState"]) == (engine_id, "inactive")
-        assert lab.run("down").strip() == "down"  # a second call is no error
+        assert lab.run("down").strip() == "down"  # a second call is not an error
 
 
 def _nothing(found: list[str]) -> None:

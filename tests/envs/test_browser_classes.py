@@ -76,7 +76,7 @@ def test_another_class_does_not_take_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("value", [object, 3, Task.__init__, "Task"])
 def test_a_value_that_is_not_a_subclass_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match="is no subclass of CustomBrowserGymEnvironment"):
+    with pytest.raises(ValueError, match="is not a subclass of CustomBrowserGymEnvironment"):
         tasks.register_custom_task(name)(value)
     assert name not in tasks.list_custom_tasks()
 

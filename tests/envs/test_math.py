@@ -277,7 +277,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a family that is not offered": {"family": "bitwise_arithmetic"},
     "a family that does not exist": {"family": "os.system"},
     "no answer": {"entry": {"metadata": {}}},
-    "an answer that is no text": {"entry": {"answer": 4, "metadata": {}}},
+    "an answer that is not a text": {"entry": {"answer": 4, "metadata": {}}},
     "no metadata": {"entry": {"answer": "4"}},
     "an entry of a megabyte": {"entry": {"answer": "4", "metadata": {"numbers": [7] * 300_000}}},
     "a parameter that the scorer does not read": {"parameters": {"size": 10**12}},

@@ -103,7 +103,7 @@ def test_the_marked_answer_in_free_text_is_judged(worker: Worker) -> None:
     [
         ({"reward_function": "guess"}, "no reward function 'guess'"),
         ({"reward_function": "numeric_match"}, "missing a required argument"),
-        ({"reward_function": "__import__('os').system('true')"}, "no call of a function by its name"),
+        ({"reward_function": "__import__('os').system('true')"}, "is not a call of a function by its name"),
         ({"reward_function": 5}, "a reward function is a text"),
         ({"script": "true"}, "evaluation must be {reward_function: 'reasoning_gym'"),
     ],

@@ -396,7 +396,7 @@ def test_an_image_without_a_box_is_reported() -> None:
         worker.stop()
 
     assert refused.status_code == 500
-    assert "the box /nowhere/box is no directory" in refused.json()["detail"]
+    assert "the box /nowhere/box is not a directory" in refused.json()["detail"]
     assert health.status_code == 200
 
 

@@ -183,16 +183,19 @@ def test_further_keys_of_an_evaluation_are_arguments() -> None:
         ({"reward_function": "exact_match"}, "exact_match: missing a required argument: 'expected'"),
         ({"reward_function": "exact_match('a', 'b')"}, "too many positional"),
         ({"reward_function": "exact_match('a')", "case": True}, "unexpected keyword argument 'case'"),
-        ({"reward_function": "exact_match(expected='a')", "expected": "b"}, "evaluation.expected is an argument"),
+        (
+            {"reward_function": "exact_match(expected='a')", "expected": "b"},
+            "the call already has the argument expected: remove evaluation.expected",
+        ),
         ({"reward_function": "exact_match(5)"}, "expected must be str, not 5"),
         ({"reward_function": "contains('a', case=1)"}, "case must be bool, not 1"),
         ({"reward_function": "one_of('a', 5)"}, "choices must be .*, not 5"),
         ({"reward_function": "word_count_between(1.5, 2)"}, "least must be int"),
         ({"reward_function": "word_count_between(True, 2)"}, "least must be int"),
-        ({"reward_function": "regex_match('(')"}, "'\\(' is no pattern"),
+        ({"reward_function": "regex_match('(')"}, "'\\(' is not a pattern"),
         ({"reward_function": "regex_match", "pattern": "a" * 1_001}, "at most 1000"),
-        ({"reward_function": "numeric_match('two')"}, "is no number"),
-        ({"reward_function": "numeric_match(2, tol=-1)"}, "is no number and a distance"),
+        ({"reward_function": "numeric_match('two')"}, "is not a number"),
+        ({"reward_function": "numeric_match(2, tol=-1)"}, "is not a number and a distance"),
     ],
 )
 def test_a_call_that_cannot_work_is_refused_before_anything_is_judged(evaluation: Any, reason: str) -> None:

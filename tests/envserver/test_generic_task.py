@@ -97,7 +97,7 @@ def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
         ({"config": "files"}, "config", "must be an object, not a text"),
         ({"config": {"a": [{"b": float("nan")}]}}, "config.a[0].b", "nan"),
         ({"config": {"a b": object()}}, 'config."a b"', "object has no JSON form"),
-        ({"config": {3: 1}}, "config", "the key 3 is no text"),
+        ({"config": {3: 1}}, "config", "the key 3 is not a text"),
         ({"config": {"f": "x" * MAX_TASK_BYTES}}, "", "at most"),
         ({"evaluation": []}, "evaluation", "must be an object, not a list"),
         ({"evaluation": {"reward_function": "f(x)"}}, "evaluation.reward_function", "literals"),

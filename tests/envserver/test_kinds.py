@@ -111,7 +111,7 @@ class Spaced(Good):
         (TwoEnds, "several terminal tools: end, stop"),
         (WideEnd, "one argument or none"),
         (LostDefault, "'nothing' is not a tool"),
-        (Called, "'health' is taken by a route"),
+        (Called, "'health' is already the path of a route"),
         (Spaced, "the name 'a b'"),
     ],
 )

@@ -76,7 +76,7 @@ class FakeNode:
         self.registry: dict[str, bytes] = {}
         """Contents of the images that the node can pull, by reference."""
         self.hangs = False
-        """True while the node accepts connections and answers nothing."""
+        """True while the node accepts connections and does not answer."""
         self.refusal = ""
         """Reason why the node relays no connection to its workers. Empty: it relays."""
         self.requests: list[Request] = []

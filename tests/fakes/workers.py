@@ -458,7 +458,7 @@ def _outcome(tool: str, given: object) -> dict[str, Any]:
     """Return a tool's result: the end of the episode with a reward, unless the tool's name selects another result."""
     reasons = {"refuse": "input_validation", "over": "episode_finished", "break": "session_failed"}
     if tool in reasons:
-        return {"ok": False, "error": "that is no action", "reason": reasons[tool]}
+        return {"ok": False, "error": "that is not an action", "reason": reasons[tool]}
     goes_on = tool == "go_on"
     return {
         "ok": True,

@@ -74,7 +74,7 @@ class MortalRedis(Redis):
         (self._at / "dump.rdb").unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Suspend the server until `go_on`: it accepts connections and answers nothing."""
+        """Suspend the server until `go_on`: it accepts connections and does not answer."""
         assert self._server is not None
         self._server.send_signal(signal.SIGSTOP)
 

@@ -230,7 +230,7 @@ async def test_a_session_that_breaks_in_its_worker_is_500_and_never_a_reward() -
         after = await step(client, episode)
 
         assert status(failed) == (500, "environment_failed")
-        assert failed.json()["detail"] == "that is no action"
+        assert failed.json()["detail"] == "that is not an action"
         assert "reward" not in failed.json()
         assert status(after) == (404, "environment_failed")
         await gateway.eventually_used(0)

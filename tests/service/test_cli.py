@@ -104,7 +104,7 @@ def test_check_names_environments_that_are_not_on_offer_and_the_reason(catalog: 
 
     done = run("check")
 
-    assert "pages: not on offer: it runs in its image only: use GATEWAY_BACKEND=docker" in done.stdout
+    assert "pages: not available: it runs in its image only: use GATEWAY_BACKEND=docker" in done.stdout
 
 
 def test_check_names_environments_that_need_bubblewrap_if_it_is_missing(catalog: Path, run: Command) -> None:
@@ -116,9 +116,9 @@ def test_check_names_environments_that_need_bubblewrap_if_it_is_missing(catalog:
 
     assert without.returncode == 0, without.stderr
     (told,) = [line for line in without.stdout.splitlines() if line.startswith("shell: ")]
-    assert "not on offer: its sandboxes need bubblewrap" in told
+    assert "not available: its sandboxes need bubblewrap" in told
     (catalog / "bwrap").touch(0o755)
-    assert "not on offer" not in run("check", PATH=str(catalog)).stdout
+    assert "not available" not in run("check", PATH=str(catalog)).stdout
 
 
 def test_a_missing_catalog_is_reported_in_one_line_with_the_remedy(tmp_path: Path, run: Command) -> None:
@@ -148,7 +148,7 @@ def test_check_and_serve_refuse_wrong_curricula_and_report_the_same_problems(cat
     assert refusal(served(catalog, **settings)) == told
     assert told.splitlines() == [
         f"gateway: {folder}/a.toml:1: seed: it must be at least 0, not -1",
-        f"{folder}/a.toml:2: environment: no environment 'nowhere' is on offer",
+        f"{folder}/a.toml:2: environment: no environment 'nowhere' is available",
         f"{folder}/b.toml:3: sampler.stages: none of the component's tasks is in any stage",
         f"{folder}/b.toml:3: sampler.stages[0]: no task is in the stage 'x'",
     ]

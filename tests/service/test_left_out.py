@@ -35,7 +35,7 @@ async def test_a_request_for_an_environment_that_cannot_run_is_refused_with_the_
         answer = await client.request(method, path, json=body)
 
         assert answer.status_code == 404, answer.text
-        assert f"environment 'shell' is not on offer: {REASON}" in answer.text
+        assert f"environment 'shell' is not available: {REASON}" in answer.text
         assert not await gateway.store.sessions()
 
 

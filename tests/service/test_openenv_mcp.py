@@ -217,7 +217,7 @@ async def test_a_call_shows_no_reward() -> None:
             (-32602, "Unknown session_id: zz"),
         ),
         ('{"jsonrpc":"2.0","method":"tools/call","params":{"name":"reset"}}', (-32603, "Unknown tool: 'reset'")),
-        ('{"jsonrpc":"2.0","method":"tools/call","params":{"name":"refuse"}}', (-32603, "that is no action")),
+        ('{"jsonrpc":"2.0","method":"tools/call","params":{"name":"refuse"}}', (-32603, "that is not an action")),
     ],
 )
 async def test_an_invalid_request_is_an_error_object_with_status_200(body: str, error: tuple[int, str]) -> None:

@@ -188,7 +188,7 @@ async def test_an_action_that_is_refused_leaves_the_episode_as_it_is() -> None:
         reply = await client.step("refuse")
 
         assert code(reply) == "VALIDATION_ERROR"
-        assert message(reply) == "Invalid action: that is no action"
+        assert message(reply) == "Invalid action: that is not an action"
         assert reply["data"]["errors"][0]["loc"] == ["data"]
         assert (await client.step())["type"] == "observation"
 
@@ -254,7 +254,7 @@ async def test_a_tool_that_refuses_its_arguments_is_an_observation() -> None:
 
         called = await client.ask("step", {"type": "call_tool", "tool_name": "refuse"})
 
-        error = {"error_type": "invalid_args", "message": "that is no action"}
+        error = {"error_type": "invalid_args", "message": "that is not an action"}
         assert called["data"]["observation"]["error"] == error
 
 

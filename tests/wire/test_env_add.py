@@ -227,7 +227,7 @@ async def test_a_server_of_no_known_protocol_is_refused_with_its_answer(start: S
     ("url", "reason"),
     [
         (CLOSED_PORT, "no answer within 1 s"),
-        ("ftp://127.0.0.1", "is no URL"),
+        ("ftp://127.0.0.1", "is not a URL"),
         ("http://127.0.0.1:99999", "99999"),
         ("http://user:pass@127.0.0.1:9", "has a user in it"),
     ],
@@ -328,7 +328,7 @@ def test_an_existing_file_is_kept_without_force_and_overwritten_with_force(
     refused = env("add", url, "-n", "guess")
 
     assert refused.returncode == 2
-    assert "is there already (--force overwrites it)" in refused.stderr
+    assert "already exists; --force overwrites it" in refused.stderr
     assert path.read_text() == "mine"
     assert env("add", url, "-n", "guess", "--force").returncode == 0
     assert read_environment(path).protocol is ServerProtocol.AREAL
@@ -345,7 +345,7 @@ def test_print_shows_the_file_without_writing_it(start: Start, env: Env, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((CLOSED_PORT, "--name", "Bad Name"), "is no name for an environment"),
+        ((CLOSED_PORT, "--name", "Bad Name"), "is not a name for an environment"),
         ((CLOSED_PORT, "--name", "areal"), "'areal' is a reserved name"),
         ((CLOSED_PORT, "--name", "x", "--port", "80"), "--port and --variable are for an image"),
         (("image", "--variable", "x"), "--variable x: NAME=VALUE"),

@@ -98,7 +98,7 @@ async def test_a_check_that_does_not_end_is_500_without_a_verdict(gateway: Gatew
 
 LACKING = {
     "bubblewrap": ("RUN rm /usr/bin/bwrap", "bubblewrap is missing"),
-    "box": ("RUN rm -r /srv/box", "the box /srv/box is no directory"),
+    "box": ("RUN rm -r /srv/box", "the box /srv/box is not a directory"),
 }
 
 

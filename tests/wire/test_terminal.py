@@ -27,7 +27,8 @@ class Terminal:
     """``gateway serve`` with a pty as its standard streams."""
 
     def __init__(self, folder: Path) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+        other = ("GATEWAY_", "NO_COLOR", "FORCE_COLOR")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(other)}
         settings = {
             "GATEWAY_PORT": "0",
             "GATEWAY_CATALOG_DIR": str(WIRE / "environments"),

@@ -53,7 +53,7 @@ def test_an_installed_wheel_serves_the_environments_of_the_project_in_an_empty_f
     told = run(gateway, "check", cwd=empty, **folders)
 
     assert "│ chat" in told
-    advice = re.search(r"math: not on offer: it needs .*\(reasoning-gym, .*\): run `(.*)` and restart", told)
+    advice = re.search(r"math: not available: it needs .*\(reasoning-gym, .*\): run `(.*)` and restart", told)
     assert advice is not None, told
     assert shlex.split(advice[1])[:4] == [python, "-m", "pip", "install"]
     run(*install, *shlex.split(advice[1])[4:])

@@ -127,7 +127,7 @@ class Sandboxing:
         ):
             if not os.path.isdir(path):
                 raise SandboxError(
-                    f"{what} {path} is no directory: use an image made for sandboxes, set ENVSERVER_{name}, or set "
+                    f"{what} {path} is not a directory: use an image made for sandboxes, set ENVSERVER_{name}, or set "
                     "ENVSERVER_SANDBOX_HOST=1 to make both of this machine's own programs",
                     code="unsupported",
                 )

@@ -51,7 +51,7 @@ def image_id(client: APIClient, *, image: str) -> str:
 
 
 def pause(client: APIClient, *, container: str) -> None:
-    """Freeze a container; a frozen container is no error."""
+    """Freeze a container; a frozen container is not an error."""
     try:
         client.pause(container)
     except APIError:
@@ -60,7 +60,7 @@ def pause(client: APIClient, *, container: str) -> None:
 
 
 def unpause(client: APIClient, *, container: str) -> None:
-    """Resume a frozen container; a running container is no error."""
+    """Resume a frozen container; a running container is not an error."""
     try:
         client.unpause(container)
     except APIError as error:

@@ -64,7 +64,7 @@ class Images:
             if error.status != _REFUSED:
                 raise
             raise StartFailed(
-                f"there is no image {image} on this engine, and it refuses to pull it (as the engine gate does): "
+                f"there is no image {image} on this engine, and the engine rejects pulls (as the engine gate does): "
                 f"docker pull {image}"
             ) from error
 

@@ -34,10 +34,10 @@ def read_report(body: bytes) -> NodeReport:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a report'}: {reason_of(first)}") from error
     if not _NODE_ID.fullmatch(report.id) or not report.name:
-        raise ValueError(f"id: {report.id!r:.200} with the name {report.name!r:.80} is no id of a node")
+        raise ValueError(f"id: {report.id!r:.200} with the name {report.name!r:.80} is not an id of a node")
     for name in _NUMBERS:
         if not 0 <= getattr(report, name) < 2**63:
-            raise ValueError(f"{name}: it must be a number from 0 on, and is {getattr(report, name)}")
+            raise ValueError(f"{name}: must be a number of 0 or more, not {getattr(report, name)}")
     return report
 
 

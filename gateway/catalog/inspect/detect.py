@@ -31,7 +31,7 @@ async def detect_url(url: str, *, timeout_s: float, environment: str = "") -> Fi
         ConfigError: No server answers, or the server is not usable; the message has the URL and the reason.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is no URL: http://host:port, or https://…")
+        raise ConfigError(f"{url!r} is not a URL: http://host:port, or https://…")
     async with probing(url) as server:
         try:
             await until_up(server, timeout_s=timeout_s)

@@ -122,7 +122,7 @@ class ProbeSocket:
         except (OSError, ValueError, WebSocketException) as error:
             raise Unanswered(f"no reply to {message.get('type')!r}: {_reason(error)}") from error
         if not isinstance(reply, dict):
-            raise Unanswered(f"the reply to {message.get('type')!r} is no object")
+            raise Unanswered(f"the reply to {message.get('type')!r} is not an object")
         return reply
 
     async def close(self) -> None:

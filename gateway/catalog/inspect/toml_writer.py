@@ -39,8 +39,8 @@ def check_name(name: str) -> str:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no name for an environment: it begins with a letter, and has small letters, digits, dashes "
-            "and underscores, at most 63 (choose one with --name)"
+            f"{name!r} is not a valid name for an environment: a name begins with a letter, and has at most 63 "
+            "lower-case letters, digits, dashes and underscores (choose one with --name)"
         )
     if name in RESERVED:
         raise ConfigError(f"{name!r} is a reserved name: the gateway has a path of that name (choose one with --name)")
@@ -55,9 +55,9 @@ def check_place(catalog: Path, name: str, *, force: bool) -> Path:
     """
     path = catalog / name / FILE
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already (--force overwrites it)")
+        raise ConfigError(f"{path} already exists; --force overwrites it")
     if catalog.exists() and not catalog.is_dir():
-        raise ConfigError(f"{catalog} is no folder")
+        raise ConfigError(f"{catalog} is not a folder")
     for other in sorted(catalog.glob(f"*/{FILE}")):
         if other != path and _name_in(other) == name:
             raise ConfigError(f"{other} describes an environment {name!r} already")

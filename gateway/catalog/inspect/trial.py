@@ -93,7 +93,7 @@ class TrialRuns:
             troubled = troubled or (findings, ran)
         if troubled is not None:
             return troubled
-        raise ConfigError(f"{wish.image} did not work, whatever it was allowed:\n" + "\n".join(_numbered(failures)))
+        raise ConfigError(f"{wish.image} did not work in any of its trials:\n" + "\n".join(_numbered(failures)))
 
     async def _run_at_a_port(self, wish: TrialRequest, image: Image, loosened: Relaxations) -> tuple[Findings, Ran]:
         ports = [wish.port] if wish.port else list(dict.fromkeys([*image.ports, *USUAL_PORTS]))

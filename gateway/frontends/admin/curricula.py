@@ -234,7 +234,7 @@ class CurriculumRoutes:
         if name is None:
             raise InvalidRequest("environment: must name the environment whose records to remove")
         if not self._curricula.is_offered(name):
-            raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is on offer")
+            raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is available")
         return EnvironmentName(name)
 
 

@@ -158,7 +158,7 @@ class TaskRoutes:
         query = queried(request, "environment", "split", "replace", "validate")
         split, replace = query.get("split", ""), flagged(query, "replace")
         if split and not is_name("split", split):
-            raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
+            raise InvalidRequest("split: must have only letters, digits, dots, dashes and underscores")
         upload = await self._upload(request, environment=query.get("environment", ""))
         if flagged(query, "validate"):
             refusals = [result for result in await self._tried(request, upload) if not result["ok"]]
@@ -207,11 +207,11 @@ class TaskRoutes:
             else:
                 documents, signed_by = listed(document), ""
         if not signed_by and self._signatures == "required":
-            raise NotSigned("tasks are taken only in bundles that a trusted key signed")
+            raise NotSigned("tasks are accepted only in bundles signed by a trusted key")
         if not documents:
             raise InvalidRequest("there is no task")
         if len(documents) > MAX_AT_ONCE:
-            raise InvalidRequest(f"{len(documents)} tasks at once; at most {MAX_AT_ONCE} are taken")
+            raise InvalidRequest(f"{len(documents)} tasks in one request; the maximum is {MAX_AT_ONCE}")
         if len(body) > MAX_TASK_BYTES and any(len(dump(task)) > MAX_TASK_BYTES for _, task in documents):
             raise BodyTooLarge(f"a task exceeds {MAX_TASK_BYTES} bytes")
         return _Upload(self._tasks.check(documents, environment=environment), signed_by)
@@ -228,7 +228,7 @@ class TaskRoutes:
     async def _tried(self, request: Request, upload: _Upload) -> list[dict[str, Any]]:
         """Try each task. Return the outcomes in the order of the tasks."""
         if len(upload.tasks) > MAX_PROBED:
-            raise InvalidRequest(f"{len(upload.tasks)} tasks to try at once; at most {MAX_PROBED} are")
+            raise InvalidRequest(f"{len(upload.tasks)} tasks to try in one request; the maximum is {MAX_PROBED}")
         told: dict[int, dict[str, Any]] = {}
         room = anyio.CapacityLimiter(PROBES_AT_ONCE)
 

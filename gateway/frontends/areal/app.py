@@ -212,7 +212,7 @@ class ArealFrontend:
 
     async def _health(self, request: _Request) -> Json:
         if self._lifecycle.is_draining:
-            raise _Refusal(503, "draining", "this replica takes no new episodes: it is about to stop")
+            raise _Refusal(503, "draining", "this replica accepts no new episodes: it is about to stop")
         load = (await self._store.load()).get(request.environment.name)
         workers = load.workers if load is not None else ()
         tally = self._metrics.tally(request.environment.name)
@@ -272,7 +272,7 @@ class ArealFrontend:
             if task.is_images and not task.split:  # only the image knows its samples
                 raise UnknownTask(error.detail) from error
             # Otherwise the gateway supplied the task, so the sample itself is valid.
-            raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
+            raise UpstreamError(f"the environment rejected this sample: {error.detail}") from error
         except SessionError as error:
             raise _lost_at_start(error) from error
         try:

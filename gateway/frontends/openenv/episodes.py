@@ -123,7 +123,7 @@ class Episodes:
         Raises like `reset`.
         """
         if self._lifecycle.is_closing:
-            message = "this replica takes no new episodes: it is about to stop"
+            message = "this replica accepts no new episodes: it is about to stop"
             raise FrameError(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):

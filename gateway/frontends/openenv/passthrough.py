@@ -111,10 +111,10 @@ def read_reply(reply: bytes) -> Json | None:
         is_error = kind == "error"
         code = Code(data["code"]) if is_error else None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FrameError(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502) from error
+        raise FrameError(Code.EXECUTION_ERROR, "the image's reply is not a frame", status=502) from error
     if code is None:
         if not isinstance(data, dict):
-            raise FrameError(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502)
+            raise FrameError(Code.EXECUTION_ERROR, "the image's reply is not a frame", status=502)
         return data
     if code is Code.UNKNOWN_TYPE:
         return None

@@ -305,7 +305,7 @@ class OrsFrontend:
                 session = await self._sessions.find(owner, sid)
                 environment = session.environment
                 if segment and self._strict_paths and environment.name != segment.lower():
-                    asked = f"the session is one of environment {environment.name!r}, not of {segment!r}"
+                    asked = f"the session belongs to environment {environment.name!r}, not to {segment!r}"
                     raise OrsError(409, asked)
                 await self._pass_on(session, environment, name, scope, body, send)
             except SessionNotFound:

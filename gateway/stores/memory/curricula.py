@@ -343,7 +343,7 @@ def _after(changes: dict[str, int], known: int) -> list[tuple[str, int]]:
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Raise ``InvalidRequest`` for outcomes that every store refuses: too many, without a task, or not finite."""
     if len(outcomes) > MAX_OUTCOMES:
-        raise InvalidRequest(f"{len(outcomes)} outcomes at once; at most {MAX_OUTCOMES} are taken")
+        raise InvalidRequest(f"{len(outcomes)} outcomes in one request; the maximum is {MAX_OUTCOMES}")
     for outcome in outcomes:
         if not outcome.environment or not outcome.task:
             raise InvalidRequest(f"the outcome of lease {outcome.lease!r} names no environment, or no task")
@@ -361,7 +361,7 @@ def _is_finite(number: float) -> bool:
 
 def check_handle(curriculum: str, handle: int, limit: int) -> None:
     if not 0 <= handle < limit:
-        raise InvalidRequest(f"the curriculum {curriculum!r} has no handle {handle}: they are 0 to {limit - 1} at most")
+        raise InvalidRequest(f"the curriculum {curriculum!r} has no handle {handle}: handles are 0 to {limit - 1}")
 
 
 def check_group(group_size: int, group_s: float) -> float:
@@ -375,7 +375,7 @@ def check_group(group_size: int, group_s: float) -> float:
 
 def check_bytes(what: str, body: bytes, limit: int) -> None:
     if len(body) > limit:
-        raise InvalidRequest(f"{what} {len(body)} bytes; at most {limit} are taken")
+        raise InvalidRequest(f"{what} {len(body)} bytes; the maximum is {limit}")
 
 
 def check_count(count: int) -> None:

@@ -149,10 +149,10 @@ class MemoryTaskStore:
 def check_batch(tasks: Sequence[StoredTask]) -> None:
     """Raise ``InvalidRequest`` for a batch that every store refuses: too many tasks, a large task, or a duplicate."""
     if len(tasks) > MAX_AT_ONCE:
-        raise InvalidRequest(f"{len(tasks)} tasks at once; at most {MAX_AT_ONCE} are taken")
+        raise InvalidRequest(f"{len(tasks)} tasks in one request; the maximum is {MAX_AT_ONCE}")
     for task in tasks:
         if len(task.body) > MAX_TASK_BYTES:
-            raise InvalidRequest(f"the task {task.id!r} has {len(task.body)} bytes; at most {MAX_TASK_BYTES} are taken")
+            raise InvalidRequest(f"the task {task.id!r} has {len(task.body)} bytes; the maximum is {MAX_TASK_BYTES}")
     names = Counter((task.environment, task.id) for task in tasks)
     for (environment, id), count in names.items():
         if count > 1:

@@ -263,7 +263,7 @@ def _raise_ours(answer: str) -> None:
     if answer.startswith("REBUILDING"):
         raise StoreUnavailable("the store is being rebuilt")
     if answer.startswith("OTHERS"):
-        raise StoreUnavailable("a gateway with another GATEWAY_SECRET took the store over: restart this one")
+        raise StoreUnavailable("a gateway with another GATEWAY_SECRET has taken over the store: restart this one")
 
 
 class _NotLoaded(StoreUnavailable):

@@ -232,7 +232,7 @@ def _stage_contradictions(sampler: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]:
-    """Yield environments that are not on offer, and splits, tags and stages without a task."""
+    """Yield environments that are not available, and splits, tags and stages without a task."""
     components = list(_components(document))
     chosen: list[tuple[Location, Sequence[TaskRow]]] = []
     for at, table in components:
@@ -312,7 +312,7 @@ def _number(value: object) -> float | None:
 
 
 def _misnamed(name: str) -> str:
-    return f"{name[:80]!r} is no name for a curriculum: [a-z][a-z0-9_-]*, 63 characters at most"
+    return f"{name[:80]!r} is not a name for a curriculum: [a-z][a-z0-9_-]*, 63 characters at most"
 
 
 def _path(location: Sequence[int | str]) -> str:

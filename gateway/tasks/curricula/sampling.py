@@ -2,7 +2,7 @@
 
 A draw depends only on the curriculum's definition and tasks, the draw's number, the records and the sampler's state. It
 does not depend on earlier draws, so any replica can make it. Random choices use SHA-256 of name, seed and number. A
-generator of Python is no alternative, because its numbers may differ between versions.
+generator of Python is not an alternative, because its numbers may differ between versions.
 
 `prepare` walks every task once. Each draw from its result is a bisection.
 

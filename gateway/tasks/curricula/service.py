@@ -1,4 +1,4 @@
-"""Manages the curricula on offer, and draws tasks for trainers.
+"""Manages the available curricula, and draws tasks for trainers.
 
 A curriculum is an additional split, ``train:<name>``, of each of its environments. Each index of this split is a
 **handle**. The first opening of a handle makes a draw, and the next openings join the draw's group. Once the group has
@@ -121,7 +121,7 @@ class Curricula:
         return known
 
     def is_offered(self, environment: str) -> bool:
-        """Return True if an environment with this name is on offer."""
+        """Return True if an environment with this name is available."""
         return environment.lower() in self._catalog.offered
 
     def is_in_file(self, name: str) -> bool:
@@ -267,8 +267,8 @@ class Curricula:
         """Define or redefine a curriculum. Its handles keep their present draws unless its environments change.
 
         Raises:
-            InvalidRequest: The document is invalid, an environment is not on offer, a component or a stage has no task,
-                or a file has the name. The message has all problems.
+            InvalidRequest: The document is invalid, an environment is not available, a component or a stage has no
+                task, or a file has the name. The message has all problems.
             GatewayError: The gateway cannot query workers for their tasks.
         """
         if self.is_in_file(name):
@@ -281,7 +281,7 @@ class Curricula:
 
         def look(environment: EnvironmentName, split: str) -> Rows:
             if (table := tables.get((environment, split))) is None:
-                raise UnknownEnvironment(f"no environment {environment[:64]!r} is on offer")
+                raise UnknownEnvironment(f"no environment {environment[:64]!r} is available")
             return table
 
         curriculum = from_document(name, document, look)

@@ -199,7 +199,7 @@ def _evaluation(evaluation: Mapping[str, Any], *, beside: object, scripts: Seque
     if example := evaluation.get("example") or beside:
         read["example"] = _script(example, scripts, "example")
     elif None in checks:
-        raise InvalidEntry("evaluation.check: null stands for example, and there is none")
+        raise InvalidEntry("evaluation.check: null means the script example, which is missing")
     return read
 
 

@@ -78,13 +78,13 @@ def gather(entries: Iterable[Entry], *, limit: int | None = None) -> Batch:
 def _line(task: Mapping[str, Any], known: Mapping[str, str]) -> bytes:
     for name in names_of(task):
         if name in known:
-            raise InvalidEntry(f"{name} is the name of {known[name]} already")
+            raise InvalidEntry(f"{name} is already the name of {known[name]}")
     try:
         line = json.dumps(task, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:  # \ud800 is half a character
         raise InvalidEntry(str(error)) from error
     if len(line) > MAX_LINE_BYTES:
-        raise InvalidEntry(f"a task of {len(line)} bytes; {MAX_LINE_BYTES} are the most")
+        raise InvalidEntry(f"a task of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
     return line
 
 

@@ -59,7 +59,7 @@ def humaneval_task(row: Mapping[str, Any]) -> dict[str, Any]:
     number = _number_of(row)
     prompt, entry, test = text_of(row, "prompt"), text_of(row, "entry_point"), text_of(row, "test")
     if not entry.isidentifier():
-        raise InvalidEntry(f"entry_point: {entry!r} is no name of a function")
+        raise InvalidEntry(f"entry_point: {entry!r} is not a name of a function")
     return scripted_task(
         f"humaneval-{number}",
         tag="humaneval",
@@ -105,7 +105,7 @@ def scripted_task(
         InvalidEntry: There are more tests than the environment allows.
     """
     if len(public) + len(hidden) > MOST_TESTS:
-        raise InvalidEntry(f"{len(public) + len(hidden)} tests; the environment takes {MOST_TESTS}")
+        raise InvalidEntry(f"{len(public) + len(hidden)} tests; the maximum is {MOST_TESTS}")
     scripts: list[dict[str, Any]] = [{"public": True, "code": code} for code in public]
     scripts += [{"code": code} for code in hidden]
     evaluation: dict[str, Any] = {
@@ -125,5 +125,5 @@ def _number_of(row: Mapping[str, Any]) -> str:
         raise InvalidEntry("task_id: must be a text or a number" if "task_id" in row else "task_id is missing")
     number = str(given).rpartition("/")[2].strip()
     if not number:
-        raise InvalidEntry("task_id: nothing behind the slash" if given else "task_id is empty")
+        raise InvalidEntry("task_id: must have a text after the slash" if given else "task_id is empty")
     return number

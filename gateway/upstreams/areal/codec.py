@@ -97,7 +97,7 @@ def read(body: bytes, what: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise UpstreamError(f"the server's answer to {what} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UpstreamError(f"the server's answer to {what} is no JSON object")
+        raise UpstreamError(f"the server's answer to {what} is not a JSON object")
     return value
 
 
@@ -147,7 +147,7 @@ def start_body(setup: SessionSetup) -> Json:
     if sample is None:
         sample = setup.index
     if sample is None:
-        raise InvalidRequest("the task names no sample: an AReaL server wants a sample_id, an id or an index")
+        raise InvalidRequest("the task does not name a sample: an AReaL server needs a sample_id, an id or an index")
     if isinstance(sample, bool) or not isinstance(sample, (str, int)) or sample == "":
         raise InvalidRequest("sample_id: must be a non-empty string or an integer")
     _check_rest(setup.spec)
@@ -222,7 +222,7 @@ def read_step(body: bytes) -> StepResult:
     value = read(body, "episode/step")
     done, info = value.get("done"), value.get("info")
     if not isinstance(done, bool):
-        raise UpstreamError("the server's answer to episode/step says neither done nor not done")
+        raise UpstreamError("the server's answer to episode/step has no boolean 'done'")
     if "reward" not in value and done:
         raise author_fault("the server ended the episode without a reward", "reward")
     blocks, data = read_observation(value.get("observation"))
@@ -291,7 +291,7 @@ def _structured(content: Mapping[str, Any]) -> Json:
 
 def _reward(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise author_fault(f"the server's reward is no number: {str(value)[:64]}", "reward")
+        raise author_fault(f"the server's reward is not a number: {str(value)[:64]}", "reward")
     try:
         reward = float(value)
     except OverflowError:

@@ -82,7 +82,7 @@ def _messages(content: Any) -> list[Block]:
 
 def _said(messages: Any) -> list[tuple[str, list[Block]]]:
     if not isinstance(messages, list):
-        raise UpstreamError("the server's observation is no list of messages")
+        raise UpstreamError("the server's observation is not a list of messages")
     said: list[tuple[str, list[Block]]] = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

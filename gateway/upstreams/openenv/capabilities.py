@@ -110,7 +110,7 @@ class CapabilityProbe:
                     if status == 200:
                         return
                     if status < 500:
-                        raise UpstreamError(f"the server answered {status} to /health: it is no OpenEnv server")
+                        raise UpstreamError(f"the server answered {status} to /health: it is not an OpenEnv server")
             except (UpstreamGone, UpstreamTimeout):
                 pass
             await asyncio.sleep(PAUSE_S)

@@ -158,7 +158,7 @@ class OpenEnvSessions:
             return False
         await asyncio.wait({undo}, timeout=within_s)
         if not undo.done():
-            raise UpstreamError("what was begun in the worker has not ended yet")
+            raise UpstreamError("an earlier request in the worker has not ended yet")
         undo.result()
         return True
 

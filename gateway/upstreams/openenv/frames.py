@@ -208,7 +208,7 @@ def check_reward(reply: bytes) -> None:
         AuthorFault: The reward is NaN or infinite.
     """
     if (found := _NO_NUMBER.search(reply, max(0, len(reply) - _TAIL_BYTES))) is not None:
-        raise author_fault(f"the environment gave the reward {found[1].decode()}: it is no finite number", "reward")
+        raise author_fault(f"the environment gave the reward {found[1].decode()}: it is not a finite number", "reward")
 
 
 def outcome_of(reply: bytes) -> tuple[float | None, bool]:
@@ -249,7 +249,7 @@ def reward_of(value: object) -> float | None:
             return reward
     except OverflowError:
         pass
-    raise author_fault(f"{str(value)[:40]!r} is no reward", "reward")
+    raise author_fault(f"{str(value)[:40]!r} is not a reward", "reward")
 
 
 def observation_of(reply: bytes) -> Mapping[str, Any]:
@@ -267,5 +267,5 @@ def observation_of(reply: bytes) -> Mapping[str, Any]:
     except NotFinite as error:
         raise author_fault(f"the environment's observation can't be used: {error}", "observation") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UpstreamError(f"the server's reply is no observation: {error}") from error
+        raise UpstreamError(f"the server's reply is not an observation: {error}") from error
     return data

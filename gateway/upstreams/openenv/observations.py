@@ -75,7 +75,7 @@ def _split(data: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] |
     """Return the observation without its metadata, and the metadata; None if there is none."""
     observation = data.get("observation")
     if not isinstance(observation, Mapping):
-        raise UpstreamError("the server's observation is no object")
+        raise UpstreamError("the server's observation is not an object")
     own, beside = observation.get("metadata"), data.get("metadata")
     metadata = {**(own if isinstance(own, Mapping) else {}), **(beside if isinstance(beside, Mapping) else {})}
     return {key: value for key, value in observation.items() if key != "metadata"}, metadata or None

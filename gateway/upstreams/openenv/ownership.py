@@ -233,7 +233,7 @@ class SessionOwnership:
                 held = await self._taken_over(replace(session, handle=text), environment, handle)
             if held is not None:
                 return held
-        raise UpstreamGone("the session is just taken over by another replica", sent=False)
+        raise UpstreamGone("another replica is taking over the session", sent=False)
 
     async def _taken_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
         """Attach to a session whose holder is gone, in one shared attempt; None if another replica did so first."""

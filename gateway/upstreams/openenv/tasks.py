@@ -128,7 +128,7 @@ def _split(value: Any) -> Split | None:
 def _listed(answer: Mapping[str, Any]) -> list[TaskSpec]:
     tasks = answer.get("tasks")
     if not isinstance(tasks, list):
-        raise UpstreamError("the worker's tasks are no list")
+        raise UpstreamError("the worker's tasks are not a list")
     return [task if isinstance(task, Mapping) else _wrapped(task) for task in tasks]
 
 

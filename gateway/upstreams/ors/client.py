@@ -286,7 +286,7 @@ def read_blocks(value: Any) -> list[Block]:
         UpstreamError: The value is not a list of blocks.
     """
     if not isinstance(value, list):
-        raise UpstreamError("the worker's blocks are no list")
+        raise UpstreamError("the worker's blocks are not a list")
     try:
         return list(map(_block, value))
     except (TypeError, KeyError, ValueError) as error:
@@ -295,7 +295,7 @@ def read_blocks(value: Any) -> list[Block]:
 
 def _turn(counted: bytes) -> int:
     if not counted.isdigit() or (turn := int(counted)) < 1:
-        raise ValueError(f"{counted[:64]!r} is no number of a turn")
+        raise ValueError(f"{counted[:64]!r} is not a number of a turn")
     return turn
 
 
@@ -321,9 +321,9 @@ def _reward(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise NotFinite(f"{value!r} is no reward")
+        raise NotFinite(f"{value!r} is not a reward")
     if not math.isfinite(value):
-        raise NotFinite(f"the reward {value} is no finite number")
+        raise NotFinite(f"the reward {value} is not a finite number")
     return float(value)
 
 
@@ -332,7 +332,7 @@ def _block(value: Mapping[str, Any]) -> Block:
         return TextBlock(str(value["text"]), value.get("detail"))
     if value["type"] == "image":
         return ImageBlock(str(value["data"]), str(value["mimeType"]), value.get("detail"))
-    raise ValueError(f"{value['type']!r} is no type of block")
+    raise ValueError(f"{value['type']!r} is not a type of block")
 
 
 def _last_event(stream: bytes) -> sse.Event:

@@ -155,7 +155,7 @@ def split_of(entry: Any) -> Split:
 def split_list(value: Any) -> list[Split]:
     """Read the response to ``/splits``. Raises ``UpstreamError``."""
     if not isinstance(value, list):
-        raise UpstreamError("the worker's splits are no list")
+        raise UpstreamError("the worker's splits are not a list")
     return [split_of(entry) for entry in value]
 
 
@@ -163,7 +163,7 @@ def task_count(value: Any) -> int:
     """Read the response to ``/num_tasks``. Raises ``UpstreamError``."""
     count = value.get("num_tasks") if isinstance(value, Mapping) else None
     if not isinstance(count, int) or isinstance(count, bool):
-        raise UpstreamError("the worker's number of tasks is no integer")
+        raise UpstreamError("the worker's number of tasks is not an integer")
     return count
 
 
@@ -171,7 +171,7 @@ def task_list(value: Any) -> list[TaskSpec]:
     """Read the response to ``/task_range``. Raises ``UpstreamError``."""
     tasks = value.get("tasks") if isinstance(value, Mapping) else None
     if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-        raise UpstreamError("the worker's tasks are no list of objects")
+        raise UpstreamError("the worker's tasks are not a list of objects")
     return tasks
 
 

@@ -471,7 +471,7 @@ def test_names_are_matched_without_regard_to_case(tmp_path: Path) -> None:
     ("options", "reason"),
     [
         ({"names": ("nosuch",)}, "no environment nosuch; there are alpha"),
-        ({"default": "nosuch"}, "default_environment 'nosuch' is not on offer; there are alpha"),
+        ({"default": "nosuch"}, "default_environment 'nosuch' is not available; choose one of alpha"),
         ({"names": ("alpha", "alpha")}, "two environments have the same name"),
     ],
 )
@@ -498,16 +498,16 @@ def test_environments_that_cannot_run_on_a_backend_are_left_out_with_the_reason(
     assert [environment.name for environment in local] == ["alpha", "beta", "local"]
     assert "no bwrap on PATH: install bubblewrap" in local.left_out["shell"]
     assert "use GATEWAY_BACKEND=docker" in local.left_out["pages"]
-    with pytest.raises(UnknownEnvironment, match=r"'Shell' is not on offer: its sandboxes need bubblewrap"):
+    with pytest.raises(UnknownEnvironment, match=r"'Shell' is not available: its sandboxes need bubblewrap"):
         local.wanted("Shell")
     with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'nope'; there are alpha, beta, local$"):
         local.wanted("nope")
     assert [environment.name for environment in with_bubblewrap] == ["alpha", "beta", "local", "shell"]
     assert [environment.name for environment in contained] == ["alpha", "beta", "pages", "shell"]
     assert "names no image" in contained.left_out["local"]
-    with pytest.raises(ConfigError, match="'pages' is not on offer: it runs in its image only"):
+    with pytest.raises(ConfigError, match="'pages' is not available: it runs in its image only"):
         catalog.runnable(containers=False, default="pages")
-    with pytest.raises(ConfigError, match="no environment is on offer: pages: it runs in its image only"):
+    with pytest.raises(ConfigError, match="no environment is available: pages: it runs in its image only"):
         Catalog([catalog.named("pages")]).runnable(containers=False)
 
 
@@ -523,7 +523,7 @@ def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
         load_catalog(tmp_path / "nosuch")
     with pytest.raises(ConfigError, match=r"no \*/environment.toml"):
         load_catalog(tmp_path)
-    with pytest.raises(ConfigError, match="no environment is on offer"):
+    with pytest.raises(ConfigError, match="no environment is available"):
         Catalog([])
 
 

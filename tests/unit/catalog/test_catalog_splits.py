@@ -162,7 +162,7 @@ def test_sessions_find_a_splits_environment_by_name_and_trainers_do_not(tmp_path
 
 
 def test_a_split_cannot_be_the_default_environment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'math\.hard' is not on offer"):
+    with pytest.raises(ConfigError, match=r"'math\.hard' is not available"):
         Catalog([read(tmp_path, HARD)], "math.hard")
 
 

@@ -192,7 +192,7 @@ def test_limits_that_the_engine_does_not_report_are_assumed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["", "Upper", "1st", "a b", "a/b", "é", "x" * 64, "../x"])
 def test_a_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name for an environment"):
+    with pytest.raises(ConfigError, match="is not a name for an environment"):
         check_name(name)
 
 

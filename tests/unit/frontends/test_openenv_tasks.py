@@ -124,7 +124,7 @@ async def test_the_error_for_an_unknown_id_names_the_modules_that_failed_to_load
 
 async def test_the_query_waits_for_workers_that_are_being_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "QUERY_PAUSE_S", 0.0)
-    replaced = BeingReplaced("the workers of math are just being replaced")
+    replaced = BeingReplaced("the workers of math are being replaced")
     workers = Workers(replaced, replaced, known("a"))
 
     assert (await resets(workers).task(MATH, ResetRequest(task="a"))).id == "a"

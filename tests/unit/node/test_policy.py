@@ -310,7 +310,7 @@ def test_a_body_that_asks_for_more_is_refused_by_name(path: str, value: object) 
     ("label", "value"),
     [
         pytest.param("env-gateway.instance", "theirs", id="another instance"),
-        pytest.param("env-gateway.environment", "unknown", id="an environment that is not on offer"),
+        pytest.param("env-gateway.environment", "unknown", id="an environment that is not available"),
         pytest.param("env-gateway.environment", ["math"], id="an environment that is a list"),
         pytest.param("env-gateway.worker", "../w1", id="a worker up the tree"),
         pytest.param("env-gateway.worker", ".", id="a worker that is the root"),

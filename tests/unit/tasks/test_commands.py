@@ -126,7 +126,7 @@ def test_a_browser_s_python_template_registers_its_class() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("new", "no/name"), "no environment's name"),
+        (("new", "no/name"), "is not an environment's name"),
         (("new", "math", "--id", "a b"), "--id a b"),
         (("new", "math", "--format", "toml"), "--format toml"),
     ],
@@ -177,7 +177,7 @@ def test_local_validation_uses_the_environments_of_this_machine(
     assert run("validate", "--local", task_file).exit_code == 0
     said = refusal("validate", "--local", "-e", "math", other)
 
-    assert f"{other}: [0]: env_type: no environment 'os' is on offer" in said
+    assert f"{other}: [0]: env_type: no environment 'os' is available" in said
     assert f"{other}: [1]: evaluation.script: scripts are only for" in said
 
 

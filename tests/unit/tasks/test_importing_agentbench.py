@@ -133,7 +133,11 @@ def test_a_line_that_is_not_json_keeps_its_position(tmp_path: Path) -> None:
         pytest.param({"description": "x"}, "evaluation", id="no evaluation"),
         pytest.param({"description": "x", "evaluation": {}}, "match or check", id="an empty evaluation"),
         pytest.param({"description": "x", "evaluation": {"check": []}}, "match or check", id="an empty list of steps"),
-        pytest.param({"description": "x", "evaluation": {"check": [None]}}, "null stands for", id="no example"),
+        pytest.param(
+            {"description": "x", "evaluation": {"check": [None]}},
+            "null means the script example, which is missing",
+            id="no example",
+        ),
         pytest.param({"description": "x", "evaluation": {"match": 7}}, "match: must be a text", id="a number to match"),
         pytest.param({"description": "x", "evaluation": {"match": {"regex": "("}}}, "regex: ", id="an invalid pattern"),
         pytest.param(

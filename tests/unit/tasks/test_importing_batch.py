@@ -70,7 +70,7 @@ def test_a_task_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     (refused,) = gather([task("a", instruction="x" * 20)]).refused
 
-    assert refused.reason == "a task of 47 bytes; 20 are the most"
+    assert refused.reason == "a task of 47 bytes; the maximum is 20"
 
 
 def test_of_many_complaints_only_the_first_are_listed_and_the_others_are_counted() -> None:

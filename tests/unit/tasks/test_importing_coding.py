@@ -20,7 +20,7 @@ MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "asse
     ("convert", "row", "says"),
     [
         pytest.param(humaneval_task, {"task_id": "a/1", "prompt": "x"}, "entry_point is missing", id="no entry point"),
-        pytest.param(humaneval_task, HUMANEVAL | {"entry_point": "a b"}, "'a b' is no name", id="not a name"),
+        pytest.param(humaneval_task, HUMANEVAL | {"entry_point": "a b"}, "'a b' is not a name", id="not a name"),
         pytest.param(
             humaneval_task, HUMANEVAL | {"task_id": None}, "task_id: must be a text or a number", id="null for an id"
         ),
@@ -28,7 +28,9 @@ MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "asse
             humaneval_task, HUMANEVAL | {"task_id": True}, "task_id: must be a text or a number", id="true for an id"
         ),
         pytest.param(humaneval_task, HUMANEVAL | {"task_id": ""}, "task_id is empty", id="an empty id"),
-        pytest.param(humaneval_task, HUMANEVAL | {"task_id": "x/"}, "nothing behind the slash", id="half an id"),
+        pytest.param(
+            humaneval_task, HUMANEVAL | {"task_id": "x/"}, "must have a text after the slash", id="half an id"
+        ),
         pytest.param(mbpp_task, {"text": "x"}, "task_id is missing", id="no id"),
         pytest.param(mbpp_task, {"task_id": 1, "text": "x"}, "test_list is missing", id="no tests"),
         pytest.param(mbpp_task, MBPP | {"test_list": []}, "test_list is empty", id="an empty list of tests"),
@@ -39,7 +41,7 @@ MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "asse
             mbpp_task, MBPP | {"test_setup_code": 7}, "test_setup_code: must be a text", id="a number for the setup"
         ),
         pytest.param(
-            mbpp_task, MBPP | {"test_list": ["assert 1"] * 201}, "201 tests; the environment takes 200", id="201 tests"
+            mbpp_task, MBPP | {"test_list": ["assert 1"] * 201}, "201 tests; the maximum is 200", id="201 tests"
         ),
     ],
 )

@@ -251,9 +251,9 @@ async def test_the_same_id_in_two_environments_is_two_tasks(tasks: RuntimeTasks)
 async def test_the_error_for_a_task_of_another_environment_has_both_names(tasks: RuntimeTasks) -> None:
     await add(tasks, task("custom/a"))
 
-    with pytest.raises(WrongEnvironment, match=r"'custom/a' is one of 'math', not of 'coding'"):
+    with pytest.raises(WrongEnvironment, match=r"'custom/a' belongs to 'math', not to 'coding'"):
         tasks.registry.get(CODING, "custom/a")
-    with pytest.raises(WrongEnvironment, match=r"'x' is one of 'coding', not of 'math'"):
+    with pytest.raises(WrongEnvironment, match=r"'x' belongs to 'coding', not to 'math'"):
         tasks.registry.check_env_type(MATH, {"id": "x", "env_type": "coding"})
 
 
@@ -276,7 +276,7 @@ def test_all_problems_of_a_batch_are_reported_together(tasks: RuntimeTasks) -> N
         tasks.check([(f"tasks[{number}]", document) for number, document in enumerate(batch)])
 
     assert list(refusal.value.problems) == [
-        ("tasks[1].env_type", "no environment 'nosuch' is on offer"),
+        ("tasks[1].env_type", "no environment 'nosuch' is available"),
         ("tasks[2].env_type", "a task that is registered needs one"),
         ("tasks[3]", "a task is an object, not the number 3"),
         ("tasks[4].id", "'a' stands at tasks[0] already"),

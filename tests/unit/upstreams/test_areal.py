@@ -323,8 +323,8 @@ async def test_a_sum_is_incomplete_if_another_replica_may_have_seen_more_steps()
         ((200, b'{"episode_id":"e","observation":null,"reward":NaN,"done":true,"info":{}}'), AuthorFault, "NaN"),
         ((200, b'{"episode_id":"e","observation":null,"reward":1e999,"done":true}'), AuthorFault, "not finite"),
         ({"observation": None, "done": True, "info": {}}, AuthorFault, "without a reward"),
-        ({"observation": HELLO, "reward": 0.0}, UpstreamError, "neither done"),
-        ([1], UpstreamError, "no JSON object"),
+        ({"observation": HELLO, "reward": 0.0}, UpstreamError, "has no boolean 'done'"),
+        ([1], UpstreamError, "is not a JSON object"),
     ],
 )
 async def test_a_step_that_fails_is_a_typed_error_and_never_a_reward(

@@ -67,7 +67,7 @@ async def test_actions_name_elements_by_selectors_too(gateway: Gateway, driver: 
         last = await client.step({"action_str": "click('#login-button')"})
 
     assert "there is no element '#no-such-button'" in missed["observation"]["error"]
-    assert "is no CSS selector" in broken["observation"]["error"]
+    assert "is not a CSS selector" in broken["observation"]["error"]
     assert not typed["observation"]["error"]
     assert (last["reward"], last["done"]) == (1.0, True)
 

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "VALIDATION_ERROR",
         "script",
     ),
-    "a config that is no object": ({"task": INLINE | {"config": "target=3"}}, "VALIDATION_ERROR", "config"),
+    "a config that is not an object": ({"task": INLINE | {"config": "target=3"}}, "VALIDATION_ERROR", "config"),
     "an unknown split": ({"split": "nosuch"}, "EXECUTION_ERROR", "split"),
     "a place beyond the last": ({"split": "test", "index": 5}, "EXECUTION_ERROR", "index"),
     "a place that is a text": ({"index": "first"}, "VALIDATION_ERROR", "index"),

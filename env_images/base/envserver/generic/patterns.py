@@ -46,7 +46,7 @@ def compiled(pattern: str, *, ignore_case: bool = False) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{pattern!r:.80} is no pattern: {error}") from None
+        raise ValueError(f"{pattern!r:.80} is not a pattern: {error}") from None
 
 
 def matches(pattern: re.Pattern[str], text: str, *, whole: bool = False) -> bool:

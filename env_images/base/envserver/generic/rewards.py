@@ -82,7 +82,7 @@ class RewardFunction:
         except Exception as error:
             raise RewardError(f"{self.name}: {type(error).__name__}: {error}") from error
         if math.isnan(reward) or not 0.0 <= reward <= 1.0:
-            raise RewardError(f"{self.name} gave {reward}, which is no reward from 0 to 1")
+            raise RewardError(f"{self.name} gave {reward}, which is not a reward from 0 to 1")
         return reward
 
 
@@ -105,7 +105,7 @@ def reward_function(name: str, *, check: Callable[..., object] | None = None) ->
     def register(function: _Function) -> _Function:
         taken = REWARDS.get(name)
         if taken is not None and taken.function.__module__ != function.__module__:
-            raise ValueError(f"the reward function {name} is taken by {taken.function.__module__}")
+            raise ValueError(f"the reward function {name} is already defined by {taken.function.__module__}")
         REWARDS[name] = RewardFunction(name, function, check=check)
         return function
 
@@ -159,11 +159,11 @@ def parse_reward(text: object) -> RewardCall:
             node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ValueError(f"{text!r:.80} is no call of a function: {reason}") from None
+        raise ValueError(f"{text!r:.80} is not a call of a function: {reason}") from None
     if isinstance(node, ast.Name):
         return RewardCall(node.id)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f"{text!r:.80} is no call of a function by its name")
+        raise ValueError(f"{text!r:.80} is not a call of a function by its name")
     named: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None or keyword.arg in named:
@@ -185,7 +185,7 @@ def read_reward(evaluation: object) -> RewardCall:
     further = {key: value for key, value in evaluation.items() if key != "reward_function"}
     for key in further:
         if key in call.kwargs:
-            raise ValueError(f"evaluation.{key} is an argument of the call already")
+            raise ValueError(f"the call already has the argument {key}: remove evaluation.{key}")
     whole = RewardCall(call.name, call.args, {**call.kwargs, **further})
     whole.check()
     return whole
@@ -224,7 +224,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     except NameError:  # an annotation that exists only for type checkers
         signature = inspect.signature(function)
     if not signature.parameters:
-        raise ValueError("a reward function takes what is judged as its first argument")
+        raise ValueError("the first argument of a reward function must be the judged output")
     return signature
 
 

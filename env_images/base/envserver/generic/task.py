@@ -180,7 +180,7 @@ def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int)
         if depth > MAX_DEPTH:
             return [*problems, (path[:200], f"nested more than {MAX_DEPTH} deep")]
         if isinstance(value, Mapping):
-            problems += [(path, f"the key {key!r:.50} is no text") for key in value if not _is_text(key)]
+            problems += [(path, f"the key {key!r:.50} is not a text") for key in value if not _is_text(key)]
             left += [(path, key, inner, depth + 1) for key, inner in value.items() if isinstance(key, str)]
         elif isinstance(value, list | tuple):
             left += [(path, place, inner, depth + 1) for place, inner in enumerate(value)]

@@ -63,7 +63,7 @@ def regex_match(text: str, pattern: str, whole: bool = False, case: bool = True)
 
 def _check_number(expected: int | float | str, tol: float = 1e-6) -> None:
     if (isinstance(expected, str) and number(expected) is None) or not tol >= 0:
-        raise ValueError(f"{expected!r:.60} within {tol!r:.60} is no number and a distance")
+        raise ValueError(f"{expected!r:.60} within {tol!r:.60} is not a number and a distance")
 
 
 @reward_function("numeric_match", check=_check_number)

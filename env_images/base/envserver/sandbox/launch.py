@@ -58,7 +58,7 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
         )
     for path, name in ((Path(box.path), "the box"), (work, "the work folder")):
         if not path.is_dir():
-            raise SandboxError(f"{name} {path} is no directory", code="unsupported")
+            raise SandboxError(f"{name} {path} is not a directory", code="unsupported")
         if ranged and (closed := _closed_folder(path)) is not None:
             raise SandboxError(
                 f"{name} {path} has to be in folders that any user can pass through: `chmod o+x {closed}`",

@@ -122,7 +122,7 @@ def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"the name {name!r} must be letters, digits, '.', '_' or '-'")
     if name in ROOTS or name in OPERATIONS:
-        raise ConfigError(f"the name {name!r} is taken by a route")
+        raise ConfigError(f"the name {name!r} is already the path of a route: choose another name")
 
 
 def _splits_of(cls: type[Environment]) -> list[Split]:

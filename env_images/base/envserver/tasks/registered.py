@@ -99,7 +99,7 @@ class TaskModules:
         tasks, rewards = registry.snapshot(), dict(REWARDS)
         try:
             if not _NAME.fullmatch(name):
-                raise ImportError(f"{name!r:.80} is no dotted name of a module")
+                raise ImportError(f"{name!r:.80} is not a dotted name of a module")
             _load(name, self._folder)
         except BaseException as error:  # noqa: BLE001  # SystemExit too: an operator's module never ends the server
             registry.restore(tasks)

@@ -1,4 +1,4 @@
-"""Checks of curricula against the tasks on offer: one pass reports all problems of a file or a request."""
+"""Checks of curricula against the available tasks: one pass reports all problems of a file or a request."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOLD = [
     "study.toml:5: sampler.demote_at: demote_at (0.9) is not below promote_at (0.8)",
     "study.toml:6: sampler.target: the sampler staged does not use it",
     "study.toml:13: sampler.stages[1].name: two stages are named 'easy'",
-    "study.toml:17: components[0].environment: no environment 'maths' is on offer",
+    "study.toml:17: components[0].environment: no environment 'maths' is available",
     "study.toml:18: components[0].wieght: there is no such key (did you mean 'weight'?)",
     "study.toml:22: components[1].tags: no task of math/train is tagged algebar",
     "study.toml:26: components[2].split: math has no task in split 'trian'",
@@ -64,7 +64,7 @@ def look(environment: EnvironmentName, split: str) -> Rows | None:
     if environment == GAME:
         return None
     if environment != MATH:
-        raise UnknownEnvironment(f"no environment {environment!r} is on offer")
+        raise UnknownEnvironment(f"no environment {environment!r} is available")
     rows = [TaskRow(at, f"t{at}", ("odd" if at % 2 else "even",), 2.0 if at % 2 else 0.0) for at in range(10)]
     return tuple(rows) if split == "train" else ()
 

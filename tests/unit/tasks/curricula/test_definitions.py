@@ -316,8 +316,8 @@ def test_a_file_that_is_wrong_is_refused_with_line_key_and_reason(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["Study", "1st", "a b", "a.b", "a" * 64, "a:b"])
 def test_a_name_that_is_not_valid_for_a_split_is_refused(tmp_path: Path, name: str) -> None:
-    assert complaint(tmp_path, COMPONENTS, name).startswith(f"{name}.toml: {name!r} is no name for a curriculum")
-    assert "is no name for a curriculum" in refusal_of({"environment": "math"}, name)
+    assert complaint(tmp_path, COMPONENTS, name).startswith(f"{name}.toml: {name!r} is not a name for a curriculum")
+    assert "is not a name for a curriculum" in refusal_of({"environment": "math"}, name)
 
 
 def test_a_file_that_is_not_text_or_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -463,7 +463,7 @@ async def test_the_number_of_definitions_has_a_maximum(make: Make) -> None:
 async def test_a_definition_has_a_maximum_size(curricula: CurriculumStore) -> None:
     await curricula.define("easy", b"x" * MAX_DEFINITION_BYTES)
 
-    with pytest.raises(InvalidRequest, match="the definition of 'hard' has 65537 bytes; at most 65536"):
+    with pytest.raises(InvalidRequest, match="the definition of 'hard' has 65537 bytes; the maximum is 65536"):
         await curricula.define("hard", b"x" * (MAX_DEFINITION_BYTES + 1))
 
     assert set((await curricula.definitions())[1]) == {"easy"}

@@ -295,7 +295,7 @@ async def test_a_draw_has_a_maximum_size(curricula: CurriculumStore) -> None:
     turn = await joined(curricula, "a")
     assert isinstance(turn, Turn)
 
-    with pytest.raises(InvalidRequest, match="a draw of 4097 bytes; at most 4096"):
+    with pytest.raises(InvalidRequest, match="a draw of 4097 bytes; the maximum is 4096"):
         await curricula.propose("easy", 0, turn, b"x" * (MAX_DRAWN_BYTES + 1), member="a")
 
     place = b"x" * MAX_DRAWN_BYTES

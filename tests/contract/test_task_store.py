@@ -327,7 +327,7 @@ async def test_an_environment_has_a_maximum_number_of_splits(make: Make) -> None
         pytest.param([task("a", body=b"x" * (MAX_TASK_BYTES + 1))], "'a' has 1048577 bytes", id="a large task"),
         pytest.param([task("a"), task("b"), task("a")], "'a' of 'math' comes 2 times", id="one id twice"),
         pytest.param(
-            [task(f"{number}") for number in range(MAX_AT_ONCE + 1)], "2001 tasks at once", id="too many at once"
+            [task(f"{number}") for number in range(MAX_AT_ONCE + 1)], "2001 tasks in one request", id="too many at once"
         ),
     ],
 )

@@ -213,7 +213,7 @@ async def test_every_problem_is_reported_with_its_path_and_no_task_is_kept(here:
         (b"[]", "application/json", "no task"),
         (b"", "application/yaml", "no task"),
         (b'["a"]', "application/json", "a task is an object"),
-        (json.dumps([task(f"t{n}") for n in range(2001)]).encode(), "application/json", "2001 tasks at once"),
+        (json.dumps([task(f"t{n}") for n in range(2001)]).encode(), "application/json", "2001 tasks in one request"),
     ],
 )
 async def test_a_malformed_body_is_refused_with_the_reason(here: World, body: bytes, kind: str, said: str) -> None:

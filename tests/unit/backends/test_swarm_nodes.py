@@ -89,7 +89,7 @@ def test_an_unknown_field_of_a_later_version_is_ignored() -> None:
         (b"[]", "object"),
         (b"{", "Invalid JSON"),
         (b'{"id": 1}', "id"),
-        (REPORT % (b"a/b", b"1"), "no id"),
+        (REPORT % (b"a/b", b"1"), "is not an id"),
         (b'{"id": "a", "name": "a", "cpus": "8"}', "cpus"),
         (b'{"id": "a", "name": "a", "cpus": true}', "cpus"),
         (REPORT % (b"a", b"-1"), "cpus"),

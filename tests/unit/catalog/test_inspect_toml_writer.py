@@ -192,7 +192,7 @@ def test_limits_that_the_engine_does_not_report_are_assumed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["", "Upper", "1st", "a b", "a/b", "é", "x" * 64, "../x"])
 def test_a_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a name for an environment"):
+    with pytest.raises(ConfigError, match="is not a valid name for an environment"):
         check_name(name)
 
 
@@ -234,7 +234,7 @@ def test_a_file_is_overwritten_only_if_that_is_forced(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="exists"):
         put(path, file_text("thing", AREAL, url=URL), force=False)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         check_place(tmp_path / "catalog", "thing", force=False)
 
     assert path.read_text() == text

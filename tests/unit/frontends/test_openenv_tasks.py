@@ -100,7 +100,7 @@ async def test_workers_are_not_queried_for_ids_that_the_gateway_holds_or_that_na
 
     chosen = await held.task(MATH, ResetRequest(task="a"))
     assert (chosen.label, chosen.split, chosen.index) == ("a", "train", 0)
-    with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
+    with pytest.raises(WrongEnvironment, match="'chess', not to 'math'"):
         await held.task(MATH, ResetRequest(task="chess/a"))
     assert not workers.asked
 
@@ -109,7 +109,7 @@ async def test_the_error_for_an_id_of_another_environment_names_that_environment
     registry = TaskRegistry({MATH.name: {}, environment("chess").name: tasks(train=[{"id": "opening"}])})
     wrong = Resets(Workers(known()), registry)
 
-    with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
+    with pytest.raises(WrongEnvironment, match="'chess', not to 'math'"):
         await wrong.task(MATH, ResetRequest(task="opening"))
 
 

@@ -51,9 +51,9 @@ def test_a_repeated_name_is_refused_with_both_places() -> None:
     found = gather([task("a", aliases=["x"]), task("a"), task("b", aliases=["x"]), task("x"), task("c")])
 
     assert found.refused == (
-        RowRefused("f:a", "a is the name of f:a already"),
-        RowRefused("f:b", "x is the name of f:a already"),
-        RowRefused("f:x", "x is the name of f:a already"),
+        RowRefused("f:a", "a is already the name of f:a"),
+        RowRefused("f:b", "x is already the name of f:a"),
+        RowRefused("f:x", "x is already the name of f:a"),
     )
     assert len(found.lines) == 2
 

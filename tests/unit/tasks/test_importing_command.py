@@ -112,7 +112,7 @@ def test_all_unusable_entries_are_named_and_nothing_is_written(tmp_path: Path, r
 
     assert said.splitlines() == [
         "mbpp.jsonl:2: task_id: must be a text or a number",
-        "mbpp.jsonl:3: mbpp-11 is the name of mbpp.jsonl:1 already",
+        "mbpp.jsonl:3: mbpp-11 is already the name of mbpp.jsonl:1",
         "mbpp.jsonl:4: must be an object, not list",
         "gateway: 3 of 4 entries cannot be used; nothing was written (--skip-invalid leaves them out)",
     ]

@@ -288,7 +288,7 @@ def test_the_environment_may_be_given_next_to_the_tasks(tasks: RuntimeTasks) -> 
     (one,) = tasks.check([("", {"id": "a"})], environment="math")
 
     assert one.task == {"id": "a", "env_type": "math"}
-    with pytest.raises(TaskInvalid, match="one of 'coding', not of 'math'"):
+    with pytest.raises(TaskInvalid, match="belongs to 'coding', not to 'math'"):
         tasks.check([("", task("a", "coding"))], environment="math")
 
 

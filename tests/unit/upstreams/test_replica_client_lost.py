@@ -364,7 +364,7 @@ async def test_a_replica_that_shuts_down_sends_no_requests(peers: ReplicaClient)
     async with replica(Holder()) as holder:
         await peers.aclose()
 
-        with pytest.raises(UpstreamError, match="going away"):
+        with pytest.raises(UpstreamError, match="is shutting down"):
             await ask(peers, holder.url)
 
     assert holder.asked == []

@@ -243,7 +243,7 @@ async def test_an_untrusted_certificate_is_an_error_and_nothing_was_sent(
 
 
 async def test_an_invalid_address_can_t_be_reached_and_leaves_nothing_behind(relay: HttpTransport) -> None:
-    with pytest.raises(UpstreamGone, match="no address") as error:
+    with pytest.raises(UpstreamGone, match="is not an address") as error:
         await ask(relay, "carrier-pigeon:7")
 
     assert not error.value.sent

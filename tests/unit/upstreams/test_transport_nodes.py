@@ -111,7 +111,7 @@ def test_an_address_on_a_node_names_node_worker_and_socket(
     ],
 )
 def test_an_invalid_address_on_a_node_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         parse_address(text)
 
 

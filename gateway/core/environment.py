@@ -343,6 +343,10 @@ class Environment:
         Workers of another digest get no new sessions. A change of pool policy (except slots), timeouts, description,
         tasks, mappings or a frontend's settings needs no new workers.
         """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         parts = [
             self.name,
             self.image,
@@ -356,7 +360,7 @@ class Environment:
             self.loosened.words(),
             [self.sandbox.memory_bytes, self.sandbox.pids, self.sandbox.disk_bytes, self.sandbox.cpu_s],
         ]
-        if self.server != Server():
+        if self.server.is_foreign:
             parts.append([self.server.port, self.server.url])
         if self.volumes:
             parts.append([[one.source, one.target, one.read_only] for one in self.volumes])

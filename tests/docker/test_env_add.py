@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 PROJECT = Path(__file__).resolve().parents[2]
-COMMAND = "from gateway.cli.main import main; main()"
+COMMAND = "from gateway.cli.__main__ import main; main()"
 ENVSERVER = PROJECT / "env_images" / "base" / "envserver"
 FORWARDER = "env-gateway-test/env-add-forwarder"
 FUSSY = "env-gateway-test/env-add-fussy"

@@ -132,8 +132,9 @@ async def test_a_create_may_name_a_handle_as_its_task() -> None:
 
 
 async def test_an_opening_that_finds_no_slot_releases_its_place_in_the_group() -> None:
-    tight = environment(slots=1, max_workers=1, open_s=0.2)
-    async with running(tight, tasks_math=TASKS, curricula=curriculum(group_size=2, seed=5)) as (stack, _, client):
+    tight = environment(slots=1, min_workers=1, max_workers=1, open_s=0.2)
+    async with running(tight, tasks_math=TASKS, curricula=curriculum(group_size=2, seed=5)) as (stack, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
         held = await open_one(client, 0)
         refused = await client.post(
             "/create",

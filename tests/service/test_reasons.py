@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.environment import Areal, Environment, OpenEnv
 from gateway.core.session import CloseReason
+from gateway.core.worker import WorkerState
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeWorker, Start
 from tests.service.stack import OWNER, Replica, Stack, environment, running
@@ -310,7 +311,8 @@ async def test_a_start_that_is_never_ready_is_counted_as_a_timeout() -> None:
 
 @pytest.mark.parametrize("front", FRONTS)
 async def test_a_full_environment_returns_a_retry_time(front: str) -> None:
-    async with playing(front, environment(slots=1, max_workers=1, open_s=0.2)) as (_, gateway, player):
+    async with playing(front, environment(slots=1, min_workers=1, max_workers=1, open_s=0.2)) as (_, gateway, player):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
         await gateway.queries.tools(gateway.catalog.default)
         held = await player.http.post(
             "/create", json={"env_name": "math", "task_spec": {}}, headers={"X-Session-ID": "holder"}

@@ -45,7 +45,8 @@ async def test_creates_wait_for_a_slot_and_are_served_in_order() -> None:
 
 
 async def test_a_create_that_finds_no_slot_in_time_is_429_with_a_retry_time() -> None:
-    async with running(environment(**ONE_SLOT, open_s=0.1)) as (_, gateway, client):
+    async with running(environment(**ONE_SLOT, min_workers=1, open_s=0.1)) as (_, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
         await create(client)
 
         refused = await create(client, sid="two")

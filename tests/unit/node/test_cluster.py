@@ -678,7 +678,7 @@ async def test_the_node_command_serves_both_ports_and_continues_after_sigterm_fo
     environ |= {f"GATEWAY_{name.upper()}": str(value) for name, value in values.items()}
     (folder / "workers").mkdir(mode=0o711)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from gateway.cli.main import main; main()", "node",
+        sys.executable, "-c", "from gateway.cli.__main__ import main; main()", "node",
         env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     assert process.stdout is not None

@@ -69,7 +69,7 @@ def test_the_registered_task_opens_its_class(name: str) -> None:
 def test_another_class_does_not_take_a_name(name: str) -> None:
     tasks.register_custom_task(name, Task)
 
-    with pytest.raises(ValueError, match=f"the custom task {name} is taken by .*Task"):
+    with pytest.raises(ValueError, match=f"the custom task {name} is already defined by .*Task"):
         tasks.register_custom_task(name, Other)
     assert tasks.get_custom_task(name) is Task
 

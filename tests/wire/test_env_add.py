@@ -345,7 +345,7 @@ def test_print_shows_the_file_without_writing_it(start: Start, env: Env, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((CLOSED_PORT, "--name", "Bad Name"), "is not a name for an environment"),
+        ((CLOSED_PORT, "--name", "Bad Name"), "is not a valid name for an environment"),
         ((CLOSED_PORT, "--name", "areal"), "'areal' is a reserved name"),
         ((CLOSED_PORT, "--name", "x", "--port", "80"), "--port and --variable are for an image"),
         (("image", "--variable", "x"), "--variable x: NAME=VALUE"),

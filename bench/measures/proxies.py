@@ -157,7 +157,9 @@ async def _wrk_rates(
         StartError: A server does not start.
         WrongAnswer: A call fails.
     """
-    rates: dict[str, list[float]] = {name: [] for name in names if found.wrk is not None}
+    if found.wrk is None:
+        return {}
+    rates: dict[str, list[float]] = {name: [] for name in names}
     folder = Servers(servers.folder / "wrk")
     folder.folder.mkdir()
     async with AsyncExitStack() as stack:
@@ -165,7 +167,6 @@ async def _wrk_rates(
         sessions = {each.name: await opened(each, S2_CALLERS * SESSIONS_PER_CALLER, key) for each in subjects}
         for turn in range(plan.wrk_rounds):
             for subject in rotated(subjects, turn):
-                assert found.wrk is not None
                 rates[subject.name].append(
                     await wrk_rate(
                         found.wrk,

@@ -74,7 +74,7 @@ class Found:
     chp_version: str | None = None
     node_version: str | None = None
     wrk: Path | None = None
-    """The load generator, which is no peer."""
+    """wrk, the load generator."""
 
     def has(self, name: str) -> bool:
         """Return True if all programs of the peer *name* are installed."""

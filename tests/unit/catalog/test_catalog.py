@@ -573,6 +573,7 @@ WORKERS_STAY = {
     "resets": replace(BASE, resets=ResetMapping(keys=("task_name",))),
     "env_types": replace(BASE, env_types=("sums",)),
     "tasks": replace(BASE, tasks=Path("/tasks")),
+    "server.ready": replace(BASE, server=Server(ready="/health")),
     "base": replace(BASE, base=EnvironmentName("sums")),
     "splits": replace(BASE, splits={"hard": replace(BASE, name=EnvironmentName("math.hard"))}),
     **{

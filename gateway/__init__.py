@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 BUNDLED: Final = Path(__file__).resolve().parent / "bundled"
 """Folder of an installed wheel (hatch_build.py) with environments, their tasks and the tested versions of

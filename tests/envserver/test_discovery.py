@@ -15,7 +15,7 @@ async def test_the_server_reports_its_health_version_and_environments(start: Sta
     server = await start(MathEnv, CounterEnv)
 
     assert (await server.ask("GET", "/health")).body == b'{"status":"ok"}'
-    assert (await server.ask("GET", "/version")).body == b'{"version":"0.1.0","build_sha":null}'
+    assert (await server.ask("GET", "/version")).body == b'{"version":"0.2.0","build_sha":null}'
     names = await server.ask("GET", "/list_environments")
     assert names.body == b'["mathenv","counterenv"]'
     assert names.headers["content-type"] == "application/json"

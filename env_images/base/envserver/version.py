@@ -1,3 +1,3 @@
 """The package's version; a test holds it and ``pyproject.toml`` together."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -137,7 +137,8 @@ async def test_a_stopped_process_that_had_no_cpu_time_yet_to_end_counts_as_stopp
     (named,) = re.findall(r"A program called (\w+) is running", task["instruction"])
     # It works for a second and then ends, like a stopped process that still waits for the CPU on a full machine.
     ending = f"/tmp/{named} -c 'while ((SECONDS < 2)); do :; done' > /dev/null 2>&1 &"
-    solution = {"commands": [f"pkill -x {named}; cp /bin/bash /tmp/{named}; {ending}"], "answer": None}
+    begun = f"until grep -qx {named} /proc/$!/comm; do sleep 0.01; done"  # until then it is a fork of the shell
+    solution = {"commands": [f"pkill -x {named}; cp /bin/bash /tmp/{named}; {ending} {begun}"], "answer": None}
 
     assert await rewards(worker, task, solution) == [True]
 

@@ -56,8 +56,8 @@ VARIABLES = {
     "GATEWAY_PORT": str(PORT),
     "GATEWAY_ENVIRONMENTS": ENVIRONMENT,
     "GATEWAY_DEFAULT_ENVIRONMENT": ENVIRONMENT,
-    # The gateway's default: an update replaces the nodes, and each is away while its container starts. A call to a machine
-    # that is gone must learn of it before the call itself ends as a timeout, after 30 s of silence.
+    # The gateway's default: an update replaces the nodes, and each is away while its container starts. A call to a
+    # machine that is gone must learn of it before the call itself ends as a timeout, after 30 s of silence.
     "GATEWAY_NODES_LOST_S": f"{min(scaled(8.0), 24.0):.0f}",
     "GATEWAY_NODE_NOTICE_S": "30",
     "GATEWAY_NODE_DRAIN_S": "5",

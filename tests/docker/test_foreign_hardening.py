@@ -34,6 +34,7 @@ from tests.contract.backend_foreign_world import (
 )
 from tests.contract.backend_world import ENGINE_URL, eventually, labelled, new_id, remove_labelled, worker_of
 from tests.deadlines import scaled
+from tests.fakes.eventually import eventually_now
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
@@ -83,12 +84,23 @@ async def test_every_flag_is_set_on_both_containers(
     assert [mount["Destination"] for mount in forwarder["Mounts"]] == ["/run/envserver"]
 
 
-def space(engine: docker.APIClient, container: str, kind: str) -> str:
-    """Return the namespace of *kind* of a container."""
-    asked = engine.exec_create(container, ["readlink", f"/proc/self/ns/{kind}"])
-    printed: str = engine.exec_start(asked["Id"]).decode().strip()
-    assert printed.startswith(f"{kind}:["), printed
-    return printed
+KINDS = ("net", "pid", "mnt", "ipc")
+
+
+def spaces_of(engine: docker.APIClient, container: str) -> dict[str, str]:
+    """Return a container's namespaces by kind.
+
+    They are read inside, because the engine may have another process namespace than this test. An engine under load may
+    lose the output of a short exec, so this asks again.
+    """
+
+    def read() -> dict[str, str]:
+        asked = engine.exec_create(container, ["readlink", *(f"/proc/self/ns/{kind}" for kind in KINDS)])
+        printed = engine.exec_start(asked["Id"]).decode().split()
+        assert len(printed) == len(KINDS), printed
+        return dict(zip(KINDS, printed, strict=True))
+
+    return eventually_now(read)
 
 
 async def test_the_forwarder_is_in_the_namespace_of_its_server_and_in_no_other(
@@ -97,18 +109,16 @@ async def test_the_forwarder_is_in_the_namespace_of_its_server_and_in_no_other(
     id, _ = await started(foreign_docker_world)
     other, _ = await started(foreign_docker_world)
 
-    # Read inside: the engine may have another process namespace than this test.
     spaces = {
-        (worker, role, kind): space(docker_engine, part(docker_engine, worker, role)["Id"], kind)
+        (worker, role): spaces_of(docker_engine, part(docker_engine, worker, role)["Id"])
         for worker in (id, other)
         for role in ("server", "forwarder")
-        for kind in ("net", "pid", "mnt", "ipc")
     }
 
-    assert spaces[id, "server", "net"] == spaces[id, "forwarder", "net"]
-    assert spaces[id, "server", "net"] not in (spaces[other, "server", "net"], os.readlink("/proc/self/ns/net"))
+    assert spaces[id, "server"]["net"] == spaces[id, "forwarder"]["net"]
+    assert spaces[id, "server"]["net"] not in (spaces[other, "server"]["net"], os.readlink("/proc/self/ns/net"))
     for kind in ("pid", "mnt", "ipc"):
-        assert spaces[id, "server", kind] != spaces[id, "forwarder", kind]
+        assert spaces[id, "server"][kind] != spaces[id, "forwarder"][kind]
 
 
 async def test_a_third_party_server_has_no_network_no_folder_of_the_gateway_and_no_right(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import secrets
 import shutil
@@ -354,8 +355,11 @@ http {{
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which no server listens now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        port: int = tried.getsockname()[1]
-        return port
+    """Return a port of 127.0.0.1 on which no server listens now, below the kernel's ephemeral ports.
+
+    Until its server listens, an ephemeral port could go to any outgoing connection.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel as NodeRelay
 from tests.contract.backend_world import ENGINE_URL, SOCKETS_ON_NODES
 from tests.fakes.certificates import cluster
-from tests.fakes.nodes import HOST, free_pair
+from tests.fakes.nodes import HOST
+from tests.fakes.ports import reserved_port
 
 DIALERS: dict[str, NodeDialer] = {}
 """The dialer to the workers of each node of a test, by the node's id."""
@@ -53,7 +54,7 @@ async def swarm_at(
         stack.push_async_callback(node.aclose)
         node.check()
         tls = server_context(nodes_own.ca, nodes_own.cert, nodes_own.key)
-        relay, port = NodeRelay(sockets=shared_dir, tls=tls), free_port()
+        relay, port = NodeRelay(sockets=shared_dir, tls=tls), reserved_port(count=2)
         await stack.enter_async_context(serving_cluster(node, relay, host=HOST, port=port, tls=tls, drain_s=0.5))
         nodes = Nodes(
             [(HOST, port)],
@@ -90,10 +91,3 @@ def _engine(
         )
 
     return engine
-
-
-def free_port() -> int:
-    """Return a free port whose successor is free too."""
-    first, second = free_pair()
-    with closing(first), closing(second):
-        return int(first.getsockname()[1])

@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.envs.browser_solutions import written
 from tests.fakes.eventually import eventually, eventually_now
+from tests.fakes.ports import reserved_port
 from tests.pages import blocks
 from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
 from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
@@ -35,9 +34,6 @@ from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
 UP_S = scaled(180)
-
-PORTS = range(20_000, 32_000)
-"""Ports below the kernel's ephemeral range, so that no other program gets the chosen port before the engine."""
 
 IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis")
 pytestmark = [
@@ -135,14 +131,6 @@ class Stack:
         }
 
 
-def free_port() -> int:
-    """Return a fixed port, so that it stays the same when the gateway's container starts again."""
-    while True:
-        port = random.choice(PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 def in_seconds(period: str) -> int:
     """Return the seconds of a period as compose writes it: ``45s``, ``1m5s``."""
     found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", period)
@@ -152,7 +140,7 @@ def in_seconds(period: str) -> int:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    port = free_port()
+    port = reserved_port()
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(PROJECT_DIR / "tasks", folder / "tasks")  # a test adds tasks
     engine = docker.APIClient(version="auto")

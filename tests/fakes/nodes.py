@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from gateway.backends.swarm.nodes import Nodes
 from gateway.node.tls import NODE_NAME, client_context, server_context
 from tests.fakes.certificates import Files
+from tests.fakes.ports import reserved_port
 from tests.fakes.raw_http import Connection, Request
 
 HOST = "127.0.0.1"
@@ -33,32 +34,13 @@ def image_id(content: bytes) -> str:
     return f"sha256:{sha256(content).hexdigest()}"
 
 
-def free_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two listening sockets with consecutive ports."""
-    while True:
-        first, second = socket.socket(), socket.socket()
-        for one in (first, second):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a successor may want this port
-        first.bind((HOST, 0))
-        port = first.getsockname()[1]
-        try:
-            second.bind((HOST, port + 1))
-        except (OSError, OverflowError):
-            first.close()
-            second.close()
-            continue
-        for one in (first, second):
-            one.listen(128)
-        return first, second
-
-
 class FakeNode:
     """A node that serves while the context is open."""
 
     def __init__(self, files: Files, *, id: str = "n1", workers_dir: Path | None = None) -> None:
         """Make a node. *workers_dir* has the folders of its workers' sockets."""
         self.id = id
-        self.port = 0
+        self.port = reserved_port(count=2)
         self.report: dict[str, Any] = {
             "id": id,
             "name": f"machine-{id}",
@@ -95,13 +77,14 @@ class FakeNode:
         """Image ids by reference."""
         return {reference: image_id(content) for reference, content in self.content.items()}
 
-    async def start(self, listeners: tuple[socket.socket, socket.socket] | None = None) -> None:
-        """Listen on *listeners*, or on new ports."""
-        self.port, self._servers = 0, []
+    async def start(self) -> None:
+        """Listen at `port` and the next one, also after `aclose`."""
         tls = server_context(self._files.ca, self._files.cert, self._files.key)
-        for listener, script in zip(listeners or free_pair(), (self._gate, self._relay), strict=True):
-            self.port = self.port or listener.getsockname()[1]
-            self._servers.append(await self._serving(listener, script, tls))
+        listeners = [socket.create_server((HOST, self.port + number), backlog=128) for number in range(2)]
+        self._servers = [
+            await self._serving(listener, script, tls)
+            for listener, script in zip(listeners, (self._gate, self._relay), strict=True)
+        ]
 
     async def aclose(self) -> None:
         """Stop as a killed process does."""

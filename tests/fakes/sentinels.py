@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ import redis
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
+from tests.fakes.ports import reserved_port
 
 SERVICE = "games"
 DOWN_MS = (500, 1500)
@@ -35,7 +35,7 @@ class Failover:
         self._folder = folder
         self._password = password
         self._sentinel_password = sentinel_password
-        self._ports = _free_ports(5)
+        self._ports = [reserved_port() for _ in range(5)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -170,12 +170,3 @@ def _expected(check: Callable[[], None]) -> None:
         check()
     except (redis.RedisError, OSError) as error:
         raise AssertionError(error) from error
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return free ports of loopback. All are held until all are known, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in held:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in held]

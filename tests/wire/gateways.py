@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.deadlines import scaled
+from tests.fakes.ports import reserved_port
 from tests.wire.processes import ServerProcess
 
 WIRE = Path(__file__).parent
@@ -31,7 +32,7 @@ class Gateway:
         """The settings. Another gateway with these settings is a replica of this gateway, if both use Redis."""
         self._process = ServerProcess(
             [str(Path(sys.executable).parent / "gateway"), "serve"],
-            variables=self.variables,
+            variables={"GATEWAY_PORT": str(reserved_port())} | self.variables,
             ready=r"gateway_ready url=(http://[^\s]+)",
             log=folder / "gateway.log",
         )
@@ -53,8 +54,7 @@ class Gateway:
 
     def restart(self) -> None:
         """Start the gateway again at its previous address, so that clients find it."""
-        port = httpx.URL(self.url).port
-        self._process.start({"GATEWAY_PORT": str(port)})
+        self._process.start()
 
     def kill(self) -> None:
         self._process.kill()
@@ -86,7 +86,6 @@ class Gateway:
 def _settings(folder: Path, socket_dir: Path) -> dict[str, str]:
     return {
         "GATEWAY_HOST": "127.0.0.1",
-        "GATEWAY_PORT": "0",
         "GATEWAY_STORE": "memory",
         "GATEWAY_BACKEND": "process",
         "GATEWAY_SOCKET_DIR": str(socket_dir),

@@ -29,7 +29,7 @@ APT: dict[str, Any] = {"environment": "math", "seed": 11, "sampler": {"kind": "t
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Gateway]]:
     """Two replicas on one Redis and one engine. A test that kills them starts them again."""
     with curricula_gateway(STACK, files={"mine": IN_TURN}) as first:
-        second = Gateway(tmp_path_factory.mktemp("second"), first.variables | {"GATEWAY_PORT": "0"})
+        second = Gateway(tmp_path_factory.mktemp("second"), first.variables)
         try:
             second.start()
             yield first, second

@@ -20,6 +20,7 @@ from gateway.catalog.toml import STATIC_IMAGE, read_environment
 from gateway.core.environment import ActionMapping, Server, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 from tests.fakes.command import Done, in_process
+from tests.fakes.ports import reserved_port
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST
 from tests.wire.openenv.upstream_worlds import image
 from tests.wire.processes import ServerProcess
@@ -246,8 +247,8 @@ async def test_detection_waits_for_a_server_that_is_not_up_yet(start: Start, tmp
         writer.close()
 
     target = areal(start)
-    early = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    port = early.sockets[0].getsockname()[1]
+    port = reserved_port()
+    early = await asyncio.start_server(refuse, "127.0.0.1", port)
     looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=60))
     await asked.wait()
     early.close()

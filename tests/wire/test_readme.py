@@ -20,6 +20,7 @@ import pytest
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
+from tests.fakes.ports import reserved_port
 from tests.pages import PAGES, PROJECT, Block, blocks
 from tests.wire.openenv.clients import NEWEST, python_of
 from tests.wire.processes import ServerProcess
@@ -184,10 +185,7 @@ class Checkout:
         text = HERE.sub(self._address, block.text)
         python = python_of(NEWEST) if "import GenericEnvClient" in text else sys.executable
         command = ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-c", text]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        log = self._folder / "home" / "log"
+        port, log = reserved_port(), self._folder / "home" / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,

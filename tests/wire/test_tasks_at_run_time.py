@@ -218,4 +218,4 @@ class _Replica(Gateway):
 
 def _another(first: Gateway, folder: Path) -> _Replica:
     """Return another gateway on the same store and engine."""
-    return _Replica(folder, first.variables | {"GATEWAY_PORT": "0"})
+    return _Replica(folder, first.variables)

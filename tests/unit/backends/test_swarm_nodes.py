@@ -151,23 +151,13 @@ async def test_a_node_that_comes_back_at_its_address_is_live_again(files: tuple[
     heard: list[NodeView] = []
     async with knowing(files[0], node, lost_s=1.0) as nodes:
         nodes.changed(heard.append)
-        port = node.port
         await node.aclose()
         await until(lambda: state(nodes) is NodeState.LOST)
 
-        await node.start(listening(port))
+        await node.start()
 
         await until(lambda: state(nodes) is NodeState.LIVE)
         assert [view.state for view in heard] == [NodeState.LOST, NodeState.LIVE]
-
-
-def listening(port: int) -> tuple[socket.socket, socket.socket]:
-    first, second = socket.socket(), socket.socket()
-    for number, one in enumerate((first, second)):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((HOST, port + number))
-        one.listen(16)
-    return first, second
 
 
 async def test_of_two_processes_of_a_node_the_newer_process_is_used(files: tuple[Files, Files]) -> None:
@@ -177,7 +167,7 @@ async def test_of_two_processes_of_a_node_the_newer_process_is_used(files: tuple
         async with knowing(files[0], old, new, lost_s=60.0) as nodes:
             assert nodes.endpoint(N1) == (HOST, old.port)
 
-            await new.start(listening(second))
+            await new.start()
 
             await until(lambda: nodes.endpoint(N1) == (HOST, second))
             asked = len(old.requests)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import socket
 import ssl
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from tests.fakes.certificates import Files, cluster
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
 from tests.fakes.eventually import eventually, until
 from tests.fakes.image_tars import ImageTar, loaded
+from tests.fakes.ports import reserved_port
 
 OURS, FAR, PINNED = "env-gateway/fake", "registry.example/far:1", f"registry.example/pinned@sha256:{'a' * 64}"
 DIGEST = f"sha256:{'d' * 64}"
@@ -137,19 +137,6 @@ def engine(folder: Path) -> Iterator[Engine]:
         yield running
 
 
-def port_and_next() -> int:
-    """Return a free port whose successor is free, too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 class NodeClient(httpx.AsyncClient):
     """An HTTP client that expects a node's certificate at every address."""
 
@@ -173,7 +160,7 @@ async def node(
     gate = Gate(engine=engine.url, rules=rules)
     app = Cluster(gate, engine=engine.url, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
-    port, tls = port_and_next(), server_context(own.ca, own.cert, own.key)
+    port, tls = reserved_port(count=2), server_context(own.ca, own.cert, own.key)
     relay = Tunnel(sockets=folder / "sockets", tls=tls)
     async with (
         serving_cluster(app, relay, host="127.0.0.1", port=port, tls=tls, drain_s=drain_s),
@@ -670,7 +657,7 @@ async def test_the_node_command_serves_both_ports_and_continues_after_sigterm_fo
     (folder / "catalog" / "fake" / "environment.toml").write_text(
         f'name = "fake"\nimage = "{OURS}"\ncommand = ["python3", "server.py"]\n'
     )
-    port = port_and_next()
+    port = reserved_port(count=2)
     told = settings_of(folder, engine, files[1], node_listen=f"127.0.0.1:{port}", catalog_dir=folder / "catalog")
     told = told.model_copy(update={"drain_notice_s": 600.0})
     values = told.model_dump(exclude_unset=True)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
+from tests.fakes.ports import reserved_port
 
 PROGRAM = Path(__file__).parents[3] / "env_images" / "base" / "envserver" / "forwarder.py"
 ENDS_S = scaled(20.0)
@@ -127,12 +128,6 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.drain()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 async def test_bytes_pass_unchanged_in_both_directions(folder: Path) -> None:
     sent = bytes(range(256)) * 2**14  # 4 MiB: many times the size of the forwarder's buffers
 
@@ -216,7 +211,7 @@ async def test_the_client_sees_that_the_server_aborted_the_connection(folder: Pa
 async def test_connections_close_immediately_until_a_server_listens_and_later_connections_are_served(
     folder: Path,
 ) -> None:
-    port = free_port()
+    port = reserved_port()
     async with forwarding(folder, port) as forwarder:
         async with forwarder.connected() as (reader, _):
             assert await reader.read() == b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -350,26 +349,17 @@ async def test_a_node_that_is_silent_for_a_moment_keeps_its_workers(files: tuple
 
 async def test_workers_on_a_node_that_comes_back_are_found(two: Cluster) -> None:
     await two.start("w1", "w2")
-    node, port = two.nodes["n2"], two.nodes["n2"].port
+    node = two.nodes["n2"]
     await node.aclose()
     await until(lambda: two.state("n2") is NodeState.LOST)
     assert [one.id for one in await two.backend.found()] == ["w1"]
 
-    await node.start(listening(port))
+    await node.start()
 
     await until(lambda: two.state("n2") is NodeState.LIVE)
     assert {one.id for one in await two.backend.found()} == {"w1", "w2"}
     await two.backend.stop(WorkerId("w2"))
     assert two.engines["n2"].workers == {}
-
-
-def listening(port: int) -> tuple[socket.socket, socket.socket]:
-    pair = socket.socket(), socket.socket()
-    for number, one in enumerate(pair):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("127.0.0.1", port + number))
-        one.listen(16)
-    return pair
 
 
 async def test_a_gateway_that_starts_while_a_node_is_unreachable_waits_for_its_workers(
@@ -383,7 +373,7 @@ async def test_a_gateway_that_starts_while_a_node_is_unreachable_waits_for_its_w
         assert not finding.done()
         node = two.nodes["n2"]
 
-        await node.start(listening(node.port))
+        await node.start()
 
         await until(lambda: "n2" in two.engines)
         assert await finding == []  # the engine reports no such worker
@@ -474,10 +464,10 @@ async def test_a_node_that_comes_back_before_its_loss_was_reported_is_not_report
     await two.start("w1", "w2")
     two.store.known += two.engines["n2"].workers.values()
     two.lease.renew(Lead(0), asked_at=time.monotonic())
-    node, port = two.nodes["n2"], two.nodes["n2"].port
+    node = two.nodes["n2"]
     await node.aclose()
     await until(lambda: two.state("n2") is NodeState.LOST)
-    await node.start(listening(port))
+    await node.start()
     await until(lambda: two.state("n2") is NodeState.LIVE)
 
     two.lease.renew(Lead(2), asked_at=time.monotonic())

@@ -40,20 +40,9 @@ class TaskRef:
     """The tag of the current policy of the curriculum's trainer."""
 
     @property
-    def id(self) -> str | None:
-        """The task's id, or None."""
-        id = self.spec.get("id")
-        return id if isinstance(id, str) else None
-
-    @property
     def place(self) -> str:
         """The task's label by place: ``split/index``, or the id of a task without a split."""
         return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:LABEL_MAX]
-
-    @property
-    def label(self) -> str:
-        """The task's label by id: the id, or ``split/index`` of a task without an id."""
-        return self.place if self.id is None else self.id[:LABEL_MAX]
 
 
 def seed_of(name: str) -> int:

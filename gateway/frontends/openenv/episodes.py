@@ -66,7 +66,7 @@ from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, TaskResolver, session_setup
-from gateway.tasks.task_ref import TaskRef
+from gateway.tasks.task_ref import LABEL_MAX, TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Episodes:
             environment=environment,
             setup=self._setup(environment, reset, task, chosen),
             fingerprint=uuid.uuid4().hex,
-            task=chosen.label,
+            task=_label(chosen),
             episode=reset.episode_id if reset.episode_id is not None else str(uuid.uuid4()),
         )
         async with contextlib.AsyncExitStack() as stack:
@@ -321,8 +321,14 @@ def patient(environment: Environment) -> Environment:
 
 def _shown_task(task: TaskRef) -> Json:
     """Return the fields of a task that a trainer sees."""
-    shown = {"task_id": task.label or None, "split": task.split or None, "index": task.index}
+    shown = {"task_id": _label(task) or None, "split": task.split or None, "index": task.index}
     return {name: value for name, value in shown.items() if value is not None}
+
+
+def _label(task: TaskRef) -> str:
+    """Return the task's id, or its place if it has no id."""
+    id = task.spec.get("id")
+    return id[:LABEL_MAX] if isinstance(id, str) else task.place
 
 
 def task_request(environment: Environment, reset: ResetRequest) -> TaskRequest:

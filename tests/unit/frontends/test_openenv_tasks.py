@@ -85,7 +85,7 @@ async def test_an_id_that_only_workers_know_is_passed_to_them_unchanged() -> Non
     chosen = await resets(workers).task(MATH, ResetRequest(task="custom/login"))
 
     assert chosen == TaskRef(spec={"id": "custom/login"})
-    assert chosen.label == "custom/login"
+    assert chosen.spec["id"] == "custom/login"
 
 
 async def test_an_id_may_have_the_environments_name_as_prefix() -> None:
@@ -99,7 +99,7 @@ async def test_workers_are_not_queried_for_ids_that_the_gateway_holds_or_that_na
     held = resets(workers, train=[b'{"id":"a"}'])
 
     chosen = await held.task(MATH, ResetRequest(task="a"))
-    assert (chosen.label, chosen.split, chosen.index) == ("a", "train", 0)
+    assert (chosen.spec["id"], chosen.split, chosen.index) == ("a", "train", 0)
     with pytest.raises(WrongEnvironment, match="'chess', not to 'math'"):
         await held.task(MATH, ResetRequest(task="chess/a"))
     assert not workers.asked
@@ -127,7 +127,7 @@ async def test_the_query_waits_for_workers_that_are_being_replaced(monkeypatch: 
     replaced = BeingReplaced("the workers of math are being replaced")
     workers = Workers(replaced, replaced, known("a"))
 
-    assert (await resets(workers).task(MATH, ResetRequest(task="a"))).id == "a"
+    assert (await resets(workers).task(MATH, ResetRequest(task="a"))).spec["id"] == "a"
     assert len(workers.asked) == 3
 
 
@@ -207,7 +207,7 @@ async def test_tasks_that_are_registered_later_are_selected_too() -> None:
     run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog([MATH]))
     await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
 
-    assert (await asked.task(BROWSER, wish)).id == "miniwob/click-test"
+    assert (await asked.task(BROWSER, wish)).spec["id"] == "miniwob/click-test"
 
 
 @pytest.mark.parametrize(
@@ -239,13 +239,13 @@ async def test_keys_are_passed_on_if_the_worker_declares_them_or_declares_no_key
     asked = resets(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
     wish = ResetRequest.model_validate({"index": 0, "level": 2})
 
-    assert (await asked.task(BROWSER, wish)).id == "custom/login"
+    assert (await asked.task(BROWSER, wish)).spec["id"] == "custom/login"
     assert config_of(BROWSER, wish) == {"level": 2}
 
 
 async def test_an_environment_without_its_usual_split_uses_its_first_split() -> None:
     chosen = await resets(Workers(known()), **tasks(test=[{"id": "only"}])).task(MATH, ResetRequest(seed=9))
 
-    assert (chosen.split, chosen.index, chosen.id) == ("test", 0, "only")
+    assert (chosen.split, chosen.index, chosen.spec["id"]) == ("test", 0, "only")
     with pytest.raises(UnknownTask):
         await resets(Workers(known()), test=[]).task(MATH, ResetRequest())

@@ -295,10 +295,7 @@ def make_report(
             "missing": list(missing),
             "calls": figures(grid),
             "wrk_calls_per_s": wrk_rates,
-            "latency_quantiles_ms": {
-                f"c{callers}": {name: points for name, row in grid.items() if (points := _distribution(row, callers))}
-                for callers in DRAWN
-            },
+            "latency_quantiles_ms": {f"c{callers}": _distributions(grid, callers) for callers in DRAWN},
             "rss_bytes": rss_bytes,
         },
         goals=[*goals(grid), *_wrk_goals(wrk_rates)],
@@ -417,9 +414,11 @@ def quantiles(samples_s: Sequence[float]) -> list[tuple[float, float]]:
     return [(share, percentile(ordered, share) * 1e3) for share in shares]
 
 
-def _distribution(row: Mapping[int, Cell], callers: int) -> list[tuple[float, float]]:
-    samples = [sample for each in row[callers].rounds for sample in each.samples_s] if callers in row else []
-    return quantiles(samples) if samples else []
+def _distributions(grid: Grid, callers: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the quantiles of each proxy's latencies with *callers*. A proxy without samples is left out."""
+    measured = {name: row[callers].rounds for name, row in grid.items() if callers in row}
+    samples = {name: [one for each in rounds for one in each.samples_s] for name, rounds in measured.items()}
+    return {name: quantiles(found) for name, found in samples.items() if found}
 
 
 def _cpu(grid: Grid) -> Table:

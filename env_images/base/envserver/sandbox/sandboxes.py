@@ -14,6 +14,7 @@ from pathlib import Path
 
 from envserver.sandbox.channel import Channel
 from envserver.sandbox.launch import SpawnerProcess, launch
+from envserver.sandbox.oom import oom_kills
 from envserver.sandbox.sandbox import Sandbox
 from envserver.sandbox.values import Box, Limits, SandboxError
 
@@ -186,7 +187,8 @@ class Sandboxes:
         async def release() -> None:
             await self._wait_ended(number, ended)
 
-        sandbox = Sandbox(number, channel, limits=self._limits, release=release)
+        pid = spawner.process.pid
+        sandbox = Sandbox(number, channel, limits=self._limits, release=release, oom_kills=lambda: oom_kills(pid))
         self._open[number] = sandbox, layer  # an open sandbox keeps its layer alive
         return sandbox
 

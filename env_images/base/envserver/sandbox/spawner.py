@@ -18,7 +18,7 @@ from typing import Any
 
 from envserver.sandbox import kernel, processes, supervisor
 from envserver.sandbox import protocol as wire
-from envserver.sandbox.bootstrap import Dates, Room
+from envserver.sandbox.bootstrap import WATCH_LIMITS, Dates, Room, set_limits
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
@@ -216,6 +216,7 @@ def settle(server: socket.socket, config: Request) -> None:
     os.setresuid(0, 0, 0)
     if config["ranged"]:
         os.setgroups([])
+        set_limits(WATCH_LIMITS)  # of each owner of a sandbox, whichever users its root becomes
     os.umask(0o022)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     work = str(config["work"])

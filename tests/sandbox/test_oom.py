@@ -10,8 +10,8 @@ from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes
 
 from tests.envs.coding_world import faults
 from tests.sandbox.conftest import LIMITS, MIB
+from tests.sandbox.cpus import join
 from tests.sandbox.inside import bash, python
-from tests.sandbox.outside import descendants
 
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 HUNGRY = "b = bytearray(b'x') * (200 << 20)"
@@ -45,10 +45,7 @@ async def cramped(box: Box, work: Path) -> AsyncIterator[Sandboxes]:
     with memory_group(96 * MIB) as group:
         async with Sandboxes(box, work, LIMITS) as sandboxes:
             await sandboxes.check()
-            for pid in descendants():
-                with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
-                    if Path(f"/proc/{pid}/comm").read_text() == "spawner\n":
-                        (group / "cgroup.procs").write_text(str(pid))
+            join(group)
             yield sandboxes
 
 

@@ -105,6 +105,11 @@ class Room:
             self._date(dates)
         kernel.mount("box", self.name, "tmpfs", kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NODEV)
 
+    def used_bytes(self) -> int:
+        """Return the bytes of memory that the room's files take."""
+        used = os.statvfs(self.name)
+        return (used.f_blocks - used.f_bfree) * used.f_frsize
+
     def _date(self, dates: Dates) -> None:
         for folder, folders, files in os.walk(self.upper):
             for name in (".", *folders, *files):
@@ -171,7 +176,7 @@ def arguments(root: str, *, memory_bytes: int, calls: int, info: int) -> list[st
         *("--ro-bind", "/proc/sys", "/proc/sys"),
         # The machine's command line.
         *("--dev-bind", "/dev/null", "/proc/cmdline"),
-        # A shared mapping of /dev/zero is memory that no watchdog sees. /dev/full reads as zeros too and has no mappings.
+        # A shared mapping of /dev/zero is memory that no watchdog sees. /dev/full reads as zeros and has no mappings.
         *("--dev-bind", "/dev/full", "/dev/zero"),
         # bubblewrap's /dev is a tmpfs without a size limit, which root could fill. Its parts are separate mounts.
         *("--perms", "1777", "--size", str(memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),

@@ -216,15 +216,21 @@ def _become_user(user: User, *, ranged: bool) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
 
 
-def lower_all(pid: int) -> int | None:
-    """Lower every thread inside to an agent's priority. Their children inherit it. Return the fork that does it.
+def lower_group(pid: int) -> None:
+    """Lower the process group of *pid* to an agent's priority.
 
-    The process group of *pid* comes first and immediately, because a hundred busy processes would leave no CPU for the
-    rest. A fork inside does the rest, because pids inside mean nothing outside. The next call covers processes forked
-    meanwhile. It also covers all of them if no process is left for the fork (None).
+    This comes first and immediately, because a hundred busy processes would leave no CPU for `lower_all`.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, AGENT_NICE)
+
+
+def lower_all() -> int | None:
+    """Lower every thread inside to an agent's priority. Their children inherit it. Return the fork that does it.
+
+    It is a fork inside, because pids inside mean nothing outside. The next call covers processes forked meanwhile. It
+    also covers all of them if no process is left for the fork (None).
+    """
     try:
         looker = os.fork()
     except OSError:
@@ -252,11 +258,11 @@ def session_members(session: int) -> list[int]:
 
 
 def kill_session(pid: int, inner_pid: int) -> int | None:
-    """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads. Return the fork that does it.
+    """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads.
 
     The process group comes first and immediately, because a hundred busy processes would leave no CPU for the rest. The
     rest are processes that ``timeout`` and job control put into their own groups. If no process is left for the search
-    (None), killing the group must suffice.
+    (None), killing the group must suffice. Else return the fork that searches.
     """
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)

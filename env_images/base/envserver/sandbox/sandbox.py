@@ -30,8 +30,9 @@ class Sandbox:
 
     Attributes:
         number: The spawner's number of the sandbox.
-        killed: Reason of an end from outside (``memory``, ``pids``, ``init``: its init died, ``stuck``: something inside
-            kept a program from starting, ``oom``: the kernel killed its init, ``lost``: its supervisor died). None while it runs and after a plain ``close``.
+        killed: Reason of an end from outside: ``memory``, ``pids``, ``init`` (its init died), ``stuck`` (something
+            inside kept a program from starting), ``oom`` (its init died after kills by the kernel) or ``lost`` (its
+            supervisor died). None while it runs and after a plain ``close``.
         judged: The judge's claim for the next ``run``. None, the default, for an agent's sandbox.
     """
 

@@ -30,7 +30,8 @@ _SET_LEASE = 1024
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which insert text into a terminal's input."""
 FAMILIES = (1, 2, 10)
-"""Unix, IPv4 and IPv6. Netlink is judged by its protocol. Network namespaces do not contain other families, such as vsock."""
+"""Unix, IPv4 and IPv6. Network namespaces do not contain other families, such as vsock. Netlink has a verdict of its
+own."""
 _NETLINK, _ROUTE = 16, 0
 """AF_NETLINK and NETLINK_ROUTE, its only protocol inside. It lists addresses and routes."""
 

@@ -162,14 +162,16 @@ class Spawner:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         os.waitpid(tenant.pid, 0)
+        kept_bytes = 0
         if tenant.is_kept:
             self._give_back(tenant)
             tenant.pid = 0
             tenant.room.freeze(tenant.dates)
+            kept_bytes = tenant.room.used_bytes()
         else:
             del self._tenants[number]
             self._free(tenant)
-        wire.send(self._server, {"ended": number})
+        wire.send(self._server, {"ended": number, "kept_bytes": kept_bytes})
 
     def _drop(self, number: int) -> None:
         if self._tenants[number].pid:

@@ -34,8 +34,8 @@ _START_S = 5.0
 CPU time is runnable."""
 _END_S = 10.0
 """Seconds for the end of all processes inside. A process that is being killed ends immediately."""
-_SEARCH_S = 2.0
-"""Seconds for a search of the sandbox's processes, which takes milliseconds."""
+_SEARCH_S = 5.0
+"""Seconds for a search of the sandbox's processes. It takes milliseconds without a hundred busy processes beside it."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Supervisor:
         self._bounds = processes.Bounds(memory_bytes=plan.memory_bytes, cpu_s=plan.cpu_s)
         self._running: dict[int, _Running] = {}
         self._starting: dict[int, _Starting] = {}
+        self._lowering: tuple[int, float] | None = None
+        """The fork that lowers priorities inside, and its deadline."""
         self._selector = selectors.DefaultSelector()
         self._users = Users()
         self._gauge = watchdog.Gauge()
@@ -157,8 +159,10 @@ class Supervisor:
         """Kill the init, which ends every process of its namespace, and wait until they are gone."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._born.init, signal.SIGKILL)
-        children = [running.pid for running in self._running.values()]
-        for pid in (*children, *(starting.pid for starting in self._starting.values())):
+        children = [child.pid for child in self._running.values()]
+        children += [child.pid for child in self._starting.values()]
+        children += [] if self._lowering is None else [self._lowering[0]]
+        for pid in children:
             # An init ends only after all processes of its namespace are reaped, and this process must reap these.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
@@ -170,6 +174,7 @@ class Supervisor:
             os.waitpid(self._born.monitor, 0)
 
     def _look(self) -> None:
+        self._end_lowering()
         usage = self._gauge.look(memory_bytes=self._plan.memory_bytes)
         self._looks_full = self._looks_full + 1 if watchdog.is_full(usage, pids=self._plan.pids) else 0
         reason = watchdog.verdict(
@@ -189,8 +194,10 @@ class Supervisor:
         """Measure a judged program's CPU time. Once its claim is used up, lower the priority of all threads inside."""
         if running.stopwatch is not None:
             running.stopwatch.add(self._gauge.cpu_times())
-            if running.stopwatch.is_used_up and (looker := processes.lower_all(running.pid)) is not None:
-                self._wait_for(looker, within_s=watchdog.LOOK_S)
+            if running.stopwatch.is_used_up:
+                processes.lower_group(running.pid)
+                if self._lowering is None and (looker := processes.lower_all()) is not None:
+                    self._lowering = looker, time.monotonic() + _SEARCH_S
 
     def _is_held(self, starting: _Starting) -> bool:
         """Return True if a fork is late because something inside holds it: a signal stopped it, or it waits."""
@@ -201,14 +208,25 @@ class Supervisor:
                 return True
         return processes.is_stopped(starting.pid)
 
-    def _wait_for(self, looker: int, *, within_s: float, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait for a fork that searches the sandbox. After *within_s* kill it: an agent can stop it."""
-        ends = time.monotonic() + within_s
+    def _end_lowering(self) -> None:
+        """Reap the fork that lowers priorities. Kill it if it is late or stopped: an agent can stop it."""
+        if self._lowering is not None:
+            looker, deadline = self._lowering
+            if time.monotonic() > deadline or processes.is_stopped(looker):
+                processes.kill(looker)
+            if processes.has_ended(looker):
+                self._lowering = None
+
+    def _wait_for(self, looker: int) -> None:
+        """Wait for a fork that searches the sandbox, and go on checking. Kill it if it is late or stopped."""
+        deadline = time.monotonic() + _SEARCH_S
         pidfd = os.pidfd_open(looker)
         try:
-            while not _is_readable(pidfd, min(within_s, watchdog.LOOK_S)) and time.monotonic() < ends:
-                if meanwhile is not None and not self._ended:
-                    meanwhile()
+            while not _is_readable(pidfd, watchdog.LOOK_S) and time.monotonic() < deadline:
+                if processes.is_stopped(looker):
+                    break
+                if not self._ended:
+                    self._look()
         finally:
             os.close(pidfd)
             processes.kill(looker)
@@ -339,7 +357,7 @@ class Supervisor:
             return
         self._time(running)  # the init reaps the program's children
         if (looker := processes.kill_session(running.pid, running.inner_pid)) is not None:
-            self._wait_for(looker, within_s=_SEARCH_S, meanwhile=self._look)
+            self._wait_for(looker)
 
     def _kill_group(self, request: Request) -> None:
         """Kill the foreground process group of a terminal. The kernel allows it only inside this user namespace."""
@@ -377,7 +395,7 @@ def _is_dying() -> bool:
 
 
 def _is_readable(fd: int, timeout_s: float) -> bool:
-    """Wait at most *timeout_s* until *fd* is readable. The pidfd of a process is readable when the process has ended."""
+    """Wait at most *timeout_s* until *fd* is readable. A pidfd is readable when the process has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))

@@ -198,6 +198,6 @@ class Gauge:
 
 
 def _number(status: bytes, name: bytes) -> int:
-    """Return the number of line *name* in /proc/PID/status, or 0. The process's own name, the first line, cannot fake it."""
+    """Return the number of line *name* in /proc/PID/status, or 0. A process's name, the first line, cannot fake it."""
     fields = status.partition(b"\n" + name + b":")[2].split(None, 1)
     return int(fields[0]) if fields else 0

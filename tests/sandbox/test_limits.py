@@ -58,6 +58,29 @@ HOGS = {
         "    libc.shmdt(ctypes.c_void_p(at))\n"
         "time.sleep(60)'"
     ),
+    "queues of sockets": (
+        "python3 -c 'import socket, time\n"
+        "kept = []\n"
+        "for _ in range(1900):\n"
+        "    there, here = socket.socketpair()\n"
+        "    here.setblocking(False)\n"
+        "    try:\n"
+        "        while True: here.send(bytes(32768))\n"
+        "    except BlockingIOError: pass\n"
+        "    here.close()\n"
+        "    kept.append(there)\n"
+        "time.sleep(60)'"
+    ),
+    "pipes of many processes": (
+        "for i in $(seq 40); do python3 -c 'import os, time\n"
+        "for _ in range(2000):\n"
+        "    _, pipe = os.pipe()\n"
+        "    os.set_blocking(pipe, False)\n"
+        "    try:\n"
+        "        while True: os.write(pipe, bytes(4096))\n"
+        "    except BlockingIOError: pass\n"
+        "time.sleep(60)' & done; wait"
+    ),
     "files in /dev/shm": (
         "head -c 200M /dev/zero > /dev/shm/a; "
         "python3 -c 'import time; b = bytearray(b\"x\") * (100 << 20); time.sleep(60)'"
@@ -76,6 +99,22 @@ async def test_a_memory_hog_ends_only_its_own_sandbox(sandboxes: Sandboxes, scri
     assert await said(other, "echo fine") == "fine\n"
     with pytest.raises(SandboxError, match="more memory than its limit"):
         await hog.terminal(["bash"])
+
+
+async def test_a_hundred_connections_of_a_server_are_no_hog(sandbox: Sandbox) -> None:
+    code = (
+        "import socket, time\n"
+        "server = socket.create_server(('127.0.0.1', 0), backlog=200)\n"
+        "here = [socket.create_connection(server.getsockname()) for _ in range(100)]\n"
+        "there = [server.accept()[0] for _ in here]\n"
+        "[each.sendall(bytes(1000)) for each in here]\n"
+        "time.sleep(0.6)\n"
+        "print(sum(len(each.recv(1000)) for each in there))"
+    )
+
+    done = await python(sandbox, code)
+
+    assert (done.stdout, sandbox.killed) == (b"100000\n", None), done
 
 
 async def test_memory_that_forks_share_counts_once(sandbox: Sandbox) -> None:

@@ -26,12 +26,15 @@ KERNEL_LIMITS = {
     "kernel/msgmni": b"64",
     "kernel/shmmni": b"64",
     "kernel/sem": b"250 16000 100 64",
+    "net/ipv4/tcp_rmem": b"4096 131072 262144",
+    "net/ipv4/tcp_wmem": b"4096 16384 262144",
     **WATCH_LIMITS,
     "user/max_fanotify_groups": b"0",
     **{f"user/max_{kind}_namespaces": b"0" for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")},
 }
 """Limits below /proc/sys of the sandbox's own namespaces. Message queues and semaphores are kernel memory that no
-watchdog counts: 1 MiB each by these limits. The kernel's defaults allow 500 MiB and 64 GiB."""
+watchdog counts: 1 MiB each by these limits. The kernel's defaults allow 500 MiB and 64 GiB. The buffers of a TCP socket
+have the size of other sockets' buffers; the default is 10 MiB."""
 UNREADABLE = "/proc/tty/driver"
 """The only folder of a fresh /proc that only the machine's own root may list. It would make `find /` end with status
 1."""
@@ -235,9 +238,9 @@ def enter(born: Born) -> None:
     """
     with contextlib.suppress(OSError):  # the machine's own: bubblewrap could not create another
         kernel.setns(born.init, kernel.CLONE_NEWCGROUP)
-    kernel.setns(born.init, kernel.CLONE_NEWIPC)
+    kernel.setns(born.init, kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
     set_limits(KERNEL_LIMITS)
-    kernel.setns(born.init, NAMESPACES & ~kernel.CLONE_NEWIPC)
+    kernel.setns(born.init, NAMESPACES & ~(kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET))
     os.chdir("/")
 
 

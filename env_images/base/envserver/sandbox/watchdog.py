@@ -18,6 +18,12 @@ QUIET_LOOK_S = 1.0
 FULL_LOOKS = 10
 """Consecutive checks at the limit of processes before the sandbox is killed. A fork bomb stays there, a build does
 not."""
+_FREE_SOCKETS, _SOCKET_BYTES = 32, 640 * 1024
+"""Each socket above the first number counts as the memory that its full buffers may take, because a queue outlives the
+process and even the socket that filled it. A Unix socket may have 416 KiB and one message."""
+_FREE_FILES, _FILE_BYTES = 256, 4096
+"""Each open file of a process above the first number counts as half a pipe. When all sandboxes together have filled 64
+MiB of pipes (fs.pipe-user-pages-soft), a further pipe has 8 KiB."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _READ_BYTES = 16_384
 
@@ -115,7 +121,7 @@ class Gauge:
         Root inside may lower a process's ``oom_score_adj``. Each check raises it again.
         """
         pids = [name for name in os.listdir(self._proc) if name.isdigit()]
-        others = self._shared_bytes()
+        others = self._shared_bytes() + max(0, self._sockets() - _FREE_SOCKETS) * _SOCKET_BYTES
         threads = resident = 0
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -123,6 +129,8 @@ class Gauge:
                 threads += _number(status, b"Threads")
                 resident += _number(status, b"VmRSS") * 1024
                 others += _number(status, b"VmPTE") * 1024
+                files = os.stat(f"{pid}/fd", dir_fd=self._proc).st_size
+                others += max(0, files - _FREE_FILES) * _FILE_BYTES
                 self._write(f"{pid}/oom_score_adj", b"1000")
         if resident + others > memory_bytes:
             resident = sum(self._share_bytes(pid) for pid in pids)
@@ -186,6 +194,12 @@ class Gauge:
         except OSError:
             return 0  # it has ended, or is a zombie
         return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
+
+    def _sockets(self) -> int:
+        """Return the number of sockets in the sandbox's network namespace, also of those that hold a queue only."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            return int(self._read("1/net/sockstat").split()[2])  # "sockets: used N"
+        return 0
 
     def _shared_bytes(self) -> int:
         """Return the bytes in /dev/shm and in System V segments, mapped or not."""

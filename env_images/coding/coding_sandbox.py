@@ -20,8 +20,9 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """The whole environment of every process that this environment starts in a sandbox."""
 
-ITS_OWN_DOING = ("memory", "pids", "init")
-"""Reasons of a watchdog that are the code's own fault: memory, processes, or a killed first process.
+ITS_OWN_DOING = ("memory", "pids", "init", "stuck")
+"""Reasons of a watchdog that are the code's own fault: memory, processes, a killed first process, or a new
+program that could not start.
 
 Any other end of a sandbox is a fault of the infrastructure.
 """
@@ -60,6 +61,10 @@ class Sandbox(Protocol):
     @property
     def killed(self) -> str | None:
         """The reason why a watchdog ended the sandbox ("memory", "pids", …); None while it lives."""
+
+    @property
+    def oom_kills(self) -> int:
+        """The number of programs that the kernel has killed because the worker was out of memory."""
 
     async def run(
         self,
@@ -117,11 +122,24 @@ async def to_judge_in(sandboxes: Sandboxes, error: type[Exception], layer: Any =
         sandbox = await sandboxes.open(layer)
     except error as cause:
         raise SandboxFault(f"no sandbox could be opened to judge in: {cause}") from cause
+    before = sandbox.oom_kills
     try:
         yield sandbox
+        _refuse_kills(sandbox, before)
     except error as cause:
+        _refuse_kills(sandbox, before)
         if sandbox.killed not in ITS_OWN_DOING:
             raise SandboxFault(f"a sandbox failed while it judged: {cause}") from cause
         raise Stopped(f"stopped by the watchdog: {sandbox.killed}") from cause
     finally:
         await sandbox.close()
+
+
+def _refuse_kills(sandbox: Sandbox, before: int) -> None:
+    """Refuse a judgement during which the kernel killed programs, because they may be the judged ones.
+
+    Raises:
+        SandboxFault: The kernel killed programs of the worker.
+    """
+    if sandbox.oom_kills != before:
+        raise SandboxFault("the worker was out of memory while it judged, and the kernel killed programs in it")

@@ -73,6 +73,11 @@ class Sandbox(Protocol):
 
     @property
     def killed(self) -> str | None: ...
+    @property
+    def oom_kills(self) -> int:
+        """The number of programs that the kernel has killed because the worker was out of memory."""
+        ...
+
     async def run(
         self,
         argv: Sequence[str],

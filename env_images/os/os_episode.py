@@ -26,8 +26,9 @@ MOST_EXPECTED = 4_096
 """The maximum number of kept expected values, some 100 bytes each. Only a group's first member computes its value."""
 
 
-OWN_DOING = ("memory", "pids", "init")
-"""Reasons of a sandbox's end that its own commands caused: memory, processes, or the end of its first process.
+OWN_DOING = ("memory", "pids", "init", "stuck")
+"""Reasons of a sandbox's end that its own commands caused: memory, processes, the end of its first
+process, or a new program that could not start.
 
 Root inside can end the first process. Any other reason is a failure of the worker.
 """
@@ -55,6 +56,11 @@ class Episode:
     def is_own_doing(self) -> bool:
         """True if the session's own commands ended the box."""
         return self._sandbox.killed in OWN_DOING
+
+    @property
+    def oom_kills(self) -> int:
+        """The number of programs that the kernel has killed because the worker was out of memory."""
+        return self._sandbox.oom_kills
 
     async def bash(self, script: str) -> Output:
         """Run *script* in the session's shell."""

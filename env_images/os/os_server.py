@@ -118,14 +118,17 @@ class Os(Environment):
             act = Act(act.kind, act.content, thought)
         if self._turns > self._problem.max_turns:
             return self._end("The turns are used up.", act, score=0.0, status="task limit reached")
+        kills = episode.oom_kills
         try:
             score = await episode.judge(answer)
         except JudgeFailed as error:
             raise SessionFailed(f"the judge failed: {error}") from error
         except SandboxError as error:
-            if not is_refusal(error):
+            if not is_refusal(error) and episode.oom_kills == kills:
                 return self._ended(episode, act, error)
             score = 0.0  # the agent obstructed the judge; the box is otherwise intact
+        if episode.oom_kills != kills:
+            raise SessionLost("the worker was out of memory during the checks, and the kernel killed programs in it")
         text = "Solved." if score == 1.0 else "Not solved." if score == 0.0 else f"Partly solved: {score:.2f} of 1."
         return self._end(text, act, score=score, answer=answer or "")
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from envserver.sandbox import hostbox
 
-from gateway.backends.docker.container import container_body
+from gateway.backends.docker.container import CUSTOM_TASKS_TARGET, container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
@@ -179,21 +179,58 @@ async def test_an_agents_command_runs_as_root_of_a_sandbox(images: Images, name:
 
 
 @BOTH
-async def test_the_server_has_two_capabilities_and_cannot_get_more(images: Images, name: str) -> None:
+async def test_the_server_has_no_capability_and_only_its_launcher_may_map_users(images: Images, name: str) -> None:
     async with images.shared(name) as running, episode(running.http, PLAIN[name], environment=name):
         found = processes(running)
 
     first = next(process for process in found if process["Pid"] == "1")
     servers = [process for process in found if process["PPid"] == "1" and process["Name"].startswith("python3")]
+    launchers = [process for process in found if process["Name"] == "launcher"]
+    assert [process["PPid"] for process in launchers] == [server["Pid"] for server in servers]
     assert len(servers) == 1
-    for process in (first, *servers):
+    for process, rights in ((first, SETUID_AND_SETGID), (launchers[0], SETUID_AND_SETGID), (servers[0], 0)):
         assert process["Uid"].split() == process["Gid"].split() == [str(SANDBOX_UID)] * 4
         assert process["Groups"] == ""
-        sets = [int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")]
-        assert sets == [SETUID_AND_SETGID] * 4
+        sets = [int(process[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")]
+        assert sets == [rights] * 4
     assert {process["NoNewPrivs"] for process in found} == {"1"}
     assert {process["Seccomp"] for process in found} == {"2"}
     assert all(int(process["Uid"].split()[0]) >= SANDBOX_UID for process in found)
+
+
+ATTACK = """
+import os
+for attempt in (
+    lambda: os.setuid(0),
+    lambda: os.setresgid(0, 0, 0),
+    lambda: os.close(os.open("/proc/sys/kernel/core_pattern", os.O_RDWR)),
+    lambda: os.close(os.open("/proc/sys/vm/overcommit_memory", os.O_RDWR)),
+):
+    try:
+        attempt()
+        print("ESCAPED", flush=True)
+    except OSError as error:
+        print("held", flush=True)
+"""
+
+
+@BOTH
+async def test_a_task_module_cannot_become_root_or_change_the_machines_kernel(images: Images, name: str) -> None:
+    modules = images.folder / f"modules-{name}"
+    modules.mkdir()
+    (modules / "attack.py").write_text(ATTACK)
+
+    def mount(body: dict[str, Any]) -> None:
+        body["Env"].append("OPENENV_TASK_MODULE=custom_tasks.attack")
+        bind = {"Type": "bind", "Source": str(modules), "Target": CUSTOM_TASKS_TARGET, "ReadOnly": True}
+        body["HostConfig"]["Mounts"].append(bind)
+
+    async with images.start(name, mount) as running, episode(running.http, PLAIN[name], environment=name) as opened:
+        inside = await shell(opened, "id -un")
+        said = running.log()
+
+    assert inside.splitlines()[-1] == "root"
+    assert (said.count("held"), said.count("ESCAPED")) == (4, 0), said
 
 
 @BOTH

@@ -137,6 +137,8 @@ class PlainTerminal:
 class PlainSandbox:
     """A root directory of its own and an init process whose namespaces all other processes enter."""
 
+    oom_kills = 0
+
     def __init__(self, root: Path, init: asyncio.subprocess.Process, init_pid: int) -> None:
         self.root = root
         self.killed: str | None = None

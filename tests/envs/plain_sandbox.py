@@ -41,6 +41,7 @@ class PlainSandbox:
     """A directory that is the root of the programs that run in it."""
 
     killed: str | None = None
+    oom_kills = 0
 
     def __init__(self, root: Path, *, on_close: Callable[[], None]) -> None:
         self.root = root

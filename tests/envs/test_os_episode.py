@@ -70,6 +70,8 @@ class Watched:
 class WatchedSandbox:
     """A sandbox that reports each use to its `Watched`."""
 
+    oom_kills = 0
+
     def __init__(self, inner: Any, watch: Watched) -> None:
         self._inner = inner
         self._watch = watch

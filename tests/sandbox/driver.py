@@ -7,9 +7,10 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
-from envserver.sandbox import Box, Judged, Limits, Sandbox, SandboxError, Sandboxes
+from envserver.sandbox import Box, Judged, Limits, Sandbox, SandboxError, Sandboxes, rights
 
 
 async def said(sandbox: Sandbox, script: str) -> str:
@@ -33,7 +34,16 @@ async def judged_beside_loops(hog: Sandbox, judge: Sandbox) -> str:
     return "it took too long" if done.timed_out else done.stdout.decode().strip()
 
 
+def refused(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except PermissionError:
+        return True
+    return False
+
+
 async def main() -> None:
+    rights.give_up()
     limits = Limits(memory_bytes=128 << 20, pids=48, disk_bytes=16 << 20)
     async with Sandboxes(Box(sys.argv[1]), sys.argv[2], limits) as sandboxes:
         await sandboxes.check()
@@ -41,6 +51,8 @@ async def main() -> None:
         sandbox, loops, judge, bomb, hog = [await sandboxes.open(layer) for _ in range(5)]
         facts = {
             "uid": os.getuid(),
+            "setuid": refused(lambda: os.setuid(0)),
+            "kernel": refused(lambda: os.close(os.open("/proc/sys/kernel/core_pattern", os.O_RDWR))),
             "id": await said(sandbox, "id -u; su jack -c 'id -un'; cat /root/made"),
             "disk": await said(sandbox, "head -c 50M /dev/zero > /root/x; rm /root/x"),
             "core_pattern": await said(sandbox, "echo x > /proc/sys/kernel/core_pattern"),

@@ -20,7 +20,7 @@ from envserver.sandbox import Sandbox, SandboxError, Sandboxes
 from tests.sandbox.inside import bash, python, said
 
 _CALL = """
-import ctypes, errno, os, socket, struct, sys
+import ctypes, errno, fcntl, mmap, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def held(result, *numbers):
     number = ctypes.get_errno()
@@ -55,6 +55,21 @@ CALLS = {
     "userfaultfd": f"held(libc.syscall({_USERFAULTFD}, 0), errno.EPERM)",
     "perf": f"held(libc.syscall({_PERF}, 0, 0, -1, -1, 0), errno.EPERM)",
     "memory that no watchdog sees": f"held(libc.syscall({319 if _IS_X86 else 279}, b'x', 0), errno.ENOSYS)",
+    "shared memory that no watchdog sees": (
+        "libc.mmap.restype = ctypes.c_long\n"
+        "held(libc.mmap(0, 4096, 3, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1, 0), errno.EPERM)"
+    ),
+    "shared memory of /dev/zero": (
+        "libc.mmap.restype = ctypes.c_long\n"
+        "held(libc.mmap(0, 4096, 3, mmap.MAP_SHARED, os.open('/dev/zero', os.O_RDWR), 0), errno.ENODEV)"
+    ),
+    "a lease on a file": (
+        "held(libc.fcntl(os.open('/tmp/leased', os.O_RDWR | os.O_CREAT), 1024, fcntl.F_WRLCK), errno.EINVAL)"
+    ),
+    "a child of the supervisor": (
+        "held(libc.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x8011, 0, 0, 0, 0), errno.EPERM)"
+    ),
+    "a netlink socket for netfilter": "held(libc.socket(16, 3, 12), errno.EPROTONOSUPPORT)",
     "another kernel": f"held(libc.syscall({_KEXEC}, 0, 0, 0, 0), errno.EPERM)",
     "a file by its handle": f"held(libc.syscall({_HANDLE}, -100, 0, 0), errno.EPERM)",
     "words into its terminal": "held(libc.ioctl(0, 0x5412, b'x'), errno.EPERM)",
@@ -74,6 +89,8 @@ OPENS = {
     "memory settings": ("/proc/sys/vm/drop_caches", "w"),
     "binary formats": ("/proc/sys/fs/binfmt_misc/register", "w"),
     "its limits of processes": ("/proc/sys/user/max_user_namespaces", "w"),
+    "its number of message queues": ("/proc/sys/kernel/msgmni", "w"),
+    "its number of inotify instances": ("/proc/sys/user/max_inotify_instances", "w"),
     "its user mapping": ("/proc/self/uid_map", "w"),
     "a disk": ("/dev/vda", "rb"),
     "raw memory": ("/dev/mem", "rb"),
@@ -204,6 +221,11 @@ async def test_mounts_reveal_nothing_about_the_server(sandbox: Sandbox, work: Pa
     for word in ("env-gateway", str(work), "/tmp/", "/srv"):
         assert word not in shown
     assert "lowerdir=0," in shown
+
+
+async def test_proc_shows_neither_the_machines_command_line_nor_its_control_groups(sandbox: Sandbox) -> None:
+    assert await said(sandbox, "cat /proc/cmdline") == ""
+    assert await said(sandbox, "cut -d: -f3 /proc/self/cgroup | sort -u") == "/\n"
 
 
 async def test_a_set_user_id_program_gains_a_user_nothing(sandbox: Sandbox) -> None:

@@ -8,7 +8,7 @@ import pytest
 from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes
 
 from tests.envserver.eventually import eventually
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.conftest import LIMITS, MIB
 from tests.sandbox.inside import bash, said
 
 
@@ -107,6 +107,21 @@ async def test_the_cache_is_bounded_and_layers_in_use_stay(box: Box, work: Path)
         assert await said(oldest, "cat /root/state; ls /srv") == "prepared\nmade\n"
         await oldest.close()
         await eventually(lambda: has_rooms(sandboxes, 2))
+
+
+async def test_the_bytes_of_all_layers_are_bounded(box: Box, work: Path) -> None:
+    async def write(sandbox: Sandbox) -> None:
+        await said(sandbox, "head -c 5M /dev/zero > /root/big")
+
+    async with Sandboxes(box, work, LIMITS, most_layer_bytes=16 * MIB) as sandboxes:
+        used = await sandboxes.open(await sandboxes.layer("0", write))
+        for key in range(1, 6):
+            await sandboxes.layer(str(key), write)
+        await eventually(lambda: has_rooms(sandboxes, 4))  # two in the cache, the oldest, and the sandbox on it
+        await used.close()
+        await sandboxes.layer("6", write)
+
+        await eventually(lambda: has_rooms(sandboxes, 3))
 
 
 async def test_a_build_is_cancelled_with_the_last_of_its_callers(sandboxes: Sandboxes) -> None:

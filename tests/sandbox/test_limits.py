@@ -41,11 +41,45 @@ HOGS = {
     "a tree of processes": (
         "for i in 1 2 3 4; do python3 -c 'b = bytearray(b\"x\") * (100 << 20); input()' < <(sleep 60) & done; wait"
     ),
-    "shared anonymous memory": (
+    "page tables of memory that was only read": (
         "python3 -c 'import mmap, time\n"
-        "m = mmap.mmap(-1, 400 << 20)\n"
-        'for _ in range(400): m.write(b"x" * (1 << 20))\n'
+        "m = mmap.mmap(-1, 400 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\n"
+        "for at in range(0, 400 << 30, 2 << 20): m[at]\n"
         "time.sleep(60)'"
+    ),
+    "System V segments that no process maps": (
+        "python3 -c 'import ctypes, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.shmat.restype = ctypes.c_void_p\n"
+        "for _ in range(60):\n"
+        "    segment = libc.shmget(0, 5 << 20, 0o1600)\n"
+        "    at = libc.shmat(segment, None, 0)\n"
+        "    ctypes.memset(at, 1, 5 << 20)\n"
+        "    libc.shmdt(ctypes.c_void_p(at))\n"
+        "time.sleep(60)'"
+    ),
+    "queues of sockets": (
+        "python3 -c 'import socket, time\n"
+        "kept = []\n"
+        "for _ in range(1900):\n"
+        "    there, here = socket.socketpair()\n"
+        "    here.setblocking(False)\n"
+        "    try:\n"
+        "        while True: here.send(bytes(32768))\n"
+        "    except BlockingIOError: pass\n"
+        "    here.close()\n"
+        "    kept.append(there)\n"
+        "time.sleep(60)'"
+    ),
+    "pipes of many processes": (
+        "for i in $(seq 40); do python3 -c 'import os, time\n"
+        "for _ in range(2000):\n"
+        "    _, pipe = os.pipe()\n"
+        "    os.set_blocking(pipe, False)\n"
+        "    try:\n"
+        "        while True: os.write(pipe, bytes(4096))\n"
+        "    except BlockingIOError: pass\n"
+        "time.sleep(60)' & done; wait"
     ),
     "files in /dev/shm": (
         "head -c 200M /dev/zero > /dev/shm/a; "
@@ -65,6 +99,22 @@ async def test_a_memory_hog_ends_only_its_own_sandbox(sandboxes: Sandboxes, scri
     assert await said(other, "echo fine") == "fine\n"
     with pytest.raises(SandboxError, match="more memory than its limit"):
         await hog.terminal(["bash"])
+
+
+async def test_a_hundred_connections_of_a_server_are_no_hog(sandbox: Sandbox) -> None:
+    code = (
+        "import socket, time\n"
+        "server = socket.create_server(('127.0.0.1', 0), backlog=200)\n"
+        "here = [socket.create_connection(server.getsockname()) for _ in range(100)]\n"
+        "there = [server.accept()[0] for _ in here]\n"
+        "[each.sendall(bytes(1000)) for each in here]\n"
+        "time.sleep(0.6)\n"
+        "print(sum(len(each.recv(1000)) for each in there))"
+    )
+
+    done = await python(sandbox, code)
+
+    assert (done.stdout, sandbox.killed) == (b"100000\n", None), done
 
 
 async def test_memory_that_forks_share_counts_once(sandbox: Sandbox) -> None:
@@ -145,6 +195,66 @@ async def test_cpu_time_is_bounded(box: Box, work: Path) -> None:
 
 async def test_the_kernel_kills_agents_programs_first_when_memory_runs_out(sandbox: Sandbox) -> None:
     assert await said(sandbox, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj") == "1000\n1000\n"
+
+
+async def test_a_program_that_lowers_its_rank_for_the_kernels_kills_is_set_back(sandbox: Sandbox) -> None:
+    await said(
+        sandbox,
+        "echo 0 > /proc/$$/oom_score_adj; "
+        'until [ "$(cat /proc/$$/oom_score_adj)" = 1000 ]; do sleep 0.05; done; echo set back',
+    )
+
+
+COUNTED = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+def made(call):
+    count = 0
+    while count < 500 and call() >= 0:
+        count += 1
+    return count
+def watches():
+    total = 0
+    for uid in (0, 1, 2):
+        report, say = os.pipe()
+        if os.fork() == 0:
+            os.setresuid(uid, uid, uid)
+            os.write(say, b"%d" % made(libc.inotify_init))
+            signal.pause()
+            os._exit(0)
+        total += int(os.read(report, 9))
+    return total
+print(made(lambda: libc.msgget(0, 0o1600)), made(lambda: libc.semget(0, 1, 0o1600)), watches())
+"""
+
+
+async def test_queues_semaphores_and_watches_are_bounded_for_all_users_together(sandbox: Sandbox) -> None:
+    done = await python(sandbox, COUNTED)
+
+    queues, semaphores, watches = map(int, done.stdout.split())
+    assert (queues, semaphores, watches) == (64, 64, 16), done
+
+
+USUAL = {
+    "a shared value of processes": "import multiprocessing as m; v = m.Value('i', 3); m.Array('d', 9); print(v.value)",
+    "a pool of processes": "import multiprocessing as m; print(sum(m.Pool(2).map(int, ['1', '2'])))",
+    "shared memory by name": (
+        "from multiprocessing.shared_memory import SharedMemory as S\n"
+        "s = S(create=True, size=99); s.buf[0] = 3; print(s.buf[0]); s.close(); s.unlink()"
+    ),
+    "a shared mapping of a file": (
+        "import mmap; f = open('/tmp/x', 'w+b'); f.truncate(9); m = mmap.mmap(f.fileno(), 9); m[0] = 3; print(m[0])"
+    ),
+    "zeros": "f = open('/dev/zero', 'rb'); print(3 - sum(f.read(4_000_000)))",
+    "addresses of the loopback": "import socket; print(len({3: socket.if_nameindex()}) + 2)",
+}
+
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in USUAL.items()])
+async def test_what_usual_programs_need_still_works(sandbox: Sandbox, code: str) -> None:
+    done = await python(sandbox, code)
+
+    assert done.stdout == b"3\n", done
 
 
 async def test_many_concurrent_floods_leave_the_loop_responsive(sandboxes: Sandboxes) -> None:

@@ -162,6 +162,7 @@ def serve(*environments: type[Environment]) -> None:
         for name in unknown_variables(os.environ):
             logger.warning("setting_unknown name=%s", name)
         kinds = kinds_of(environments, tasks=settings.tasks)
+        _give_up_rights(kinds)
     except ConfigError as error:
         sys.exit(f"envserver: {error}")
     _raise_file_limit()
@@ -177,6 +178,14 @@ def serve(*environments: type[Environment]) -> None:
         sys.stdout.flush()
         os._exit(0)
     loop.close()
+
+
+def _give_up_rights(kinds: dict[str, Kind]) -> None:
+    """Give up the capabilities that a server of sandboxes starts with, before any thread or task module."""
+    if any(kind.cls.sandbox_limits is not None for kind in kinds.values()):
+        from envserver.sandbox import rights  # a bare server does not import the package
+
+        rights.give_up()
 
 
 async def run(settings: Settings, kinds: dict[str, Kind], *, stopping: asyncio.Event | None = None) -> bool:

@@ -51,7 +51,8 @@ WORK_TARGET: Final = "/work"
 WORK_BYTES: Final = 2**20
 SANDBOX_USER: Final = "0:0"
 """The start user of a sandbox image, because only root receives capabilities. Before the server starts, the entry point
-becomes uid 100000 with the capabilities below. Only a range's owner with both capabilities may map a range of users."""
+becomes uid 100000 with the capabilities below, which the server leaves to a launcher. Only a range's owner with both
+capabilities may map a range of users."""
 SANDBOX_CAPABILITIES: Final = ("SETGID", "SETUID")
 SHARED_MEMORY_PART: Final = 4
 """Divisor of a worker's memory that gives the upper limit of /dev/shm."""

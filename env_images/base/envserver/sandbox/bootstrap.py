@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envserver.sandbox import kernel
@@ -19,6 +20,21 @@ OWN_PROCESSES = 3
 READY_S = 20.0
 """Seconds for the opening. A machine under full load needs well below a second."""
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+WATCH_LIMITS = {"user/max_inotify_instances": b"16", "user/max_inotify_watches": b"8192"}
+"""Limits below /proc/sys of a user namespace. The machine's limits count all sandboxes together."""
+KERNEL_LIMITS = {
+    "kernel/msgmni": b"64",
+    "kernel/shmmni": b"64",
+    "kernel/sem": b"250 16000 100 64",
+    "net/ipv4/tcp_rmem": b"4096 131072 262144",
+    "net/ipv4/tcp_wmem": b"4096 16384 262144",
+    **WATCH_LIMITS,
+    "user/max_fanotify_groups": b"0",
+    **{f"user/max_{kind}_namespaces": b"0" for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")},
+}
+"""Limits below /proc/sys of the sandbox's own namespaces. Message queues and semaphores are kernel memory that no
+watchdog counts: 1 MiB each by these limits. The kernel's defaults allow 500 MiB and 64 GiB. The buffers of a TCP socket
+have the size of other sockets' buffers; the default is 10 MiB."""
 UNREADABLE = "/proc/tty/driver"
 """The only folder of a fresh /proc that only the machine's own root may list. It would make `find /` end with status
 1."""
@@ -92,6 +108,11 @@ class Room:
             self._date(dates)
         kernel.mount("box", self.name, "tmpfs", kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NODEV)
 
+    def used_bytes(self) -> int:
+        """Return the bytes of memory that the room's files take."""
+        used = os.statvfs(self.name)
+        return (used.f_blocks - used.f_bfree) * used.f_frsize
+
     def _date(self, dates: Dates) -> None:
         for folder, folders, files in os.walk(self.upper):
             for name in (".", *folders, *files):
@@ -154,6 +175,12 @@ def arguments(root: str, *, memory_bytes: int, calls: int, info: int) -> list[st
         *("--hostname", "box", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
         *("--cap-drop", "ALL", "--seccomp", str(calls), "--info-fd", str(info)),
         *("--bind", root, "/", "--proc", "/proc", "--dev", "/dev"),
+        # Root inside may change the limits of its own IPC namespace, as long as it can write here.
+        *("--ro-bind", "/proc/sys", "/proc/sys"),
+        # The machine's command line.
+        *("--dev-bind", "/dev/null", "/proc/cmdline"),
+        # A shared mapping of /dev/zero is memory that no watchdog sees. /dev/full reads as zeros and has no mappings.
+        *("--dev-bind", "/dev/full", "/dev/zero"),
         # bubblewrap's /dev is a tmpfs without a size limit, which root could fill. Its parts are separate mounts.
         *("--perms", "1777", "--size", str(memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(("--tmpfs", UNREADABLE, "--remount-ro", UNREADABLE) if os.path.isdir(UNREADABLE) else ()),
@@ -197,9 +224,23 @@ def start_init(root: str, *, program: str, memory_bytes: int, calls: bytes) -> B
             os.close(fd)
 
 
+def set_limits(limits: Mapping[str, bytes]) -> None:
+    """Write *limits* below /proc/sys, which shows the values of the caller's namespaces."""
+    for name, value in limits.items():
+        with contextlib.suppress(FileNotFoundError):  # the kernel was built without it
+            kernel.write(f"/proc/sys/{name}", value)
+
+
 def enter(born: Born) -> None:
-    """Enter the sandbox's namespaces. Its PID namespace applies to children only, which hides the caller inside."""
-    kernel.setns(born.init, NAMESPACES)
+    """Enter the sandbox's namespaces and set their limits.
+
+    Its PID namespace applies to children only, which hides the caller inside.
+    """
+    with contextlib.suppress(OSError):  # the machine's own: bubblewrap could not create another
+        kernel.setns(born.init, kernel.CLONE_NEWCGROUP)
+    kernel.setns(born.init, kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
+    set_limits(KERNEL_LIMITS)
+    kernel.setns(born.init, NAMESPACES & ~(kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET))
     os.chdir("/")
 
 

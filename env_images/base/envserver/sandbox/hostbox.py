@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from envserver.sandbox.launch import may_map_range
+from envserver.sandbox.rights import may_map_range
 from envserver.sandbox.values import FIRST_UID, Box, SandboxError
 
 PROGRAMS = """

@@ -9,6 +9,7 @@ import os
 import struct
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
@@ -23,6 +24,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP 
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 SECCOMP_MODE_FILTER = 2
 
+_CAPABILITY_VERSION = 0x20080522
+"""Version of the header of capset: two sets of three 32-bit numbers follow."""
 _SYS_OPENAT2 = 437
 """Number of the call on every architecture, as for all calls since 2019."""
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
@@ -67,6 +70,12 @@ def unmount(target: str) -> None:
 
 def prctl(option: int, first: int = 0, second: int = 0) -> None:
     _checked(_libc.prctl(option, first, second, 0, 0), f"prctl {option}")
+
+
+def drop_capabilities() -> None:
+    """Drop the calling thread's ambient, effective, permitted and inheritable capabilities."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    _checked(_libc.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def set_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """Starts the spawner, a small separate interpreter without the server's modules.
 
-It is not a fork of the server: the fork would keep the server's memory, and an agent's processes start as forks of it.
+Where the server has given up the right to map users, a launcher starts it and maps them (``rights``). It is not a fork
+of the server: the fork would keep the server's memory, and an agent's processes start as forks of it.
 """
 
 import asyncio
@@ -9,38 +10,17 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from envserver.sandbox import boot, rights, seccomp
 from envserver.sandbox import protocol as wire
-from envserver.sandbox import seccomp
 from envserver.sandbox.channel import Channel
 from envserver.sandbox.values import UIDS, Box, Limits, SandboxError
 
 START_S = 20.0
 """Seconds for an interpreter's start and two mounts, which take about 50 ms on an idle machine."""
-_CAP_SETGID, _CAP_SETUID = 6, 7
-# Create the packages by hand, because their __init__ modules import the whole server.
-_BOOT = """
-import sys, types
-for name, path in (("envserver", sys.argv[1]), ("envserver.sandbox", sys.argv[2])):
-    package = types.ModuleType(name)
-    package.__path__ = [path]
-    sys.modules[name] = package
-from envserver.sandbox.spawner import main
-main(int(sys.argv[3]))
-"""
-
-
-def may_map_range() -> bool:
-    """Return True if this process may map a range of uids: it has CAP_SETUID and CAP_SETGID here."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            held = int(line.split()[1], 16)
-            return bool(held >> _CAP_SETGID & 1 and held >> _CAP_SETUID & 1)
-    return False
 
 
 def _closed_folder(path: Path) -> Path | None:
@@ -78,9 +58,10 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
     }
 
 
-def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    here = Path(__file__).parent
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(here.parent), str(here), str(theirs.fileno())]
+def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes] | rights.Spawned":
+    if (launcher := rights.launcher()) is not None:
+        return launcher.start(theirs)
+    argv = boot.command("spawner", theirs.fileno())
     return subprocess.Popen(
         argv, pass_fds=[theirs.fileno()], env={}, cwd="/", stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -89,7 +70,7 @@ def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
 class SpawnerProcess:
     """The running spawner and the channel to it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes] | rights.Spawned", channel: Channel) -> None:
         self.process = process
         self.channel = channel
 
@@ -107,7 +88,7 @@ async def launch(box: Box, work: Path, limits: Limits) -> SpawnerProcess:
     Raises:
         SandboxError: ``unsupported``, with the remedy.
     """
-    ranged = may_map_range()
+    ranged = rights.launcher() is not None or rights.may_map_range()
     configuration = _configuration(box, work, limits, ranged=ranged)
     ours, theirs = wire.pair()
     with theirs:
@@ -152,6 +133,9 @@ def _told(event: dict[str, object]) -> None:
 
 
 def _map_users(pid: int, *, first_uid: int, ranged: bool) -> None:
+    if (launcher := rights.launcher()) is not None:
+        launcher.map_users(pid)
+        return
     process = Path(f"/proc/{pid}")
     if not ranged:
         (process / "setgroups").write_text("deny")

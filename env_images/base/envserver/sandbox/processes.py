@@ -105,12 +105,14 @@ def take_bounds(calls: bytes) -> None:
     kernel.filter_system_calls(calls)
 
 
-def start(program: Program, files: tuple[int, int, int], *, bounds: Bounds, ranged: bool) -> tuple[int, int]:
-    """Start *program* with *files* as its first three. Return its pid outside and inside.
+def fork(program: Program, files: tuple[int, int, int], *, bounds: Bounds, ranged: bool) -> tuple[int, int]:
+    """Fork the process that becomes *program* with *files* as its first three. Return its pid outside and its report.
+
+    The report is a pipe that ends when the program has started or failed. `inner_pid` reads its content. An agent can
+    stop the fork, so the caller must not wait for it without a deadline.
 
     Raises:
-        OSError: The program did not start. ENOENT: a program or folder is missing. EAGAIN: the sandbox is at its limit
-            of processes.
+        OSError: EAGAIN: the sandbox is at its limit of processes.
     """
     report, fault = os.pipe2(os.O_CLOEXEC)
     try:
@@ -122,22 +124,19 @@ def start(program: Program, files: tuple[int, int, int], *, bounds: Bounds, rang
         raise
     finally:
         os.close(fault)
-    words = _read_all(report).split(b"\n")
+    return pid, report
+
+
+def inner_pid(report: bytes) -> int:
+    """Return the pid inside from the content of a fork's *report*. 0: it is unknown.
+
+    Raises:
+        OSError: The program did not start. ENOENT: a program or folder is missing.
+    """
+    words = report.split(b"\n")
     if len(words) > 2:
-        os.waitpid(pid, 0)
         raise OSError(int(words[1]), os.strerror(int(words[1])), words[2].decode(errors="replace"))
-    return pid, int(words[0] or b"0")
-
-
-def _read_all(fd: int) -> bytes:
-    """Read the pipe *fd* to its end and close it."""
-    data = b""
-    try:
-        while part := os.read(fd, 65_536):
-            data += part
-    finally:
-        os.close(fd)
-    return data
+    return int(words[0] or b"0")
 
 
 def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: Bounds, ranged: bool) -> None:
@@ -217,19 +216,25 @@ def _become_user(user: User, *, ranged: bool) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
 
 
-def lower_all(pid: int) -> None:
-    """Lower every thread inside to an agent's priority. Their children inherit it.
+def lower_group(pid: int) -> None:
+    """Lower the process group of *pid* to an agent's priority.
 
-    The process group of *pid* comes first and immediately, because a hundred busy processes would leave no CPU for the
-    rest. A fork inside does the rest, because pids inside mean nothing outside. The next call covers processes forked
-    meanwhile. It also covers all of them if no process is left for the fork.
+    This comes first and immediately, because a hundred busy processes would leave no CPU for `lower_all`.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, AGENT_NICE)
+
+
+def lower_all() -> int | None:
+    """Lower every thread inside to an agent's priority. Their children inherit it. Return the fork that does it.
+
+    It is a fork inside, because pids inside mean nothing outside. The next call covers processes forked meanwhile. It
+    also covers all of them if no process is left for the fork (None).
+    """
     try:
         looker = os.fork()
     except OSError:
-        return
+        return None
     if looker == 0:
         try:
             for name in filter(str.isdigit, os.listdir("/proc")):
@@ -238,7 +243,7 @@ def lower_all(pid: int) -> None:
                         os.setpriority(os.PRIO_PROCESS, int(thread), AGENT_NICE)
         finally:
             os._exit(0)
-    os.waitpid(looker, 0)
+    return looker
 
 
 def session_members(session: int) -> list[int]:
@@ -252,24 +257,46 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def kill_session(pid: int, inner_pid: int) -> None:
+def kill_session(pid: int, inner_pid: int) -> int | None:
     """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads.
 
     The process group comes first and immediately, because a hundred busy processes would leave no CPU for the rest. The
-    rest are processes that ``timeout`` and job control put into their own groups. If no process is left for the search,
-    killing the group must suffice.
+    rest are processes that ``timeout`` and job control put into their own groups. If no process is left for the search
+    (None), killing the group must suffice. Else return the fork that searches.
     """
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     try:
         looker = os.fork()
     except OSError:
-        looker = -1
+        return None
     if looker == 0:
         for _ in range(3):  # the next pass finds a process forked between search and kill
             for member in session_members(inner_pid):
                 with contextlib.suppress(OSError):
                     os.kill(member, signal.SIGKILL)
         os._exit(0)
-    if looker > 0:
-        os.waitpid(looker, 0)
+    return looker
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if the child *pid* is stopped by a signal."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
+def has_ended(pid: int) -> bool:
+    """Reap the child *pid* if it has ended. Return whether it is gone."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def kill(pid: int) -> None:
+    """Kill and reap the child *pid*, also if it is stopped."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

@@ -18,21 +18,32 @@ _REASONS = {
     "memory": "it used more memory than its limit",
     "pids": "it stayed at its limit of processes",
     "init": "its first process ended",
+    "oom": "the kernel killed its first process, because the worker was out of memory",
+    "stuck": "a process inside kept a new program from starting",
 }
 
 
 class Sandbox:
     """A sandbox, opened and ended by ``Sandboxes``. *release* waits until the spawner has freed it.
 
+    *oom_kills* counts the kernel's kills for lack of memory in the control group of all sandboxes.
+
     Attributes:
         number: The spawner's number of the sandbox.
-        killed: Reason of an end from outside (``memory``, ``pids``, ``init``: its init died, ``lost``: its supervisor
-            died). None while it runs and after a plain ``close``.
+        killed: Reason of an end from outside: ``memory``, ``pids``, ``init`` (its init died), ``stuck`` (something
+            inside kept a program from starting), ``oom`` (its init died after kills by the kernel) or ``lost`` (its
+            supervisor died). None while it runs and after a plain ``close``.
         judged: The judge's claim for the next ``run``. None, the default, for an agent's sandbox.
     """
 
     def __init__(
-        self, number: int, channel: Channel, *, limits: Limits, release: Callable[[], Awaitable[None]]
+        self,
+        number: int,
+        channel: Channel,
+        *,
+        limits: Limits,
+        release: Callable[[], Awaitable[None]],
+        oom_kills: Callable[[], int],
     ) -> None:
         self.number = number
         self.killed: str | None = None
@@ -40,6 +51,8 @@ class Sandbox:
         self._channel = channel
         self._limits = limits
         self._release = release
+        self._oom_kills = oom_kills
+        self._oom_kills_before = oom_kills()
         self._requests = itertools.count(1)
         self._terminals: dict[int, Terminal] = {}
         self._closing: asyncio.Task[None] | None = None
@@ -52,9 +65,19 @@ class Sandbox:
     def is_closed(self) -> bool:
         return self._channel.is_closed
 
+    @property
+    def oom_kills(self) -> int:
+        """Number of programs that the kernel has killed because the worker was out of memory, in any sandbox.
+
+        If it changes during a judgement, the judgement proves nothing.
+        """
+        return self._oom_kills()
+
     def _on_event(self, event: dict[str, object]) -> None:
         if event.get("event") == "killed":
             self.killed = str(event["reason"])
+            if self.killed == "init" and self.oom_kills != self._oom_kills_before:
+                self.killed = "oom"
 
     def _on_end(self) -> None:
         if self.killed is None and self._closing is None:

@@ -14,12 +14,15 @@ from pathlib import Path
 
 from envserver.sandbox.channel import Channel
 from envserver.sandbox.launch import SpawnerProcess, launch
+from envserver.sandbox.oom import oom_kills
 from envserver.sandbox.sandbox import Sandbox
 from envserver.sandbox.values import Box, Limits, SandboxError
 
 logger = logging.getLogger("envserver")
 MOST_LAYERS = 32
 """Maximum number of kept layers. Each takes as much memory as its build wrote, at most ``disk_bytes``."""
+LAYER_DISKS = 4
+"""Maximum memory of the kept layers together, in ``disk_bytes``. A layer that a sandbox uses counts, and stays."""
 _OPEN_S = 30.0
 _RELEASE_S = 20.0
 """Seconds for a kill and two unmounts. If they take longer, the kernel cannot end a process."""
@@ -47,19 +50,25 @@ class _Making:
 
 
 class Layers:
-    """Keeps the *most* layers that were used last. *drop* is called with the number of a layer without references."""
+    """Keeps the layers that were used last: at most *most*. The layers that are in use count for *most_bytes* too.
 
-    def __init__(self, most: int, *, drop: Callable[[int], None]) -> None:
+    *drop* is called with the number of a layer without references.
+    """
+
+    def __init__(self, most: int, most_bytes: int, *, drop: Callable[[int], None]) -> None:
         self._most = most
+        self._most_bytes = most_bytes
         self._drop = drop
+        self._bytes: dict[int, int] = {}
+        """The bytes of each layer with a reference, by its number."""
         self._kept: OrderedDict[str, Layer] = OrderedDict()
         self._making: dict[str, _Making] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: str, make: Callable[[], Awaitable[int]]) -> Layer:
-        """Return the layer of *key*. *make* returns a new layer's number, and runs once for all waiting callers.
+    async def get(self, key: str, make: Callable[[], Awaitable[tuple[int, int]]]) -> Layer:
+        """Return the layer of *key*. *make* returns a layer's number and bytes, and runs once for all waiting callers.
 
         If it fails, all waiting callers fail and nothing is kept: the next caller tries again. If the last caller is
         cancelled, so is *make*.
@@ -87,14 +96,18 @@ class Layers:
         if self._making.get(key) is making:
             del self._making[key]
 
-    async def _make(self, key: str, make: Callable[[], Awaitable[int]]) -> Layer:
-        number = await make()
+    async def _make(self, key: str, make: Callable[[], Awaitable[tuple[int, int]]]) -> Layer:
+        number, self._bytes[number] = await make()
         layer = Layer(key, number)
-        weakref.finalize(layer, self._drop, number).atexit = False
+        weakref.finalize(layer, self._on_last_reference, number).atexit = False
         self._kept[key] = layer
-        while len(self._kept) > self._most:
+        while len(self._kept) > self._most or (len(self._kept) > 1 and sum(self._bytes.values()) > self._most_bytes):
             self._kept.popitem(last=False)
         return layer
+
+    def _on_last_reference(self, number: int) -> None:
+        self._bytes.pop(number, None)
+        self._drop(number)
 
     def clear(self) -> None:
         self._kept.clear()
@@ -108,10 +121,17 @@ class Sandboxes:
         work: An empty folder. Only the spawner sees the mounts in it.
         limits: Limits of each sandbox.
         most_layers: Maximum number of kept layers.
+        most_layer_bytes: Maximum memory of the kept layers together; by default four times ``disk_bytes``.
     """
 
     def __init__(
-        self, box: Box, work: str | Path = "/work", limits: Limits | None = None, *, most_layers: int = MOST_LAYERS
+        self,
+        box: Box,
+        work: str | Path = "/work",
+        limits: Limits | None = None,
+        *,
+        most_layers: int = MOST_LAYERS,
+        most_layer_bytes: int | None = None,
     ) -> None:
         self._box = box
         self._work = Path(work)
@@ -122,9 +142,12 @@ class Sandboxes:
         self._starting = asyncio.Lock()
         self._is_closed = False
         self._spawner: SpawnerProcess | None = None
-        self._ended: dict[int, asyncio.Future[None]] = {}
+        self._ended: dict[int, asyncio.Future[int]] = {}
+        """The ends of the open sandboxes, with the bytes that each leaves as a layer."""
         self._open: dict[int, tuple[Sandbox, Layer | None]] = {}
-        self._layers = Layers(most_layers, drop=self._drop_later)
+        if most_layer_bytes is None:
+            most_layer_bytes = LAYER_DISKS * self._limits.disk_bytes
+        self._layers = Layers(most_layers, most_layer_bytes, drop=self._drop_later)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -186,7 +209,8 @@ class Sandboxes:
         async def release() -> None:
             await self._wait_ended(number, ended)
 
-        sandbox = Sandbox(number, channel, limits=self._limits, release=release)
+        pid = spawner.process.pid
+        sandbox = Sandbox(number, channel, limits=self._limits, release=release, oom_kills=lambda: oom_kills(pid))
         self._open[number] = sandbox, layer  # an open sandbox keeps its layer alive
         return sandbox
 
@@ -196,7 +220,7 @@ class Sandboxes:
         if channel is not None:
             channel.close()
 
-    async def _wait_ended(self, number: int, ended: "asyncio.Future[None]") -> None:
+    async def _wait_ended(self, number: int, ended: "asyncio.Future[int]") -> None:
         try:
             await asyncio.wait({ended}, timeout=_RELEASE_S)
             if not ended.done():
@@ -232,8 +256,12 @@ class Sandboxes:
             dates = {"moment": moment * 1_000_000_000, "began": began, "keeps_seconds": keeps_seconds}
         return await self._layers.get(key, lambda: self._build(build, dates))
 
-    async def _build(self, build: Callable[[Sandbox], Awaitable[object]], dates: Mapping[str, object] | None) -> int:
+    async def _build(
+        self, build: Callable[[Sandbox], Awaitable[object]], dates: Mapping[str, object] | None
+    ) -> tuple[int, int]:
+        """Return the number and the bytes of the layer that *build* makes."""
         sandbox = await self._opened(None, is_build=True)
+        ended = self._ended[sandbox.number]
         try:
             await build(sandbox)
             if sandbox.is_closed:
@@ -244,7 +272,7 @@ class Sandboxes:
             self._drop_later(sandbox.number)  # the spawner may already keep it
             raise
         await sandbox.close()
-        return sandbox.number
+        return sandbox.number, ended.result() if ended.done() else self._limits.disk_bytes
 
     async def _tell_spawner(self, message: dict[str, object]) -> None:
         spawner = await self._started()
@@ -290,7 +318,7 @@ class Sandboxes:
     def _on_event(self, event: dict[str, object]) -> None:
         ended = self._ended.get(int(str(event.get("ended", 0))))
         if ended is not None and not ended.done():
-            ended.set_result(None)
+            ended.set_result(int(str(event["kept_bytes"])))
 
     def _on_spawner_end(self) -> None:
         """Record that all sandboxes and layers died with the spawner. The next ``open`` starts another."""
@@ -298,7 +326,7 @@ class Sandboxes:
         self._first_number = next(self._numbers)
         for ended in self._ended.values():
             if not ended.done():
-                ended.set_result(None)
+                ended.set_result(0)
 
     async def close(self) -> None:
         """End every sandbox, drop every layer, stop the spawner and open no more sandboxes. Idempotent.

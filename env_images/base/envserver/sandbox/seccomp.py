@@ -1,8 +1,9 @@
 """The agent's system call filter as a classic BPF program, built without libseccomp.
 
 It refuses calls that could widen a sandbox or escape its accounting: mounts, namespaces, keyrings, BPF, ptrace,
-io_uring, and memory that belongs to no process (``memfd_create``). A refused call fails with an errno, as an agent's
-tools expect from an old kernel. Nothing is killed. The container's own profile applies in addition.
+io_uring, file leases, and memory that belongs to no process (``memfd_create``, shared anonymous mappings). A refused
+call fails with an errno, as an agent's tools expect from an old kernel. Nothing is killed. The container's own profile
+applies in addition.
 """
 
 import errno
@@ -19,10 +20,20 @@ _X32_BIT = 0x40000000
 
 _NAMESPACES = 0x7E020000 | 0x80
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
+_PARENT = 0x8000
+"""CLONE_PARENT. A program's sibling would be a child of the supervisor, which does not know it and never reaps it."""
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+"""Bits of the flags of mmap; MAP_SHARED_VALIDATE includes the first. A page of such a mapping stays in memory while any
+page of the mapping is mapped, so a program can hide it from all numbers that /proc shows."""
+_SET_LEASE = 1024
+"""F_SETLEASE. An exec of a leased file waits for up to 45 s, also the exec of the supervisor's fork."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which insert text into a terminal's input."""
-FAMILIES = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6 and netlink. Network namespaces do not contain other families, such as vsock."""
+FAMILIES = (1, 2, 10)
+"""Unix, IPv4 and IPv6. Network namespaces do not contain other families, such as vsock. Netlink has a verdict of its
+own."""
+_NETLINK, _ROUTE = 16, 0
+"""AF_NETLINK and NETLINK_ROUTE, its only protocol inside. It lists addresses and routes."""
 
 # (x86_64, aarch64) of asm/unistd_64.h and asm-generic/unistd.h. None: the call does not exist.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -91,6 +102,12 @@ ABSENT: dict[str, tuple[int | None, int | None]] = {
     "memfd_secret": (447, 447),
 }
 _CLONE, _SOCKET, _SOCKETPAIR, _IOCTL = (56, 220), (41, 198), (53, 199), (16, 29)
+_MMAP, _FCNTL = (9, 222), (72, 25)
+
+
+def _argument(number: int) -> bytes:
+    """Load the lower half of the call's argument *number*. Both architectures are little-endian."""
+    return _op(_LD, _ARGUMENTS_AT + 8 * number)
 
 
 def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -114,6 +131,31 @@ def _on_call(number: int, block: list[bytes]) -> list[bytes]:
     return [_op(_JEQ, number, 0, len(block)), *block]
 
 
+def _judged_by_arguments(column: int) -> list[bytes]:
+    """Return the verdicts on calls whose arguments decide."""
+    families = [part for family in FAMILIES for part in (_op(_JEQ, family, 0, 1), _op(_RET, _ALLOW))]
+    route = [_argument(2), _op(_JEQ, _ROUTE, 0, 1), _op(_RET, _ALLOW), _refuse(errno.EPROTONOSUPPORT)]
+    sockets = [
+        _argument(0),
+        _op(_JEQ, _NETLINK, 0, len(route)),
+        *route,
+        *families,
+        _refuse(errno.EAFNOSUPPORT),
+    ]
+    shared = [_op(_JSET, _MAP_ANONYMOUS, 1, 0), _op(_RET, _ALLOW), _op(_JSET, _MAP_SHARED, 0, 1)]
+    return [
+        *_on_call(
+            _CLONE[column],
+            [_argument(0), _op(_JSET, _NAMESPACES | _PARENT, 0, 1), _refuse(errno.EPERM), _op(_RET, _ALLOW)],
+        ),
+        *_on_call(_SOCKET[column], sockets),
+        *_on_call(_SOCKETPAIR[column], sockets),
+        *_on_call(_IOCTL[column], [_argument(1), *_answer(list(_TERMINAL_INPUT), errno.EPERM), _op(_RET, _ALLOW)]),
+        *_on_call(_FCNTL[column], [_argument(1), *_answer([_SET_LEASE], errno.EINVAL), _op(_RET, _ALLOW)]),
+        *_on_call(_MMAP[column], [_argument(3), *shared, _refuse(errno.EPERM), _op(_RET, _ALLOW)]),
+    ]
+
+
 def program(machine: str | None = None) -> bytes:
     """Return the filter for *machine* (``platform.machine()``) as an array of ``struct sock_filter``, 8 bytes each.
 
@@ -124,8 +166,6 @@ def program(machine: str | None = None) -> bytes:
     if machine not in ARCHITECTURES:
         raise ValueError(f"no system call table for {machine}: sandboxes need one of {', '.join(ARCHITECTURES)}")
     column = list(ARCHITECTURES).index(machine)
-    families = [part for family in FAMILIES for part in (_op(_JEQ, family, 0, 1), _op(_RET, _ALLOW))]
-    sockets = [_op(_LD, _ARGUMENTS_AT), *families, _refuse(errno.EAFNOSUPPORT)]
     parts = [
         _op(_LD, _ARCH_AT),
         # A 32-bit call has other numbers, which do not match the tables below.
@@ -136,16 +176,7 @@ def program(machine: str | None = None) -> bytes:
         _refuse(errno.ENOSYS),
         *_answer(_numbers(REFUSED, column), errno.EPERM),
         *_answer(_numbers(ABSENT, column), errno.ENOSYS),
-        *_on_call(
-            _CLONE[column],
-            [_op(_LD, _ARGUMENTS_AT), _op(_JSET, _NAMESPACES, 0, 1), _refuse(errno.EPERM), _op(_RET, _ALLOW)],
-        ),
-        *_on_call(_SOCKET[column], sockets),
-        *_on_call(_SOCKETPAIR[column], sockets),
-        *_on_call(
-            _IOCTL[column],
-            [_op(_LD, _ARGUMENTS_AT + 8), *_answer(list(_TERMINAL_INPUT), errno.EPERM), _op(_RET, _ALLOW)],
-        ),
+        *_judged_by_arguments(column),
         _op(_RET, _ALLOW),
     ]
     return b"".join(parts)

@@ -18,7 +18,7 @@ from typing import Any
 
 from envserver.sandbox import kernel, processes, supervisor
 from envserver.sandbox import protocol as wire
-from envserver.sandbox.bootstrap import Dates, Room
+from envserver.sandbox.bootstrap import WATCH_LIMITS, Dates, Room, set_limits
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
@@ -162,14 +162,16 @@ class Spawner:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         os.waitpid(tenant.pid, 0)
+        kept_bytes = 0
         if tenant.is_kept:
             self._give_back(tenant)
             tenant.pid = 0
             tenant.room.freeze(tenant.dates)
+            kept_bytes = tenant.room.used_bytes()
         else:
             del self._tenants[number]
             self._free(tenant)
-        wire.send(self._server, {"ended": number})
+        wire.send(self._server, {"ended": number, "kept_bytes": kept_bytes})
 
     def _drop(self, number: int) -> None:
         if self._tenants[number].pid:
@@ -216,6 +218,7 @@ def settle(server: socket.socket, config: Request) -> None:
     os.setresuid(0, 0, 0)
     if config["ranged"]:
         os.setgroups([])
+        set_limits(WATCH_LIMITS)  # of each owner of a sandbox, whichever users its root becomes
     os.umask(0o022)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     work = str(config["work"])

@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,13 @@ _MOST_WORDS = 4_096
 """Maximum length of a refusal's message in characters."""
 _PF_EXITING = 0x4
 """Flag of an exiting process in /proc/PID/stat (linux/sched.h)."""
+_START_S = 5.0
+"""Seconds after which a fork that waits, instead of becoming its program, is the agent's doing. A fork that only lacks
+CPU time is runnable."""
+_END_S = 10.0
+"""Seconds for the end of all processes inside. A process that is being killed ends immediately."""
+_SEARCH_S = 5.0
+"""Seconds for a search of the sandbox's processes. It takes milliseconds without a hundred busy processes beside it."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,23 @@ class _Running:
     """Stopwatch of a judged program."""
 
 
+@dataclass
+class _Starting:
+    """A fork that has not yet become its program."""
+
+    request: Request
+    pid: int
+    report: int
+    """The pipe on which the fork reports."""
+    files: tuple[int, ...]
+    """The files of the answer."""
+    deadline: float
+    said: bytes = b""
+    """The content of *report* so far."""
+
+
 class Supervisor:
-    """The loop of one sandbox. None of its steps waits for the agent."""
+    """The loop of one sandbox. None of its steps waits for the agent without a deadline."""
 
     def __init__(self, plan: Plan, server: socket.socket, born: birth.Born, *, ranged: bool) -> None:
         self._plan = plan
@@ -104,6 +126,9 @@ class Supervisor:
         self._ranged = ranged
         self._bounds = processes.Bounds(memory_bytes=plan.memory_bytes, cpu_s=plan.cpu_s)
         self._running: dict[int, _Running] = {}
+        self._starting: dict[int, _Starting] = {}
+        self._lowering: tuple[int, float] | None = None
+        """The fork that lowers priorities inside, and its deadline."""
         self._selector = selectors.DefaultSelector()
         self._users = Users()
         self._gauge = watchdog.Gauge()
@@ -134,23 +159,29 @@ class Supervisor:
         """Kill the init, which ends every process of its namespace, and wait until they are gone."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._born.init, signal.SIGKILL)
-        for running in self._running.values():
+        children = [child.pid for child in self._running.values()]
+        children += [child.pid for child in self._starting.values()]
+        children += [] if self._lowering is None else [self._lowering[0]]
+        for pid in children:
             # An init ends only after all processes of its namespace are reaped, and this process must reap these.
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(running.pid, 0)
+                os.waitpid(pid, 0)
         with contextlib.suppress(OSError):
             # The monitor dies with the init or by this kill. Waiting for the init's pidfd waits for all processes
             # inside.
-            _wait_readable(self._born.init)
+            _is_readable(self._born.init, _END_S)
             os.kill(self._born.monitor, signal.SIGKILL)
             os.waitpid(self._born.monitor, 0)
 
     def _look(self) -> None:
+        self._end_lowering()
         usage = self._gauge.look(memory_bytes=self._plan.memory_bytes)
         self._looks_full = self._looks_full + 1 if watchdog.is_full(usage, pids=self._plan.pids) else 0
         reason = watchdog.verdict(
             usage, memory_bytes=self._plan.memory_bytes, pids=self._plan.pids, looks_full=self._looks_full
         )
+        if reason is None and any(self._is_held(starting) for starting in self._starting.values()):
+            reason = "stuck"
         if reason is not None:
             self._say({"event": "killed", "reason": reason})
             self._ended = True
@@ -164,7 +195,41 @@ class Supervisor:
         if running.stopwatch is not None:
             running.stopwatch.add(self._gauge.cpu_times())
             if running.stopwatch.is_used_up:
-                processes.lower_all(running.pid)
+                processes.lower_group(running.pid)
+                if self._lowering is None and (looker := processes.lower_all()) is not None:
+                    self._lowering = looker, time.monotonic() + _SEARCH_S
+
+    def _is_held(self, starting: _Starting) -> bool:
+        """Return True if a fork is late because something inside holds it: a signal stopped it, or it waits."""
+        if time.monotonic() < starting.deadline:
+            return False
+        with contextlib.suppress(ValueError):
+            if self._gauge.state(int(starting.said.split(b"\n")[0])) == "S":
+                return True
+        return processes.is_stopped(starting.pid)
+
+    def _end_lowering(self) -> None:
+        """Reap the fork that lowers priorities. Kill it if it is late or stopped: an agent can stop it."""
+        if self._lowering is not None:
+            looker, deadline = self._lowering
+            if time.monotonic() > deadline or processes.is_stopped(looker):
+                processes.kill(looker)
+            if processes.has_ended(looker):
+                self._lowering = None
+
+    def _wait_for(self, looker: int) -> None:
+        """Wait for a fork that searches the sandbox, and go on checking. Kill it if it is late or stopped."""
+        deadline = time.monotonic() + _SEARCH_S
+        pidfd = os.pidfd_open(looker)
+        try:
+            while not _is_readable(pidfd, watchdog.LOOK_S) and time.monotonic() < deadline:
+                if processes.is_stopped(looker):
+                    break
+                if not self._ended:
+                    self._look()
+        finally:
+            os.close(pidfd)
+            processes.kill(looker)
 
     def _look_soon(self) -> None:
         self._look_at = min(self._look_at, time.monotonic() + watchdog.LOOK_S)
@@ -190,8 +255,14 @@ class Supervisor:
         request, files = received
         for fd in files:
             os.close(fd)
-        try:
+        with self._refusing(request):
             self._operations[str(request["op"])](request)
+
+    @contextlib.contextmanager
+    def _refusing(self, request: Request) -> Iterator[None]:
+        """Answer *request* with the error of the block, if it has one."""
+        try:
+            yield
         except KeyError as error:
             self._refuse(request, f"no such user: {error.args[0]}")
         except OSError as error:
@@ -208,7 +279,8 @@ class Supervisor:
         error = message[:_MOST_WORDS]
         self._say({"id": request.get("id"), "error": error, "code": "full" if full else "refused"})
 
-    def _start(self, request: Request, files: tuple[int, int, int]) -> None:
+    def _start(self, request: Request, inside: tuple[int, int, int], outside: tuple[int, ...]) -> None:
+        """Fork a program with the files *inside*. When it has started, the answer brings the files *outside*."""
         user = self._users.find(str(request["user"]))
         env = {
             "PATH": processes.PATH,
@@ -218,16 +290,41 @@ class Supervisor:
             "LANG": "C.UTF-8",
             **request["env"],
         }
-        judged_s = request.get("judged_s")
-        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user, judged_s is not None)
-        pid, inner_pid = processes.start(program, files, bounds=self._bounds, ranged=self._ranged)
-        running = _Running(pid, inner_pid, os.pidfd_open(pid))
-        if judged_s is not None:
-            running.stopwatch = watchdog.Stopwatch(self._gauge.cpu_times(), claim_s=judged_s)
+        is_judged = request.get("judged_s") is not None
+        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user, is_judged)
+        pid, report = processes.fork(program, inside, bounds=self._bounds, ranged=self._ranged)
         number = int(request["id"])
+        self._starting[number] = _Starting(request, pid, report, outside, time.monotonic() + _START_S)
+        self._selector.register(report, selectors.EVENT_READ, lambda: self._on_report(number))
+        self._look_soon()
+
+    def _on_report(self, number: int) -> None:
+        starting = self._starting[number]
+        if part := os.read(starting.report, _MOST_WORDS):
+            starting.said += part
+            return
+        del self._starting[number]
+        self._selector.unregister(starting.report)
+        os.close(starting.report)
+        try:
+            with self._refusing(starting.request):
+                self._on_start(number, starting)
+        finally:
+            for fd in starting.files:
+                os.close(fd)
+
+    def _on_start(self, number: int, starting: _Starting) -> None:
+        try:
+            inner_pid = processes.inner_pid(starting.said)
+        except OSError:
+            processes.kill(starting.pid)
+            raise
+        running = _Running(starting.pid, inner_pid, os.pidfd_open(starting.pid))
+        if (judged_s := starting.request.get("judged_s")) is not None:
+            running.stopwatch = watchdog.Stopwatch(self._gauge.cpu_times(), claim_s=judged_s)
         self._running[number] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._on_exit(number))
-        self._look_soon()
+        self._say({"id": number, "started": True}, starting.files)
 
     def _on_exit(self, number: int) -> None:
         running = self._running.pop(number)
@@ -242,29 +339,25 @@ class Supervisor:
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         inside = (pipes[0][0], pipes[1][1], pipes[2][1])
         outside = (pipes[0][1], pipes[1][0], pipes[2][0])
-        try:
-            self._start(request, inside)
-            self._say({"id": request["id"], "started": True}, outside)
-        finally:
-            for fd in (*inside, *outside):
-                os.close(fd)
+        with _closing_each(inside, otherwise=outside):
+            self._start(request, inside, outside)
 
     def _terminal(self, request: Request) -> None:
         master, slave = processes.open_terminal(int(request["rows"]), int(request["cols"]))
-        try:
+        with _closing_each((slave,), otherwise=(master,)):
             with contextlib.suppress(OSError):
                 os.fchown(slave, self._users.find(str(request["user"])).uid, -1)
-            self._start(request, (slave, slave, slave))
-            self._say({"id": request["id"], "started": True}, (master,))
-        finally:
-            os.close(master)
-            os.close(slave)
+            self._start(request, (slave, slave, slave), (master,))
 
     def _kill(self, request: Request) -> None:
-        running = self._running.get(int(request["target"]))
-        if running is not None:
-            self._time(running)  # the init reaps the program's children
-            processes.kill_session(running.pid, running.inner_pid)
+        number = int(request["target"])
+        if (starting := self._starting.get(number)) is not None:
+            os.kill(starting.pid, signal.SIGKILL)  # its report ends then
+        if (running := self._running.get(number)) is None:
+            return
+        self._time(running)  # the init reaps the program's children
+        if (looker := processes.kill_session(running.pid, running.inner_pid)) is not None:
+            self._wait_for(looker)
 
     def _kill_group(self, request: Request) -> None:
         """Kill the foreground process group of a terminal. The kernel allows it only inside this user namespace."""
@@ -301,11 +394,25 @@ def _is_dying() -> bool:
     return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
-def _wait_readable(fd: int) -> None:
-    """Wait at most ten seconds until *fd* is readable. A process that is being killed ends immediately."""
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    """Wait at most *timeout_s* until *fd* is readable. A pidfd is readable when the process has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
-        selector.select(10.0)
+        return bool(selector.select(timeout_s))
+
+
+@contextlib.contextmanager
+def _closing_each(files: tuple[int, ...], *, otherwise: tuple[int, ...]) -> Iterator[None]:
+    """Close *files* after the block. If the block fails, close the files *otherwise* too."""
+    try:
+        yield
+    except BaseException:
+        for fd in otherwise:
+            os.close(fd)
+        raise
+    finally:
+        for fd in files:
+            os.close(fd)
 
 
 def _make_folders(path: str) -> None:

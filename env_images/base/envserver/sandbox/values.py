@@ -24,8 +24,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of each sandbox. A worker with n slots needs n x (memory_bytes + disk_bytes) and the bytes of its
-    layers."""
+    """Limits of each sandbox. A worker with n slots needs (n x memory_bytes) + (n + 4) x disk_bytes: its layers take
+    four times disk_bytes."""
 
     memory_bytes: int = 512 * 1024 * 1024
     """Bytes of memory of all processes together. A watchdog kills the sandbox above the limit. A single process above

@@ -2,7 +2,7 @@
 
 Control groups are not writable in a worker's container, so the watchdog reads the sandbox's own /proc. A quick sum
 counts shared pages once per process and suffices below the limit. Only above the limit does the watchdog read
-proportional shares.
+proportional shares. Page tables count too: a program can fill gigabytes of them by reading memory that it never wrote.
 """
 
 import contextlib
@@ -18,9 +18,14 @@ QUIET_LOOK_S = 1.0
 FULL_LOOKS = 10
 """Consecutive checks at the limit of processes before the sandbox is killed. A fork bomb stays there, a build does
 not."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FREE_SOCKETS, _SOCKET_BYTES = 32, 640 * 1024
+"""Each socket above the first number counts as the memory that its full buffers may take, because a queue outlives the
+process and even the socket that filled it. A Unix socket may have 416 KiB and one message."""
+_FREE_FILES, _FILE_BYTES = 256, 4096
+"""Each open file of a process above the first number counts as half a pipe. When all sandboxes together have filled 64
+MiB of pipes (fs.pipe-user-pages-soft), a further pipe has 8 KiB."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_READ_BYTES = 4096
+_READ_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -111,17 +116,25 @@ class Gauge:
         self._nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def look(self, *, memory_bytes: int) -> Usage:
-        """Measure the usage. It is exact only if the quick sum is above *memory_bytes*."""
+        """Measure the usage. It is exact only if the quick sum is above *memory_bytes*.
+
+        Root inside may lower a process's ``oom_score_adj``. Each check raises it again.
+        """
         pids = [name for name in os.listdir(self._proc) if name.isdigit()]
-        files = self._shared_bytes()
+        others = self._shared_bytes() + max(0, self._sockets() - _FREE_SOCKETS) * _SOCKET_BYTES
         threads = resident = 0
         for pid in pids:
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                threads += int(self._stat(pid)[17])
-                resident += int(self._read(f"{pid}/statm").split()[1]) * _PAGE_BYTES
-        if resident + files > memory_bytes:
+            with contextlib.suppress(OSError):
+                status = self._read(f"{pid}/status")
+                threads += _number(status, b"Threads")
+                resident += _number(status, b"VmRSS") * 1024
+                others += _number(status, b"VmPTE") * 1024
+                files = os.stat(f"{pid}/fd", dir_fd=self._proc).st_size
+                others += max(0, files - _FREE_FILES) * _FILE_BYTES
+                self._write(f"{pid}/oom_score_adj", b"1000")
+        if resident + others > memory_bytes:
             resident = sum(self._share_bytes(pid) for pid in pids)
-        return Usage(max(0, threads - 1), resident + files)
+        return Usage(max(0, threads - 1), resident + others)
 
     def cpu_times(self) -> CpuTimes:
         """Return the CPU times of all processes and the waits of their threads, including zombies.
@@ -150,10 +163,27 @@ class Gauge:
         finally:
             os.close(fd)
 
+    def state(self, pid: int) -> str:
+        """Return the state of the process *pid* inside, as in proc(5), or an empty text if there is none."""
+        try:
+            return self._stat(str(pid))[0].decode()
+        except (OSError, IndexError):
+            return ""
+
     def _read(self, name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        data = b""
         try:
-            return os.read(fd, _READ_BYTES)
+            while part := os.read(fd, _READ_BYTES):
+                data += part
+            return data
+        finally:
+            os.close(fd)
+
+    def _write(self, name: str, data: bytes) -> None:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            os.write(fd, data)
         finally:
             os.close(fd)
 
@@ -165,6 +195,12 @@ class Gauge:
             return 0  # it has ended, or is a zombie
         return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
 
+    def _sockets(self) -> int:
+        """Return the number of sockets in the sandbox's network namespace, also of those that hold a queue only."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            return int(self._read("1/net/sockstat").split()[2])  # "sockets: used N"
+        return 0
+
     def _shared_bytes(self) -> int:
         """Return the bytes in /dev/shm and in System V segments, mapped or not."""
         shm = os.fstatvfs(self._shared)
@@ -173,3 +209,9 @@ class Gauge:
             for row in self._read("sysvipc/shm").splitlines()[1:]:
                 segments += int(row.split()[14])
         return (shm.f_blocks - shm.f_bfree) * shm.f_frsize + segments
+
+
+def _number(status: bytes, name: bytes) -> int:
+    """Return the number of line *name* in /proc/PID/status, or 0. A process's name, the first line, cannot fake it."""
+    fields = status.partition(b"\n" + name + b":")[2].split(None, 1)
+    return int(fields[0]) if fields else 0

@@ -167,10 +167,13 @@ class Judge:
         """Return True if *answer* solves a task without a reward function; it is None for an episode without an answer.
 
         Raises:
-            JudgeFailed: A script did not end in time or lacks a program, or the example failed.
+            JudgeFailed: A script did not end in time or lacks a program, or the example or a pattern failed.
         """
-        if self._evaluation.match is not None:
-            return answer is not None and self._evaluation.match(answer)
+        if (match := self._evaluation.match) is not None:
+            try:
+                return answer is not None and await asyncio.to_thread(match, answer)  # a pattern may take a second
+            except RuntimeError as error:
+                raise JudgeFailed(str(error)) from error
         parameters = [NO_ANSWER if answer is None else answer]
         try:
             async with asyncio.timeout(JUDGE_TIMEOUT_S):
@@ -375,9 +378,15 @@ def _match(data: object) -> Callable[[str], bool]:
     if isinstance(answer, str):
         return lambda text: (text.strip() if strip else text) == answer
     if isinstance(pattern, str):
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise InvalidEvaluation(f"evaluation.match.regex: {error}") from error
-        return lambda text: compiled.search(text.strip() if strip else text) is not None
+        return _regex(pattern, strip=strip)
     raise InvalidEvaluation("evaluation.match must be a text, or an object with answer or regex")
+
+
+def _regex(pattern: str, *, strip: bool) -> Callable[[str], bool]:
+    from envserver.generic.patterns import compiled, matches
+
+    try:
+        found = compiled(pattern)
+    except ValueError as error:
+        raise InvalidEvaluation(f"evaluation.match.regex: {error}") from error
+    return lambda text: matches(found, text.strip() if strip else text)

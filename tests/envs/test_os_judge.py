@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.plain_box import os_module, sandboxes_of
 
 episodes = os_module("os_episode")
@@ -83,6 +85,16 @@ async def test_a_match_compares_the_answer_with_a_text_or_a_pattern(
     assert await one.judge(answer) is is_match
 
 
+async def test_a_pattern_that_tries_too_many_ways_ends_and_other_sessions_go_on() -> None:
+    one = judges.Judge(judges.Evaluation.read({"match": {"regex": "^(a+)+$"}}), None)
+    judging = asyncio.create_task(one.judge("a" * 28 + "!"))
+    await asyncio.sleep(0)  # it has begun: with a match on this loop, it would never return here
+
+    assert not judging.done()
+    async with asyncio.timeout(scaled(20)):
+        assert await judging is False
+
+
 @pytest.mark.parametrize(
     ("evaluation", "says"),
     [
@@ -94,6 +106,7 @@ async def test_a_match_compares_the_answer_with_a_text_or_a_pattern(
         pytest.param({"check": [7]}, "a script is", id="an invalid check"),
         pytest.param({"check": [{"code": "x", "language": "perl"}]}, "no language", id="an unknown language"),
         pytest.param({"match": {"regex": "("}}, "regex", id="a broken pattern"),
+        pytest.param({"match": {"regex": "x" * 1_001}}, "at most 1000", id="a pattern that is too long"),
         pytest.param({"match": 7}, "must be a text", id="an invalid match"),
         pytest.param({"match": "7", "judge": "now"}, "'before' or 'after'", id="an unknown order"),
     ],

@@ -16,6 +16,9 @@ from envserver.generic.patterns import MAX_STEPS, MAX_TEXT_CHARS, compiled, matc
         pytest.param(r".*a.*b.*c.*d$", 9_000, id="many repeats, one after the other"),
         pytest.param(r"(x+x+)+y", 60, id="two repeats, repeated"),
         pytest.param(r"(?=(a+)+$)b", 61, id="in an assertion"),
+        pytest.param(r"(?:){100000000}", 0, id="required repeats of nothing"),
+        pytest.param(r"(?:(?:){10000}b?){10000}", 0, id="required repeats within required repeats"),
+        pytest.param(r"(a*)\1\1\1\1b", 1_500, id="references to a long group"),
     ],
 )
 def test_a_pattern_that_could_take_forever_is_left_to_a_process(pattern: str, length: int) -> None:
@@ -55,6 +58,25 @@ def test_a_match_is_the_same_in_the_server_and_in_a_process(
 )
 def test_ordinary_patterns_need_no_process(pattern: str, length: int) -> None:
     assert steps(compiled(pattern), length) <= MAX_STEPS
+
+
+def test_a_process_that_takes_too_much_memory_ends_and_its_pattern_matches_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patterns, "MAX_CPU_S", 60)  # so that the memory runs out first
+
+    assert matches(compiled(r"(?:(a)|b|){100000000}"), "ab") is False
+
+
+def test_a_pattern_that_takes_long_to_compile_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ranges of the pattern .* 13107200 characters"):
+        compiled("[\0-\U0010ffff]" * 200)
+
+    assert matches(compiled("[\u4e00-\u9fff]+[^\0-\x7f]"), "\u4e2d\u6587\u00e9", whole=True)
+
+
+def test_a_warning_about_a_pattern_is_not_the_servers() -> None:
+    assert matches(compiled("[[a]"), "[")  # in tests, a warning is an error
 
 
 def test_case_is_ignored_on_request_in_a_process_too() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from coding_commands import CommandJudge
 from coding_judge import MAX_SOURCE_BYTES, Judge, Verdict
 from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, SandboxFault
-from coding_tasks import Cases, Command, Evaluation, InvalidTask, Scripts, instruction, read_evaluation
+from coding_tasks import Command, Evaluation, InvalidTask, Tests, instruction, read_evaluation
 from coding_texts import completed_text, opening, public_report
 from coding_workspace import MOMENT, SOLUTION, WORKSPACE, Start, collect, read_start
 from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, tool
@@ -198,7 +198,7 @@ class Coding(Environment):
             return StepResult(f"Not taken: {SOLUTION} has more than {MAX_SOURCE_BYTES} bytes.")
         return data.decode("utf-8", "replace")
 
-    async def _judged(self, evaluation: Cases | Scripts, source: str, *, public: bool) -> Verdict:
+    async def _judged(self, evaluation: Tests, source: str, *, public: bool) -> Verdict:
         judge = Judge(sandboxes=self.sandboxes, error=SandboxError)
         return await self._while_open(judge.judge(evaluation, source, public=public))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.envs.plain_box import Done, os_module, sandboxes_of
 
 episodes = os_module("os_episode")
 judges = os_module("os_judge")
@@ -186,14 +186,32 @@ async def test_a_compiled_check_runs_and_leaves_nothing(sandbox: Any) -> None:
     assert (await sandbox.run(["/bin/ls", "/run"])).stdout == b""
 
 
-async def test_a_check_that_does_not_end_is_a_failure_without_a_verdict(
-    sandbox: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["SCRIPT_TIMEOUT_S", "JUDGE_TIMEOUT_S"])
+async def test_a_check_that_does_not_end_solves_nothing(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(judges, limit, 0.5)
     one = await judge(sandbox, {"check": ["exec sleep 1000"]})
 
-    with pytest.raises(judges.JudgeFailed, match="did not end"):
+    assert await one.judge("7") is False
+
+
+async def test_a_check_that_other_sessions_keep_from_the_cpu_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 8.0)
+    one = judges.Judge(judges.Evaluation.read({"check": ["true"]}), Starved())
+
+    with pytest.raises(judges.JudgeStarved, match="kept a check from the CPU for 5 s"):
         await one.judge("7")
+
+
+class Starved:
+    """A box whose programs wait for the CPU until they are stopped."""
+
+    judged: Any = None
+
+    async def run(self, argv: list[str], **_: object) -> Any:
+        self.judged.waited_s, self.judged.used_s = 5.0, 1.0
+        return Done(-9, b"", b"", True, False)
 
 
 COUNTED_AFTER = {"judge": "after", "check": [None, {"matcher": "integer-match"}]}

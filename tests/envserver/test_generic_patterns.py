@@ -5,6 +5,8 @@ import subprocess
 import pytest
 from envserver.generic import patterns
 from envserver.generic.patterns import MAX_STEPS, MAX_TEXT_CHARS, compiled, matches, steps
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
@@ -111,3 +113,29 @@ def test_a_process_that_gets_no_time_is_a_failure_and_not_an_answer(monkeypatch:
         patterns._matches_apart(compiled("a"), "a", whole=False)
 
     assert isinstance(caught.value.__cause__, subprocess.TimeoutExpired)
+
+
+PIECES = (
+    *("a", "b", ".", r"\d", r"\w", "[a-z]", "[^b]", "(", ")", "(?:", "(?=", "(?!", "(?<=a", "(?>", "(?P<n>", "(?P=n)"),
+    *("(?(1)", r"\1", "|", "*", "+", "?", "*+", "{2}", "{,3}", "{0,50}", "{1000}", "^", "$", r"\b", "(?i)", "(?s:"),
+    *("(?x)", "[[", "é", r"\0"),
+)
+PATTERNS = st.lists(st.sampled_from(PIECES) | st.text(max_size=2), max_size=12).map("".join)
+TEXTS = st.text("ab 1é\n", max_size=30) | st.integers(0, 3_000).map(lambda length: "ab" * length)
+
+
+@given(pattern=PATTERNS, text=TEXTS, whole=st.booleans(), ignore_case=st.booleans())
+@example(pattern="(" * 450 + ")" * 450, text="a", whole=True, ignore_case=False)
+@example(pattern="(?:" * 200 + "a" + ")*" * 200, text="a" * 50, whole=False, ignore_case=False)
+@example(pattern="(a{0,50}){0,50}b", text="a" * 3_000, whole=False, ignore_case=False)
+@example(pattern="\ud800", text="\ud800", whole=True, ignore_case=True)
+def test_any_pattern_matches_as_the_engine_does_or_is_refused(
+    pattern: str, text: str, whole: bool, ignore_case: bool
+) -> None:
+    try:
+        found = compiled(pattern, ignore_case=ignore_case)
+    except ValueError:
+        return
+    if steps(found, len(text), whole=whole) <= MAX_STEPS:
+        is_match = (found.fullmatch if whole else found.search)(text) is not None
+        assert matches(found, text, whole=whole) is is_match

@@ -60,6 +60,8 @@ class ActionError(Exception):
 
 def unfenced(text: str) -> str:
     """Return an action without the code fence around it, if there is one."""
+    if len(text) > 2 * MAX_ACTION_CHARS:  # too long with or without a fence, and the pattern's time is quadratic
+        return text.strip()
     found = _FENCE.fullmatch(text)
     return (found["code"] if found else text).strip()
 

@@ -27,8 +27,8 @@ STEPS = 20
 STEP_S, MAX_STEP_S = 40, 120
 """Default and maximum seconds of a step with its observation; then the browser is killed and the session fails."""
 MAX_COOKIES = 50
-TEMPLATES = (Path(__file__).resolve().parent / "templates", Path("/opt/openenv/custom_tasks"))
-"""The folders of `config.template`, together with a folder `templates` in each."""
+TEMPLATES = (Path(__file__).resolve().parent / "templates", Path("/opt/openenv/custom_tasks/templates"))
+"""The folders of `config.template`. The files beside a folder `templates` are the operator's code and answers."""
 _PAGES = frozenset({"start_url", "html", "template", "pages", "cookies", "local_storage"})
 _NAMES = frozenset({"benchmark", "task_name", "goal"})
 _WAYS = frozenset({"viewport", "max_steps", "screenshot", "settle_ms", "step_timeout_s", "dialogs"})
@@ -182,18 +182,28 @@ def _checked_page(html: object, path: str) -> str:
 
 
 def read_template(name: object, folders: tuple[Path, ...] = TEMPLATES) -> str:
-    """Read a page from a file next to the tasks.
+    """Read a page from a folder `templates`.
 
     Raises:
-        InvalidTask: The name leads out of the folders, or there is no such file.
+        InvalidTask: The name leads out of the folders or is not an HTML file's, or there is no such page.
     """
-    if not isinstance(name, str) or not name or name.startswith("/") or ".." in Path(name).parts or "\0" in name:
-        raise InvalidTask("config.template: must be the name of a file beside the tasks, without ..")
-    for folder in (*folders, *(folder / "templates" for folder in folders)):
-        file = folder / name
-        if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
-            return file.read_text(encoding="utf-8")
+    if not isinstance(name, str) or len(name) > 200 or name[:1] == "/" or ".." in Path(name).parts or "\0" in name:
+        raise InvalidTask("config.template: must be the name of a file in templates, without ..")
+    if not name.endswith(".html"):
+        raise InvalidTask(f"config.template: must be the name of an .html file, not {name!r:.100}")
+    for folder in folders:
+        file = (folder / name.removeprefix("templates/")).resolve()
+        if file.is_relative_to(folder.resolve()) and file.suffix == ".html" and file.is_file():
+            return _page_of(file, name)
     raise InvalidTask(f"config.template: there is no file {name!r:.100}")
+
+
+def _page_of(file: Path, name: str) -> str:
+    try:
+        with file.open(encoding="utf-8") as page:
+            return page.read(MAX_PAGE_CHARS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidTask(f"config.template: {name!r:.100} cannot be read: {error}") from error
 
 
 def _read_view(config: Mapping[str, Any], *, base: str) -> View:

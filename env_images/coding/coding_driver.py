@@ -10,13 +10,50 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import reprlib
 import sys
 import types
+from collections.abc import Set
 from typing import Any
 
+SHORT = reprlib.Repr()
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxset = SHORT.maxfrozenset = SHORT.maxdict = 50
+SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 500
 
-def result_of(request: dict[str, Any]) -> Any:
-    """Load the solution and call its function, or run a test script in its namespace."""
+
+def encoded(value: Any) -> Any:
+    """Return a value of Python's own types as JSON that keeps its type; a value of another type is `["other"]`.
+
+    An object of a subclass becomes one of Python's type, which it equals. `coding_checks` reads this form.
+    """
+    if value is None or value is True or value is False or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return ["int", hex(value)]  # decimal digits are limited in number
+    if isinstance(value, float):
+        return ["float", float.hex(value)]
+    if isinstance(value, complex):
+        return ["complex", float.hex(value.real), float.hex(value.imag)]
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", value.hex()]
+    if isinstance(value, list | tuple):
+        return ["list" if isinstance(value, list) else "tuple", [encoded(item) for item in value]]
+    if isinstance(value, Set):  # also the keys of a dict
+        return ["set", [encoded(item) for item in value]]
+    if isinstance(value, dict):
+        return ["dict", [[encoded(key), encoded(item)] for key, item in value.items()]]
+    if type(value).__name__ in ("Fraction", "Decimal"):
+        with contextlib.suppress(ValueError, OverflowError):  # Decimal's NaN and infinities
+            kind = "ratio" if type(value).__name__ == "Fraction" else "decimal"  # which no float can be subtracted from
+            return [kind, *map(hex, value.as_integer_ratio())]
+    return ["other"]
+
+
+def result_of(request: dict[str, Any]) -> tuple[Any, str]:
+    """Load the solution and call its function, evaluate a call, or run a test script in its namespace.
+
+    Return the answer, and a call's value as a text for the agent.
+    """
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     with contextlib.suppress(SyntaxError):  # the start of a function, which the solution repeats as a whole
@@ -24,11 +61,15 @@ def result_of(request: dict[str, Any]) -> Any:
     exec(compile(request["source"], "solution.py", "exec"), module.__dict__)
     if "script" in request:
         exec(compile(request["script"], "test.py", "exec"), module.__dict__)
-        return None
+        return None, ""
+    if "call" in request:
+        exec(compile(request["setup"], "setup.py", "exec"), module.__dict__)
+        value = eval(compile(request["call"], "test.py", "eval"), module.__dict__)
+        return (bool(value) if request["is_truth"] else encoded(value)), SHORT.repr(value)
     function = getattr(module, request["function"], None)
     if function is None:
         raise NameError(f"solution.py does not define {request['function']}")
-    return function(*request["arguments"])
+    return function(*request["arguments"]), ""
 
 
 def fault_of(error: BaseException) -> str:
@@ -55,7 +96,8 @@ def main() -> None:
     # Taken before the solution can replace them by accident, for example with a function of the same name.
     dumps, write, leave, encode = json.dumps, os.write, os._exit, str.encode
     try:
-        text = '{"answer":' + dumps(result_of(request), allow_nan=False) + "}"
+        answer, said = result_of(request)
+        text = '{"answer":' + dumps(answer, allow_nan=False) + (',"shown":' + dumps(said) if said else "") + "}"
     except BaseException as error:  # noqa: BLE001 - SystemExit is an answer too: a wrong one
         text = dumps({"fault": fault_of(error)})
     frame = memoryview(encode(request["nonce"] + text + "\n"))
@@ -64,4 +106,5 @@ def main() -> None:
     leave(0)  # no atexit, no waiting for threads
 
 
-main()
+if __name__ == "__main__":
+    main()

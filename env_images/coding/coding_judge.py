@@ -12,12 +12,13 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coding_compare import NotAnAnswer, parse, same, same_text
 from coding_sandbox import ENVIRONMENT, Completed, Sandboxes, Stopped, to_judge_in
-from coding_tasks import Case, Cases, Scripts
+from coding_tasks import Call, Case, Test, Tests
 from coding_time import TOTAL_S, Time
 from envserver.sandbox import Judged
 
@@ -64,28 +65,32 @@ class Judge:
         self._error = error
         self._total_s = total_s
 
-    async def judge(self, evaluation: Cases | Scripts, source: str, *, public: bool = False) -> Verdict:
+    async def judge(self, evaluation: Tests, source: str, *, public: bool = False) -> Verdict:
         """Run *source* on the hidden or the public tests.
 
         Raises:
             SandboxFault: A sandbox failed or had no CPU through no fault of the solution; there is no verdict.
         """
-        tests: Sequence[Case | str] = evaluation.public if public else evaluation.hidden
+        tests: Sequence[Test] = evaluation.public if public else evaluation.hidden
         time = Time(self._total_s, limit_s=evaluation.time_limit_s)
         outcomes = [await self._one(time, evaluation, source, test) for test in tests]
         return Verdict(tuple(outcomes), score(outcomes, credit=evaluation.credit))
 
-    async def _one(self, time: Time, evaluation: Cases | Scripts, source: str, test: Case | str) -> Outcome:
+    async def _one(self, time: Time, evaluation: Tests, source: str, test: Test) -> Outcome:
         if time.is_over():
             return Outcome("not run", "the time for all tests was over")
-        if isinstance(evaluation, Scripts):
-            request: dict[str, object] = {"script": test, **with_prelude(evaluation.prelude, source)}
-            return await self._driven(request, lambda answer: True, time)
-        assert isinstance(test, Case)
-        if evaluation.function is not None:
-            request = {"source": source, "function": evaluation.function, "arguments": test.arguments}
-            return await self._driven(request, lambda answer: same(answer, test.output), time)
-        return await self._program(source, test, time)
+        if isinstance(test, str):
+            request: dict[str, object] = {"script": test}
+            is_right: Callable[[object], bool] = _is_right
+        elif isinstance(test, Call):
+            request = {"call": test.call, "setup": evaluation.setup, "is_truth": test.check.is_truth}
+            is_right = test.check.holds
+        elif evaluation.function is not None:
+            request = {"function": evaluation.function, "arguments": test.arguments}
+            is_right = partial(same, expected=test.output)
+        else:
+            return await self._program(source, test, time)
+        return await self._driven({**request, **with_prelude(evaluation.prelude, source)}, is_right, time)
 
     async def _driven(self, request: dict[str, object], is_right: Callable[[object], bool], time: Time) -> Outcome:
         """Run the driver with *request*."""
@@ -154,16 +159,23 @@ def framed(done: Completed, *, nonce: str, is_right: Callable[[object], bool]) -
     if not (text.startswith(nonce) and text.endswith("\n")) or "\n" in text[:-1]:
         return Outcome("fault", f"no answer: the process ended with status {done.status}")
     try:
-        frame = parse(text[len(nonce) :])
+        match parse(text[len(nonce) :]):
+            case {"answer": answer, **rest} if not rest:
+                kind: Kind = "passed" if is_right(answer) else "wrong"
+                # The original text: writing the value again could fail for a deeply nested value.
+                return Outcome(kind, shown(text[len(nonce) + len('{"answer":') : -2]))
+            case {"answer": answer, "shown": str(said), **rest} if not rest:
+                return Outcome("passed" if is_right(answer) else "wrong", shown(said))
+            case {"fault": str(fault), **rest} if not rest:
+                return Outcome("fault", shown(fault))
     except NotAnAnswer as error:
         return Outcome("fault", f"the answer cannot be read: {error}")
-    match frame:
-        case {"answer": answer, **rest} if not rest:
-            # The original text: writing the value again could fail for a deeply nested value.
-            return Outcome("passed" if is_right(answer) else "wrong", shown(text[len(nonce) + len('{"answer":') : -2]))
-        case {"fault": str(fault), **rest} if not rest:
-            return Outcome("fault", shown(fault))
     return Outcome("fault", "the answer cannot be read")
+
+
+def _is_right(answer: object) -> bool:
+    """Accept any answer of a script, which raises unless the solution is right."""
+    return True
 
 
 def score(outcomes: Sequence[Outcome], *, credit: Literal["fraction", "all"]) -> float:

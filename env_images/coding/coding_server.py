@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from coding_commands import CommandJudge
 from coding_judge import MAX_SOURCE_BYTES, Judge, Verdict
 from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, SandboxFault
-from coding_tasks import Cases, Command, Evaluation, InvalidTask, Scripts, instruction, read_evaluation
+from coding_tasks import Command, Evaluation, InvalidTask, Tests, instruction, read_evaluation
 from coding_texts import completed_text, opening, public_report
 from coding_workspace import MOMENT, SOLUTION, WORKSPACE, Start, collect, read_start
 from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, tool
@@ -145,7 +145,8 @@ class Coding(Environment):
             source = code
         if isinstance(source, StepResult):
             return source
-        return finished(await self._judged(evaluation, source, public=False))
+        is_inside = any(isinstance(test, str) for test in evaluation.hidden)
+        return finished(await self._judged(evaluation, source, public=False), is_inside=is_inside)
 
     def parse_text(self, text: str) -> ToolCall:
         """Treat the last fenced block of code as the solution, or else the whole text."""
@@ -198,7 +199,7 @@ class Coding(Environment):
             return StepResult(f"Not taken: {SOLUTION} has more than {MAX_SOURCE_BYTES} bytes.")
         return data.decode("utf-8", "replace")
 
-    async def _judged(self, evaluation: Cases | Scripts, source: str, *, public: bool) -> Verdict:
+    async def _judged(self, evaluation: Tests, source: str, *, public: bool) -> Verdict:
         judge = Judge(sandboxes=self.sandboxes, error=SandboxError)
         return await self._while_open(judge.judge(evaluation, source, public=public))
 
@@ -224,21 +225,26 @@ class Coding(Environment):
         judge = CommandJudge(sandboxes=self.sandboxes, error=SandboxError)
         try:
             tree = await collect(self._live)
-            return finished(await self._while_open(judge.judge(evaluation, tree, layer=self._layer)))
+            verdict = await self._while_open(judge.judge(evaluation, tree, layer=self._layer))
+            return finished(verdict, is_inside=True)
         except InvalidTask as error:
             return StepResult(f"Not submitted: {error}")
         except SandboxError as error:
             return await self._refused(error, "Not submitted")
 
 
-def finished(verdict: Verdict) -> StepResult:
-    """End the episode; the agent learns only the number of passed hidden tests."""
+def finished(verdict: Verdict, *, is_inside: bool) -> StepResult:
+    """End the episode; the agent learns only the number of passed hidden tests.
+
+    Args:
+        is_inside: True if tests ran in the solution's own process, which code written for it can deceive.
+    """
     total = len(verdict.outcomes)
     return StepResult(
         f"Passed {verdict.passed} of {total} hidden tests.",
         reward=verdict.score,
         finished=True,
-        metadata={"passed": verdict.passed, "total": total},
+        metadata={"passed": verdict.passed, "total": total} | ({"in_process": True} if is_inside else {}),
     )
 
 

@@ -1,4 +1,4 @@
-"""A task's evaluation, read and checked: test cases, test scripts, or a test command.
+"""A task's evaluation, read and checked: tests (cases and scripts), or a test command.
 
 README.md describes the fields of a task. A task may have `test_cases` itself and omit `evaluation`, the form in which
 the Open Reward Standard shows a coding task.
@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
+
+from coding_checks import Check, InvalidCheck, read_check
 
 MOST_CASES = 200
 MOST_TIME_LIMIT_S = 60.0
@@ -49,27 +51,33 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
-    """An evaluation that compares answers."""
+class Call:
+    """An expression that calls the solution, and a statement about its value."""
 
-    function: str | None
-    """The function's name, or None for a program from standard input to standard output."""
-    public: tuple[Case, ...]
-    hidden: tuple[Case, ...]
-    time_limit_s: float
-    """CPU time of one case in seconds."""
-    credit: Credit
+    call: str
+    """The expression, such as `evens((1, 2, 3))`. It is evaluated in the sandbox, after `Tests.setup`."""
+    check: Check
+    """The statement, which no sandbox holds."""
+
+
+Test: TypeAlias = Case | Call | str
+"""One test. A text is Python code that raises unless the solution is right, in the solution's own process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scripts:
-    """An evaluation by Python code that raises unless the solution is right; it runs in the solution's own process."""
+class Tests:
+    """An evaluation by cases, whose answers the server compares, and by scripts."""
 
-    public: tuple[str, ...]
-    hidden: tuple[str, ...]
+    function: str | None
+    """The function's name, or None for a program from standard input to standard output."""
+    public: tuple[Test, ...]
+    hidden: tuple[Test, ...]
     prelude: str
     """Code in front of every solution: a prompt's imports and definitions."""
+    setup: str
+    """Code between the solution and a `Call`: a test's imports and definitions."""
     time_limit_s: float
+    """CPU time of one test in seconds."""
     credit: Credit
 
 
@@ -85,7 +93,7 @@ class Command:
     time_limit_s: float
 
 
-Evaluation: TypeAlias = Cases | Scripts | Command
+Evaluation: TypeAlias = Tests | Command
 
 
 def read_evaluation(task: Mapping[str, Any]) -> Evaluation:
@@ -99,10 +107,8 @@ def read_evaluation(task: Mapping[str, Any]) -> Evaluation:
         raise InvalidTask("evaluation must be an object")
     if "script" in data:
         return _script(data, task.get("config"))
-    if "test_cases" in data:
-        return _cases(data)
-    if "test_scripts" in data:
-        return _scripts(data)
+    if "test_cases" in data or "test_scripts" in data:
+        return _tests(data)
     if "command" in data:
         return _command(data)
     raise InvalidTask("evaluation must have test_cases, test_scripts, command or script")
@@ -136,17 +142,30 @@ def read_files(data: object, *, name: str) -> dict[str, str]:
     return dict(data)
 
 
-def _cases(data: Mapping[str, Any]) -> Cases:
+def _tests(data: Mapping[str, Any]) -> Tests:
     function = data.get("function")
     if function is not None and not (isinstance(function, str) and function.isidentifier()):
         raise InvalidTask("function must be a name")
-    rows = _rows(data["test_cases"], name="test_cases")
-    read = [(_case(row, is_function=function is not None), row.get("public") is True) for row in rows]
-    public, hidden = _parted(read)
-    return Cases(function, public, hidden, _time_limit_s(data), _credit(data))
+    prelude, setup = data.get("prelude", ""), data.get("setup", "")
+    if not isinstance(prelude, str) or not isinstance(setup, str):
+        raise InvalidTask("prelude and setup must be texts")
+    cases = _rows(data.get("test_cases", []), name="test_cases")
+    scripts = _rows(data.get("test_scripts", []), name="test_scripts")
+    if len(cases) + len(scripts) > MOST_CASES:
+        raise InvalidTask(f"test_cases and test_scripts must have at most {MOST_CASES} objects together")
+    read: list[tuple[Test, bool]] = [
+        *((_case(row, is_function=function is not None), row.get("public") is True) for row in cases),
+        *((_code(row), row.get("public") is True) for row in scripts),
+    ]
+    public, hidden = (tuple(test for test, is_public in read if is_public is wanted) for wanted in (True, False))
+    if not hidden:
+        raise InvalidTask("at least one test must be hidden: without `public`")
+    return Tests(function, public, hidden, prelude, setup, _time_limit_s(data), _credit(data))
 
 
-def _case(row: Mapping[str, Any], *, is_function: bool) -> Case:
+def _case(row: Mapping[str, Any], *, is_function: bool) -> Case | Call:
+    if "call" in row:
+        return _call(row)
     if "output" not in row or ("arguments" in row) == ("input" in row):
         raise InvalidTask("a test case must have output, and either arguments or input")
     try:
@@ -165,14 +184,17 @@ def _case(row: Mapping[str, Any], *, is_function: bool) -> Case:
     return Case(None, row["input"], row["output"])
 
 
-def _scripts(data: Mapping[str, Any]) -> Scripts:
-    rows = _rows(data["test_scripts"], name="test_scripts")
-    if not all(isinstance(row.get("code"), str) for row in rows):
+def _call(row: Mapping[str, Any]) -> Call:
+    try:
+        return Call(row["call"], read_check(row.get("test"), call=row["call"]))
+    except InvalidCheck as error:
+        raise InvalidTask(str(error)) from None
+
+
+def _code(row: Mapping[str, Any]) -> str:
+    if not isinstance(code := row.get("code"), str):
         raise InvalidTask("a test script must have code")
-    public, hidden = _parted([(str(row["code"]), row.get("public") is True) for row in rows])
-    if not isinstance(prelude := data.get("prelude", ""), str):
-        raise InvalidTask("prelude must be a text")
-    return Scripts(public, hidden, prelude, _time_limit_s(data), _credit(data))
+    return code
 
 
 def _script(data: Mapping[str, Any], config: object) -> Command:
@@ -205,15 +227,6 @@ def _rows(data: object, *, name: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(data, list) or len(data) > MOST_CASES or not all(isinstance(row, Mapping) for row in data):
         raise InvalidTask(f"{name} must be a list of at most {MOST_CASES} objects")
     return data
-
-
-def _parted(rows: Sequence[tuple[Any, bool]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Split the tests into public and hidden."""
-    public = tuple(item for item, is_public in rows if is_public)
-    hidden = tuple(item for item, is_public in rows if not is_public)
-    if not hidden:
-        raise InvalidTask("at least one test must be hidden: without `public`")
-    return public, hidden
 
 
 def _time_limit_s(data: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from coding_judge import Outcome, Verdict, shown
 from coding_sandbox import Completed
-from coding_tasks import Case, Cases, Command, Evaluation, Scripts
+from coding_tasks import Call, Case, Command, Evaluation, Test, Tests
 from coding_workspace import SOLUTION, WORKSPACE
 
 
@@ -31,16 +31,18 @@ def opening(text: str, evaluation: Evaluation, *, files: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def examples(evaluation: Cases | Scripts) -> Iterable[str]:
+def examples(evaluation: Tests) -> Iterable[str]:
     """Yield the public tests as texts."""
     for test in evaluation.public:
         if isinstance(test, str):
             yield test.strip()
-        elif isinstance(evaluation, Cases):
+        elif isinstance(test, Call):
+            yield f"{evaluation.setup}\nassert {test.check.shown}".strip()
+        else:
             yield example(evaluation, test)
 
 
-def example(evaluation: Cases, case: Case) -> str:
+def example(evaluation: Tests, case: Case) -> str:
     """Return one public case as text: a call and its result, or an input and its output."""
     if evaluation.function is None:
         return f"input:\n{case.stdin}\noutput:\n{case.output}"
@@ -61,10 +63,10 @@ def completed_text(done: Completed, *, timeout_s: float) -> str:
     return "\n".join(lines) or "[no output]"
 
 
-def public_report(evaluation: Cases | Scripts, verdict: Verdict) -> str:
+def public_report(evaluation: Tests, verdict: Verdict) -> str:
     """Return the result of each public test as text."""
     lines = [f"Passed {verdict.passed} of {len(verdict.outcomes)} public tests."]
-    tests: Sequence[Case | str] = evaluation.public
+    tests: Sequence[Test] = evaluation.public
     for text, test, outcome in zip(examples(evaluation), tests, verdict.outcomes, strict=True):
         lines.append(f"{'passed' if outcome.kind == 'passed' else 'FAILED'}: {shown(text)}")
         if outcome.kind != "passed":
@@ -72,10 +74,12 @@ def public_report(evaluation: Cases | Scripts, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def reason(test: Case | str, outcome: Outcome) -> str:
+def reason(test: Test, outcome: Outcome) -> str:
     """Return the reason why a public test was not passed."""
     if outcome.kind == "wrong" and isinstance(test, Case):
         return f"your answer: {outcome.detail}" + (
             "" if test.stdin is not None else f"\n  expected: {shown(json.dumps(test.output))}"
         )
+    if outcome.kind == "wrong" and isinstance(test, Call):
+        return f"your answer: {outcome.detail}"
     return outcome.detail

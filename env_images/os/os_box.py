@@ -71,6 +71,9 @@ class Terminal(Protocol):
 class Sandbox(Protocol):
     """A root file system with its own processes."""
 
+    judged: Any
+    """A judge's claim to CPU time for the next `run`, an `envserver.sandbox.Judged`, or None."""
+
     @property
     def killed(self) -> str | None: ...
     @property
@@ -94,6 +97,10 @@ class Sandbox(Protocol):
     ) -> Terminal: ...
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None: ...
     async def read_file(self, path: str, *, max_bytes: int) -> bytes: ...
+    async def open_folder(self, path: str) -> int:
+        """Return a file descriptor of the folder *path*; the caller closes it."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from os_box import Sandbox, Sandboxes
 from os_judge import Judge
 from os_problem import Problem
+from os_programs import Listing, Programs, listing_of
 from os_random import feeding, reads_devices, with_pipe
 from os_scripts import Script, run_script
 from os_shell import Output, Shell
@@ -83,6 +84,8 @@ class Episodes:
         self._sandboxes = sandboxes
         self._clock = clock
         self._expected: OrderedDict[str, str] = OrderedDict()
+        self._base: Listing | None = None
+        """The programs of a box without a task."""
 
     async def open(self, problem: Problem, *, seed: int) -> Episode:
         """Prepare a box for *problem*; its init scripts run once for all sessions of one task and seed.
@@ -107,6 +110,10 @@ class Episodes:
 
             judge = Judge(problem.evaluation, sandbox, instruction=problem.instruction, untouched=untouched)
             await self._expect(judge, problem, problem.expected_key(seed, moment))
+            if problem.evaluation.scripts:
+                if self._base is None:
+                    self._base = await listing_of(self._sandboxes)
+                judge.programs = await Programs.of(sandbox, self._base)
         except BaseException:  # also after a cancellation: the trainer disconnected
             await sandbox.close()
             raise

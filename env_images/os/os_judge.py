@@ -2,7 +2,8 @@
 
 The expected value is computed after the task's init scripts and before the agent's first action. It is kept here,
 outside the box, because the agent is root in the box. Matchers run here too. Only checks of the end state, and items
-with AgentBench's own order (`after`), run programs in the box at the end.
+with AgentBench's own order (`after`), run programs in the box at the end. If the agent has changed such programs
+(`os_programs`), the task is not solved.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from os_box import Completed, Sandbox, is_refusal
-from os_scripts import Script, run_script
+from os_programs import Programs
+from os_scripts import Script, run_check, run_script
 
 if TYPE_CHECKING:  # imported for the tasks that name a reward function
     from envserver.generic import RewardCall
@@ -23,6 +25,10 @@ if TYPE_CHECKING:  # imported for the tasks that name a reward function
 JUDGE_TIMEOUT_S = 45.0
 """Seconds for all scripts of a judgement; the client gives a whole request 60 s."""
 SCRIPT_TIMEOUT_S = 30.0
+SCRIPT_CPU_S = 10.0
+"""CPU seconds for which a script has a higher priority than agents' programs."""
+STARVED_SHARE = 0.25
+"""The share of its time limit for which a script must have waited for other programs, so that its timeout is theirs."""
 MOST_READ_BYTES = 2**20
 NO_ANSWER = "None"
 """The answer for matchers if the episode ended without an answer, as in AgentBench."""
@@ -30,6 +36,10 @@ NO_ANSWER = "None"
 
 class InvalidEvaluation(ValueError):
     """The task's evaluation cannot be used: no session starts."""
+
+
+class JudgeStarved(RuntimeError):
+    """Other sessions kept a script from the CPU, so there is no verdict."""
 
 
 class JudgeFailed(RuntimeError):
@@ -108,6 +118,14 @@ class Evaluation:
         """True if the example must run before the agent's first action."""
         return not self.after and self.match is None and None in self.checks
 
+    @property
+    def scripts(self) -> list[Script]:
+        """The scripts that run in the box after the agent's last action."""
+        if self.match is not None or self.reward is not None:
+            return []
+        steps = (self.example if check is None and self.after else check for check in self.checks)
+        return [step for step in steps if isinstance(step, Script)]
+
 
 class Judge:
     """Judges one session."""
@@ -132,6 +150,8 @@ class Judge:
         self._sandbox = sandbox
         self._instruction = instruction
         self._untouched = untouched
+        self.programs: Programs | None = None
+        """The box's programs before the agent's first action; None if none of them judges."""
         self.expected: str | None = None
         """The example's output; None until it is known, or if it is not needed before the end."""
 
@@ -152,7 +172,7 @@ class Judge:
         """Return the score of *answer*, which is None for an episode without an answer: 0 to 1, where 1 is solved.
 
         Raises:
-            JudgeFailed: A script did not end in time or lacks a program, or the example or a reward function failed.
+            JudgeFailed: A script lacks a program, or the example or a reward function failed.
         """
         if (reward := self._evaluation.reward) is None:
             return await self.judge(answer)
@@ -167,10 +187,15 @@ class Judge:
         """Return True if *answer* solves a task without a reward function; it is None for an episode without an answer.
 
         Raises:
-            JudgeFailed: A script did not end in time or lacks a program, or the example failed.
+            JudgeFailed: A script lacks a program, or the example or a pattern failed.
         """
-        if self._evaluation.match is not None:
-            return answer is not None and self._evaluation.match(answer)
+        if (match := self._evaluation.match) is not None:
+            try:
+                return answer is not None and await asyncio.to_thread(match, answer)  # a pattern may take a second
+            except RuntimeError as error:
+                raise JudgeFailed(str(error)) from error
+        if await self._has_changed_programs():
+            return False
         parameters = [NO_ANSWER if answer is None else answer]
         try:
             async with asyncio.timeout(JUDGE_TIMEOUT_S):
@@ -180,8 +205,14 @@ class Judge:
                         return False
                     parameters.append(outcome)
         except TimeoutError:
-            raise JudgeFailed(f"the checks took more than {JUDGE_TIMEOUT_S:g} s") from None
-        return True
+            return False  # an agent can make a script wait, for example by a pipe in a file's place
+        return not await self._has_changed_programs()  # a process of the agent's may have waited for the scripts
+
+    async def _has_changed_programs(self) -> bool:
+        if self.programs is None:
+            return False
+        codes = [script.code for script in self._evaluation.scripts]
+        return await self.programs.change(self._sandbox, codes) is not None
 
     async def _step(self, check: Check, parameters: Sequence[str]) -> str | None:
         """Run one check; return its output, or None if it fails."""
@@ -205,11 +236,11 @@ class Judge:
         from envserver.sandbox import TELLING, missing_programs
 
         told = Script(TELLING + check.code) if check.language == "bash" else check
-        done = await _run(self._sandbox, told, parameters)
+        done = await _run(self._sandbox, told, parameters, is_after=True)
         if isinstance(done, str):
             missing = [check.interpreter]
         elif done.timed_out:
-            raise JudgeFailed(f"a check did not end within {SCRIPT_TIMEOUT_S:g} s")
+            return None
         elif done.status == 0:
             return done.stdout.decode("utf-8", "replace")
         else:
@@ -247,7 +278,7 @@ class Judge:
             return self.expected
         example = self._evaluation.example
         assert example is not None  # `Evaluation.read` ensures it
-        done = await _run(self._sandbox, example, parameters)
+        done = await _run(self._sandbox, example, parameters, is_after=True)
         if not (fault := self._example_fault(done)):
             assert not isinstance(done, str)
             return done.stdout.decode("utf-8", "replace")
@@ -280,14 +311,36 @@ class Judge:
         return data.decode("utf-8", "replace")
 
 
-async def _run(sandbox: Sandbox, script: Script, arguments: Sequence[str] = ()) -> Completed | str:
-    """Run *script*; return a text with the reason if it does not start."""
+async def _run(
+    sandbox: Sandbox, script: Script, arguments: Sequence[str] = (), *, is_after: bool = False
+) -> Completed | str:
+    """Run *script*, *is_after* the agent's actions; return a text with the reason if it does not start."""
     try:
+        if is_after:
+            return await _run_judged(sandbox, script, arguments)
         return await run_script(sandbox, script, arguments=arguments, timeout_s=SCRIPT_TIMEOUT_S)
     except Exception as error:
         if not is_refusal(error):
             raise
         return str(error)
+
+
+async def _run_judged(sandbox: Sandbox, script: Script, arguments: Sequence[str]) -> Completed:
+    """Run *script* with the priority of a judge.
+
+    Raises:
+        JudgeStarved: It did not end in time, because other sessions had the CPU.
+    """
+    from envserver.sandbox import Judged
+
+    sandbox.judged = judged = Judged(SCRIPT_CPU_S)
+    try:
+        done = await run_check(sandbox, script, arguments=arguments, timeout_s=SCRIPT_TIMEOUT_S)
+    finally:
+        sandbox.judged = None
+    if done.timed_out and judged.waited_s - judged.used_s > STARVED_SHARE * SCRIPT_TIMEOUT_S:
+        raise JudgeStarved(f"other sessions kept a check from the CPU for {judged.waited_s:.0f} s")
+    return done
 
 
 def integer_match(answer: str, expected: str) -> bool:
@@ -375,9 +428,15 @@ def _match(data: object) -> Callable[[str], bool]:
     if isinstance(answer, str):
         return lambda text: (text.strip() if strip else text) == answer
     if isinstance(pattern, str):
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise InvalidEvaluation(f"evaluation.match.regex: {error}") from error
-        return lambda text: compiled.search(text.strip() if strip else text) is not None
+        return _regex(pattern, strip=strip)
     raise InvalidEvaluation("evaluation.match must be a text, or an object with answer or regex")
+
+
+def _regex(pattern: str, *, strip: bool) -> Callable[[str], bool]:
+    from envserver.generic.patterns import compiled, matches
+
+    try:
+        found = compiled(pattern)
+    except ValueError as error:
+        raise InvalidEvaluation(f"evaluation.match.regex: {error}") from error
+    return lambda text: matches(found, text.strip() if strip else text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ _INTERPRETERS = {"bash": "/bin/bash", "python": "/usr/bin/python3", "c": "/usr/b
 """Absolute paths, because the agent controls the shell's own PATH."""
 _SUFFIXES = {"c": ".c", "c++": ".cc"}
 _COMPILE_TIMEOUT_S = 30.0
+_WITHOUT_HOME = "import sys; del sys.path[0]; exec(sys.argv.pop(1))"
+"""Python code that runs the code in the first argument without the current folder in the path of modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,17 @@ async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[st
         return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
     argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]
     return await sandbox.run(argv, cwd=HOME, env=ENVIRONMENT, timeout_s=timeout_s)
+
+
+async def run_check(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
+    """Run *script* in a box in which an agent has acted. Python loads no module from the agent's folders and caches."""
+    if script.language in _SUFFIXES:
+        return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
+    argv = [script.interpreter, "-c", script.code, "--", *arguments]
+    if script.language == "python":
+        argv = [script.interpreter, "-s", "-c", _WITHOUT_HOME, script.code, *arguments]
+    caches = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": f"/run/{secrets.token_hex(8)}"}
+    return await sandbox.run(argv, cwd=HOME, env={**ENVIRONMENT, **caches}, timeout_s=timeout_s)
 
 
 async def _run_compiled(sandbox: Sandbox, script: Script, *, arguments: Sequence[str], timeout_s: float) -> Completed:

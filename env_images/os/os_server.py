@@ -12,7 +12,7 @@ from envserver import Environment, Prompt, SessionFailed, SessionLost, StepResul
 from envserver.sandbox import Limits, SandboxError
 from os_box import is_refusal
 from os_episode import Episode, Episodes
-from os_judge import JudgeFailed
+from os_judge import JudgeFailed, JudgeStarved
 from os_problem import Problem
 from os_prompt import instructions
 from os_shell import ShellGone
@@ -123,6 +123,8 @@ class Os(Environment):
             score = await episode.judge(answer)
         except JudgeFailed as error:
             raise SessionFailed(f"the judge failed: {error}") from error
+        except JudgeStarved as error:
+            raise SessionLost(str(error)) from error
         except SandboxError as error:
             if not is_refusal(error) and episode.oom_kills == kills:
                 return self._ended(episode, act, error)

@@ -7,7 +7,8 @@ and duplicate keys. Untagged dates stay text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,20 @@ def _repeated(names: Iterable[str]) -> str | None:
     return None
 
 
+MAX_NUMBER_CHARS = 400
+"""Maximum length of a number in YAML. Converting a longer one takes quadratic time, and no JSON number needs more."""
+_TYPES = ("map", "seq", "str", "int", "float", "bool", "null")
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader without timestamps, aliases and duplicate keys, which JSON lacks or which can surprise."""
 
+    # Types that JSON lacks, such as !!set and !!binary, have no constructor. None stands for "any other tag".
+    yaml_constructors = {  # noqa: RUF012  # PyYAML's own way to set them
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _TYPES
+    }
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own way to set them
         first: [(tag, pattern) for tag, pattern in some if not tag.endswith(":timestamp")]
         for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -131,3 +143,26 @@ class _Loader(yaml.SafeLoader):
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
+
+
+def _scalar(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a constructor that refuses a scalar that does not fit its tag, and an overlong or infinite number."""
+
+    def construct(loader: _Loader, node: Any) -> Any:
+        problem = f"not a {node.tag.rpartition(':')[2]}: {str(node.value)[:60]!r}"
+        if len(node.value) > MAX_NUMBER_CHARS:
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        try:
+            value = make(loader, node)
+        except (ValueError, ArithmeticError, LookupError):
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
+
+    return construct
+
+
+for _type in ("int", "float", "bool"):
+    _tag = f"tag:yaml.org,2002:{_type}"
+    _Loader.add_constructor(_tag, _scalar(yaml.SafeLoader.yaml_constructors[_tag]))

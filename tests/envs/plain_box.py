@@ -138,6 +138,8 @@ class PlainSandbox:
     """A root directory of its own and an init process whose namespaces all other processes enter."""
 
     oom_kills = 0
+    judged: Any = None
+    """Ignored: a plain box has no priorities."""
 
     def __init__(self, root: Path, init: asyncio.subprocess.Process, init_pid: int) -> None:
         self.root = root
@@ -200,6 +202,9 @@ class PlainSandbox:
         target = self._inner(path)
         target.write_bytes(data)
         target.chmod(mode)
+
+    async def open_folder(self, path: str) -> int:
+        return os.open(self._inner(path), os.O_RDONLY | os.O_DIRECTORY)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         target = self._inner(path)

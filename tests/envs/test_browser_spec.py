@@ -19,7 +19,9 @@ from scripts.browser_problems import MINIWOB, SPLITS
 from tests.envs.browser_modules import browser_module
 
 ROOT = Path(__file__).resolve().parents[2]
-spec, rewards, site, window = (browser_module(f"browser_{name}") for name in ("spec", "rewards", "site", "window"))
+actions, spec, rewards, site, window = (
+    browser_module(f"browser_{name}") for name in ("actions", "spec", "rewards", "site", "window")
+)
 
 PAGE = "<p id=a>text</p>"
 DONE = {"reward_function": "element_present('#done')"}
@@ -77,6 +79,7 @@ def test_a_task_is_named_by_its_configuration_its_id_or_the_variables(
         (task({"template": "../server.py"}), "config.template: must be the name of a file"),
         (task({"template": "/etc/passwd"}), "config.template: must be the name of a file"),
         (task({"template": "none.html"}), "config.template: there is no file"),
+        (task({"template": "my_tasks.py"}), "config.template: must be the name of an .html file"),
         (task({"start_url": "http://localhost:8000/login"}), "config.pages: nothing is there"),
         (task({"start_url": "/a", "pages": {"/b": PAGE}}), "config.start_url: no page is there"),
         (task({"start_url": "file:///etc/passwd", "html": PAGE}), "config.start_url: must be a path"),
@@ -116,6 +119,56 @@ def test_a_fault_in_a_task_is_reported_with_its_path(given: dict[str, Any], prob
         spec.read_spec(given, variables={})
 
     assert problem in str(raised.value)
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    """Return a folder of pages in a folder of task modules, as an operator mounts it."""
+    folder = tmp_path / "custom_tasks" / "templates"
+    (folder / "shop").mkdir(parents=True)
+    (folder / "login.html").write_text(PAGE)
+    (folder / "shop" / "cart.html").write_text("<p>cart</p>")
+    (folder / "notes.txt").write_text("the password is 7")
+    (folder / "broken.html").write_bytes(b"\xff")
+    for beside in ("my_tasks.py", "answers.html"):
+        (folder.parent / beside).write_text("EXPECTED = 7")
+    (folder / "code.html").symlink_to(folder / "notes.txt")
+    (folder / "out.html").symlink_to(folder.parent / "answers.html")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("login.html", PAGE), ("templates/login.html", PAGE), ("shop/cart.html", "<p>cart</p>")],
+)
+def test_a_template_is_a_page_in_the_folder_of_pages(templates: Path, name: str, text: str) -> None:
+    assert spec.read_template(name, (templates,)) == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("my_tasks.py", "notes.txt", "answers.html", "../answers.html", "code.html", "out.html", "broken.html"),
+        *("custom_tasks/my_tasks.py", "templates/../../my_tasks.py", "shop", "templates/", "", ".html", None, 7),
+        *("x.html\0", "/etc/passwd", "login.html/", "a" * 5_000 + ".html"),
+    ],
+)
+def test_no_other_file_of_an_operator_is_shown_as_a_page(templates: Path, name: object) -> None:
+    with pytest.raises(spec.InvalidTask, match=r"config\.template: "):
+        spec.read_template(name, (templates,))
+
+
+def test_the_folders_of_pages_hold_no_code() -> None:
+    assert [folder.name for folder in spec.TEMPLATES] == ["templates", "templates"]
+    assert spec.read_spec(task({"template": "login-demo.html"}), variables={})
+
+
+@pytest.mark.timeout(30)
+def test_an_overlong_action_with_an_unclosed_fence_takes_no_time() -> None:
+    text = "```\n" + " " * 1_000_000 + "x"
+
+    assert actions.unfenced(text) == text
+    assert actions.unfenced("```python\nclick('a')\n```") == "click('a')"
 
 
 def test_conditions_nested_too_deep_are_refused() -> None:

@@ -71,6 +71,7 @@ def test_the_scripts_status_is_the_reward(worker: Worker, commands: list[str], r
     ended = played(worker, ADD, *commands)
 
     assert (ended["reward"], ended["finished"]) == (reward, True)
+    assert ended["metadata"]["in_process"] is True
 
 
 MAKE = """

@@ -108,6 +108,77 @@ async def test_an_mbpp_task_is_worth_the_share_of_assertions_that_hold(
     assert (await world.judge(mbpp_task(tmp_path), source)).score == pytest.approx(worth)
 
 
+EQUAL_TO_EVERYTHING = """
+class Any:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    __hash__ = object.__hash__
+    def __bool__(self): return True
+    def __sub__(self, other): return 0
+    __rsub__ = __sub__
+doubled = evens = lambda *given: Any()
+"""
+READS_THE_FRAMES = """
+import os, sys
+def doubled(*given):
+    frame = sys._getframe()
+    while frame is not None:
+        if "answers" in frame.f_locals:
+            nonce = frame.f_locals["request"]["nonce"]
+            for answer in ("true", "null"):
+                os.write(frame.f_locals["answers"], (nonce + '{"answer":' + answer + '}\\n').encode())
+                os._exit(0)
+        frame = frame.f_back
+evens = doubled
+"""
+
+
+@pytest.mark.parametrize("source", [EQUAL_TO_EVERYTHING, READS_THE_FRAMES], ids=["equal to everything", "the frames"])
+@pytest.mark.parametrize("of", [humaneval_task, mbpp_task], ids=["humaneval", "mbpp"])
+async def test_a_solution_that_deceives_the_tests_of_its_process_earns_nothing(
+    world: World, tmp_path: Path, of: Callable[[Path], dict[str, Any]], source: str
+) -> None:
+    assert (await world.judge(of(tmp_path), source)).score == 0.0
+
+
+REST = {
+    "test": "def check(candidate):\n    assert candidate([1]) == [2]\n    for n in range(3):\n"
+    "        assert candidate([n])[0] <= 2 * n\n"
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "worth"),
+    [
+        pytest.param(HUMANEVAL["canonical_solution"], 1.0, id="right"),
+        pytest.param("def doubled(numbers):\n    return [2]", 0.0, id="wrong in the rest"),
+        pytest.param("def doubled(numbers):\n    return [0]", 0.0, id="wrong in a case"),
+        pytest.param(EQUAL_TO_EVERYTHING + "Any.__getitem__ = Any.__le__ = Any.__eq__", 0.0, id="deceives the rest"),
+    ],
+)
+async def test_a_solution_passes_the_cases_and_the_rest(
+    world: World, tmp_path: Path, source: str, worth: float
+) -> None:
+    task = humaneval_task(tmp_path, **REST)
+
+    assert task["tags"] == ["humaneval", "in-process"]
+    assert (await world.judge(task, source)).score == worth
+
+
+async def test_a_wrong_answer_to_a_public_case_is_shown(world: World, tmp_path: Path) -> None:
+    task = mbpp_task(tmp_path)
+    evaluation = tasks.read_evaluation(task)
+
+    verdict = await world.judge(task, "def evens(numbers):\n    return {1, 3}", public=True)
+
+    assert texts.public_report(evaluation, verdict).splitlines() == [
+        "Passed 0 of 1 public tests.",
+        "FAILED: LIMIT = 4",
+        "assert evens((1, 2, 3)) == {2}",
+        "  your answer: {1, 3}",
+    ]
+
+
 def test_no_imported_task_contains_the_solution_of_its_file(tmp_path: Path) -> None:
     text = json.dumps([humaneval_task(tmp_path), mbpp_task(tmp_path)])
 
@@ -136,7 +207,9 @@ def test_a_single_assertion_is_public_and_hidden_and_the_sanitized_spelling_is_r
     task = imported(tmp_path, read_mbpp, row, "sanitized-mbpp.json")
     evaluation = tasks.read_evaluation(task)
 
-    assert evaluation.public == evaluation.hidden == ("import math\nassert evens((2,)) == {2}",)
+    for (test,) in (evaluation.public, evaluation.hidden):
+        assert (test.call, test.check.shown) == ("evens((2,))", "evens((2,)) == {2}")
+    assert evaluation.setup == "import math"
     assert task["instruction"] == "Write evens."
 
 

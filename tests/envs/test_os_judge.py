@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.deadlines import scaled
+from tests.envs.plain_box import Done, os_module, sandboxes_of
 
 episodes = os_module("os_episode")
 judges = os_module("os_judge")
@@ -83,6 +85,16 @@ async def test_a_match_compares_the_answer_with_a_text_or_a_pattern(
     assert await one.judge(answer) is is_match
 
 
+async def test_a_pattern_that_tries_too_many_ways_ends_and_other_sessions_go_on() -> None:
+    one = judges.Judge(judges.Evaluation.read({"match": {"regex": "^(a+)+$"}}), None)
+    judging = asyncio.create_task(one.judge("a" * 28 + "!"))
+    await asyncio.sleep(0)  # it has begun: with a match on this loop, it would never return here
+
+    assert not judging.done()
+    async with asyncio.timeout(scaled(20)):
+        assert await judging is False
+
+
 @pytest.mark.parametrize(
     ("evaluation", "says"),
     [
@@ -94,6 +106,7 @@ async def test_a_match_compares_the_answer_with_a_text_or_a_pattern(
         pytest.param({"check": [7]}, "a script is", id="an invalid check"),
         pytest.param({"check": [{"code": "x", "language": "perl"}]}, "no language", id="an unknown language"),
         pytest.param({"match": {"regex": "("}}, "regex", id="a broken pattern"),
+        pytest.param({"match": {"regex": "x" * 1_001}}, "at most 1000", id="a pattern that is too long"),
         pytest.param({"match": 7}, "must be a text", id="an invalid match"),
         pytest.param({"match": "7", "judge": "now"}, "'before' or 'after'", id="an unknown order"),
     ],
@@ -173,14 +186,32 @@ async def test_a_compiled_check_runs_and_leaves_nothing(sandbox: Any) -> None:
     assert (await sandbox.run(["/bin/ls", "/run"])).stdout == b""
 
 
-async def test_a_check_that_does_not_end_is_a_failure_without_a_verdict(
-    sandbox: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", ["SCRIPT_TIMEOUT_S", "JUDGE_TIMEOUT_S"])
+async def test_a_check_that_does_not_end_solves_nothing(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(judges, limit, 0.5)
     one = await judge(sandbox, {"check": ["exec sleep 1000"]})
 
-    with pytest.raises(judges.JudgeFailed, match="did not end"):
+    assert await one.judge("7") is False
+
+
+async def test_a_check_that_other_sessions_keep_from_the_cpu_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 8.0)
+    one = judges.Judge(judges.Evaluation.read({"check": ["true"]}), Starved())
+
+    with pytest.raises(judges.JudgeStarved, match="kept a check from the CPU for 5 s"):
         await one.judge("7")
+
+
+class Starved:
+    """A box whose programs wait for the CPU until they are stopped."""
+
+    judged: Any = None
+
+    async def run(self, argv: list[str], **_: object) -> Any:
+        self.judged.waited_s, self.judged.used_s = 5.0, 1.0
+        return Done(-9, b"", b"", True, False)
 
 
 COUNTED_AFTER = {"judge": "after", "check": [None, {"matcher": "integer-match"}]}

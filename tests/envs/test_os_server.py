@@ -351,15 +351,14 @@ def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker
     assert answered["reward"] == 1.0
 
 
-def test_a_judge_that_does_not_end_fails_the_session_and_gives_no_reward(worker: Worker) -> None:
-    # After the agent's last action the example fails: it is AgentBench's order, in a box that the agent has changed.
+def test_a_judge_that_does_not_end_gives_the_reward_0(worker: Worker) -> None:
     late = {"id": "late", "instruction": "x", "evaluation": {"check": ["exec sleep 3600"]}}
     session = worker.open(late)
 
-    answer = session.call(name="finish_action", input={"thought": ""})
+    ended = session.tool("finish_action", thought="")
     session.close()
 
-    assert is_failed(answer, reason="author_fault", says="did not end within")
+    assert (ended["reward"], ended["finished"]) == (0.0, True)
 
 
 def test_a_machine_without_bubblewrap_is_reported_and_tried_again() -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envserver.generic.patterns import compiled
+
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
 from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Row, RowRefused, read_rows
@@ -211,8 +213,8 @@ def _match(match: object) -> dict[str, Any]:
     if not isinstance(pattern, str):
         raise InvalidEntry("evaluation.match: must be a text, or an object with answer or regex")
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
+        compiled(pattern)
+    except ValueError as error:
         raise InvalidEntry(f"evaluation.match.regex: {error}") from error
     return {"strip": True, **given}
 

@@ -1,4 +1,7 @@
-"""Imports HumanEval and MBPP as tasks of the coding environment, with tests as Python code.
+"""Imports HumanEval and MBPP as tasks of the coding environment.
+
+Assertions about one call become cases, which the environment judges outside the solution's process. The others stay
+Python code that runs in it, and the task gets the tag ``in-process``.
 
 HumanEval's file is ``HumanEval.jsonl.gz``, compressed or not. MBPP's files are ``mbpp.jsonl`` and
 ``sanitized-mbpp.json``.
@@ -6,14 +9,18 @@ HumanEval's file is ``HumanEval.jsonl.gz``, compressed or not. MBPP's files are 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.core.environment import SplitType
+from gateway.tasks.importing.assertions import BUILTINS, Case, Names, Renamed, bound_names, cases_of, parsed
 from gateway.tasks.importing.rows import Entry, InvalidEntry, convert, read_rows, text_of, texts_of
 
+IN_PROCESS = "in-process"
+"""Tag of a task with a test that runs in the solution's own process, which code written for it can deceive."""
 TIME_LIMIT_S = 10
 """Seconds of CPU time for one test. HumanEval's own runner allows 3 s of wall time, perhaps on a faster machine."""
 MOST_TESTS = 200
@@ -29,7 +36,7 @@ PARTS: Mapping[SplitType, range] = {
 def read_humaneval(path: Path) -> Iterator[Entry]:
     """Read HumanEval's rows: ``task_id``, ``prompt``, ``entry_point`` and ``test``, without ``canonical_solution``.
 
-    A row's test defines ``check(candidate)`` with all assertions. So a task has one hidden test, which passes or fails.
+    A row's test defines ``check(candidate)`` with all assertions. A solution passes all of them, or fails.
 
     Raises:
         ConfigError: The file cannot be read, or is not JSON.
@@ -60,15 +67,50 @@ def humaneval_task(row: Mapping[str, Any]) -> dict[str, Any]:
     prompt, entry, test = text_of(row, "prompt"), text_of(row, "entry_point"), text_of(row, "test")
     if not entry.isidentifier():
         raise InvalidEntry(f"entry_point: {entry!r} is not a name of a function")
-    return scripted_task(
+    cases, is_complete = humaneval_cases(test, entry)
+    scripts = [] if is_complete and cases else [{"code": f"{test}\n\ncheck({entry})\n"}]
+    if len(cases) + len(scripts) > MOST_TESTS:
+        cases, scripts = [], [{"code": f"{test}\n\ncheck({entry})\n"}]
+    return task_line(
         f"humaneval-{number}",
         tag="humaneval",
         instruction="Complete this function; give the whole of it, with its imports.\n\n"
         f"```python\n{prompt.rstrip()}\n```",
-        public=(),
-        hidden=(f"{test}\n\ncheck({entry})\n",),
+        cases=cases,
+        scripts=scripts,
         prelude=prompt,
+        credit="all",
     )
+
+
+def humaneval_cases(test: str, entry: str) -> tuple[list[Case], bool]:
+    """Return the cases that a row's ``check`` contains, and True if these are all that it checks."""
+    tree = parsed(test)
+    match [one for one in tree.body if isinstance(one, ast.FunctionDef)] if tree is not None else []:
+        case [ast.FunctionDef("check", ast.arguments(args=[ast.arg(candidate)]), decorator_list=[]) as check] if tree:
+            bound = bound_names(tree) - {candidate}
+            rebound = frozenset[str]().union(*map(bound_names, check.body))
+            if entry in bound | BUILTINS or candidate in rebound or any(map(_is_scope, ast.walk(tree))):
+                return [], False
+            names = Names(bound, lambda name: name == entry, lambda name: name not in bound)
+            renamed = Renamed({candidate: ast.Name(entry, ast.Load())})
+            cases, is_complete = cases_of([renamed.visit(statement) for statement in check.body], names)
+            return cases, is_complete and all(statement is check or _is_quiet(statement) for statement in tree.body)
+    return [], False
+
+
+def _is_scope(node: ast.AST) -> bool:
+    return isinstance(node, ast.Global | ast.Nonlocal)
+
+
+def _is_quiet(statement: ast.stmt) -> bool:
+    """Return True for an import, or a constant such as the benchmark's METADATA, which check nothing."""
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
+            return True
+        case ast.Assign(_, ast.Dict(keys, values)):
+            return all(isinstance(value, ast.Constant) for value in (*keys, *values))
+    return False
 
 
 def mbpp_task(row: Mapping[str, Any], *, part: SplitType | None = None) -> dict[str, Any] | None:
@@ -88,34 +130,56 @@ def mbpp_task(row: Mapping[str, Any], *, part: SplitType | None = None) -> dict[
     if not isinstance(code, str):
         raise InvalidEntry("test_setup_code: must be a text")
     setup = "\n".join([*texts_of(row, "test_imports"), code]).strip()
-    scripts = [f"{setup}\n{test}" if setup else test for test in tests]
-    return scripted_task(
-        f"mbpp-{number}", tag="mbpp", instruction=text.strip(), public=scripts[:1], hidden=scripts[1:] or scripts
-    )
+    cases: list[dict[str, Any]] = []
+    scripts: list[dict[str, Any]] = []
+    for place, test in enumerate(tests * 2 if len(tests) == 1 else tests):
+        public = {"public": True} if place == 0 else {}
+        if (case := mbpp_case(test, setup)) is not None:
+            cases.append({**public, **case})
+        else:
+            scripts.append({**public, "code": f"{setup}\n{test}" if setup else test})
+    return task_line(f"mbpp-{number}", tag="mbpp", instruction=text.strip(), cases=cases, scripts=scripts, setup=setup)
 
 
-def scripted_task(
-    name: str, *, tag: str, instruction: str, public: Sequence[str], hidden: Sequence[str], prelude: str = ""
+def mbpp_case(test: str, setup: str) -> Case | None:
+    """Return the case that a row's assertion is, or None if there is none. The row's *setup* runs before it."""
+    before, tree = parsed(setup), parsed(test)
+    if before is None or tree is None:
+        return None
+    bound = bound_names(before) | bound_names(tree)
+    names = Names(bound, lambda name: name not in bound | BUILTINS, lambda name: True)
+    cases, is_complete = cases_of(tree.body, names)
+    return cases[0] if is_complete and len(cases) == 1 else None
+
+
+def task_line(
+    name: str,
+    *,
+    tag: str,
+    instruction: str,
+    cases: Sequence[Mapping[str, Any]],
+    scripts: Sequence[Mapping[str, Any]],
+    **further: str,
 ) -> dict[str, Any]:
-    """Create a task line. The agent sees the *public* tests, and *prelude* precedes each solution.
+    """Create a task line with further keys of its evaluation. The agent sees public tests.
 
-    The tests run in the solution's own process (``test_scripts``).
+    Args:
+        cases: Tests whose outcome the environment judges outside the solution's process.
+        scripts: Tests that run in it.
 
     Raises:
         InvalidEntry: There are more tests than the environment allows.
     """
-    if len(public) + len(hidden) > MOST_TESTS:
-        raise InvalidEntry(f"{len(public) + len(hidden)} tests; the maximum is {MOST_TESTS}")
-    scripts: list[dict[str, Any]] = [{"public": True, "code": code} for code in public]
-    scripts += [{"code": code} for code in hidden]
+    if len(cases) + len(scripts) > MOST_TESTS:
+        raise InvalidEntry(f"{len(cases) + len(scripts)} tests; the maximum is {MOST_TESTS}")
     evaluation: dict[str, Any] = {
-        "reward_function": "test_scripts",
+        "reward_function": "test_cases" if cases else "test_scripts",
         "time_limit_seconds": TIME_LIMIT_S,
-        "test_scripts": scripts,
     }
-    if prelude:
-        evaluation["prelude"] = prelude
-    return {"id": name, "tags": [tag], "instruction": instruction, "config": {}, "evaluation": evaluation}
+    evaluation |= {key: list(rows) for key, rows in (("test_cases", cases), ("test_scripts", scripts)) if rows}
+    evaluation |= {key: value for key, value in further.items() if value}
+    tags = [tag, IN_PROCESS] if scripts else [tag]
+    return {"id": name, "tags": tags, "instruction": instruction, "config": {}, "evaluation": evaluation}
 
 
 def _number_of(row: Mapping[str, Any]) -> str:

@@ -141,6 +141,9 @@ def test_a_line_that_is_not_json_keeps_its_position(tmp_path: Path) -> None:
         pytest.param({"description": "x", "evaluation": {"match": 7}}, "match: must be a text", id="a number to match"),
         pytest.param({"description": "x", "evaluation": {"match": {"regex": "("}}}, "regex: ", id="an invalid pattern"),
         pytest.param(
+            {"description": "x", "evaluation": {"match": {"regex": "x" * 1_001}}}, "at most 1000", id="a long pattern"
+        ),
+        pytest.param(
             {**MATCHED, "create": {"init": {"file": "no.sh"}}}, "no script no.sh in scripts/3", id="no script"
         ),
         pytest.param({**MATCHED, "create": {"init": {"file": "a\0b"}}}, "no script", id="a name with a zero byte"),

@@ -68,9 +68,21 @@ def test_the_setup_precedes_each_assertion() -> None:
     task = mbpp_task(MBPP | {"test_imports": ["import math"], "test_setup_code": "N = 1\n"})
 
     assert task is not None
+    assert task["evaluation"]["setup"] == "import math\nN = 1"
+    assert task["evaluation"]["test_cases"] == [
+        {"public": True, "call": "f()", "test": "answer == 1"},
+        {"call": "f()", "test": "answer != 2"},
+    ]
+
+
+def test_the_setup_precedes_each_script() -> None:
+    tests = ["assert f() > N", "assert N < f()"]
+    task = mbpp_task(MBPP | {"test_imports": ["import math"], "test_setup_code": "N = 1\n", "test_list": tests})
+
+    assert task is not None
     assert task["evaluation"]["test_scripts"] == [
-        {"public": True, "code": "import math\nN = 1\nassert f() == 1"},
-        {"code": "import math\nN = 1\nassert f() != 2"},
+        {"public": True, "code": "import math\nN = 1\nassert f() > N"},
+        {"code": "import math\nN = 1\nassert N < f()"},
     ]
 
 

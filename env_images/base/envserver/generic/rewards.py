@@ -9,7 +9,8 @@ import inspect
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -142,6 +143,14 @@ class RewardCall:
         return REWARDS[self.name]
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Ignore warnings about a task's own text, for which the server has no reader."""
+    with _filters, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def parse_reward(text: object) -> RewardCall:
     """Parse ``name`` or ``name(literal, key=literal)`` without evaluating it. A name alone is a call without arguments.
 
@@ -153,9 +162,7 @@ def parse_reward(text: object) -> RewardCall:
     if len(text) > MAX_CALL_CHARS:
         raise ValueError(f"a call has at most {MAX_CALL_CHARS} characters; larger values go beside it in evaluation")
     try:
-        # Patterns often contain '\d' unescaped, which causes only a warning in Python.
-        with _filters, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings():  # patterns often contain '\d' unescaped, which causes only a warning in Python
             node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)

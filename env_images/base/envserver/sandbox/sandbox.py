@@ -212,11 +212,12 @@ class Sandbox:
         with suppress(SandboxError):  # a sandbox that is gone needs no kill
             await self._channel.send(message)
 
-    async def _open_file(self, path: str, *, is_write: bool, mode: int = 0) -> int:
+    async def _open_file(self, path: str, *, is_write: bool, mode: int = 0, is_folder: bool = False) -> int:
         if not path.startswith("/") or "\0" in path:
             raise SandboxError(f"not an absolute path: {path!r}")
         with self._channel.expect(next(self._requests)) as expectation:
             request = {"op": "open", "id": expectation.number, "path": path, "write": is_write, "mode": mode}
+            request["folder"] = is_folder
             return (await self._ask(expectation, request))[0]
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -254,6 +255,16 @@ class Sandbox:
             raise SandboxError(f"{path}: {os.strerror(error.errno or 5)}") from error
         finally:
             os.close(fd)
+
+    async def open_folder(self, path: str) -> int:
+        """Open the folder *path* and return its file descriptor, for looking around without a program of the box.
+
+        The caller closes it, and opens what is below it without following links, which belong to the agent.
+
+        Raises:
+            SandboxError: ``refused``: with the kernel's reason.
+        """
+        return await self._open_file(path, is_write=False, is_folder=True)
 
     async def close(self) -> None:
         """Kill all processes inside and free the disk. Return when both are done. Idempotent.

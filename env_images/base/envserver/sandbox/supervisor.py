@@ -370,11 +370,12 @@ class Supervisor:
         path, is_write = str(request["path"]), bool(request["write"])
         if is_write:
             _make_folders(path)
+        is_kind = stat.S_ISDIR if request.get("folder") else stat.S_ISREG
         flags = os.O_WRONLY | os.O_CREAT if is_write else os.O_RDONLY
         fd = kernel.open_inside(path, flags | _FILE_FLAGS, int(request["mode"]) if is_write else 0)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ValueError(f"not a regular file: {path}")
+            if not is_kind(os.fstat(fd).st_mode):
+                raise ValueError(f"not a {'folder' if request.get('folder') else 'regular file'}: {path}")
             if is_write:
                 os.ftruncate(fd, 0)
                 os.fchmod(fd, int(request["mode"]))

@@ -45,6 +45,8 @@ BODY_MAX_BYTES = 2**20
 SILENCE_S = 120.0
 """Maximum seconds until a response's head. At 6 starts per second, the last of a burst of 250 waits 40 s."""
 CONNECTIONS = 256
+NEVER = "0001-01-01T00:00:00Z"
+"""The engine's ``StartedAt`` of a container that was never started."""
 Answer = Callable[[Receive, Send], Awaitable[None]]
 """A response that sends itself when called."""
 Treatment = Callable[[Operation], Awaitable[Answer]]
@@ -100,6 +102,8 @@ class Gate:
         self._custom_tasks = custom_tasks_view.absolute() if custom_tasks_view is not None else None
         self._folders = SocketFolders(socket_view.absolute(), mode=0o777) if socket_view is not None else None
         self._creating = 0
+        self._started: set[str] = set()
+        """Ids of containers whose start this gate has forwarded, until it removes them."""
         self._engine = engine_client(engine)
         self._treatments: Mapping[RouteKind, Treatment] = {
             RouteKind.PLAIN: self._plain,
@@ -107,6 +111,7 @@ class Gate:
             RouteKind.LIST: self._filtered,
             RouteKind.EVENTS: self._filtered,
             RouteKind.INSPECT: self._inspect,
+            RouteKind.START: self._start,
             RouteKind.CONTAINER: self._container,
             RouteKind.REMOVE: self._remove,
             RouteKind.IMAGE: self._image,
@@ -177,6 +182,17 @@ class Gate:
         act = operation.path.rpartition("/")[2]
         return await self._pass(operation, f"/containers/{container['Id']}/{act}", operation.query)
 
+    async def _start(self, operation: Operation) -> Answer:
+        # A stopped container keeps what its program wrote to its root, or to a volume. Its entry point must not run on
+        # that as the container's first user. The set covers concurrent starts, which all read "never started".
+        container = await self._own(operation)
+        if container["Id"] in self._started or has_run(container):
+            raise GateRefusal(
+                f"container {operation.reference} was started before: create a new one", status=HTTPStatus.CONFLICT
+            )
+        self._started.add(container["Id"])
+        return await self._pass(operation, f"/containers/{container['Id']}/start", operation.query)
+
     async def _remove(self, operation: Operation) -> Answer:
         container = await self._own(operation)
         labels = container["Config"]["Labels"]
@@ -186,6 +202,8 @@ class Gate:
         response = await self._engine.delete(
             operation.target(f"/containers/{container['Id']}"), params=dict(operation.query)
         )
+        if response.is_success:
+            self._started.discard(container["Id"])
         return answer(response.status_code, response.content)
 
     async def _image(self, operation: Operation) -> Answer:
@@ -314,6 +332,11 @@ class Gate:
         async with asyncio.timeout(SILENCE_S):
             response = await self._engine.send(request, stream=True)
         return passed_on(response)
+
+
+def has_run(container: Mapping[str, Any]) -> bool:
+    """Return True unless the engine states that *container*, as it inspects it, was never started."""
+    return (container.get("State") or {}).get("StartedAt") != NEVER
 
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes:

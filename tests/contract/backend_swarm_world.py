@@ -39,6 +39,10 @@ class Machine:
     gate: Gate
     dialer: NodeDialer
 
+    def offer(self, environment: Environment) -> None:
+        """Put *environment* into the catalog of the node, in place of all others."""
+        self.gate.take(self.gate.rules.with_environments([environment]))
+
 
 @asynccontextmanager
 async def swarm_at(

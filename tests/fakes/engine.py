@@ -388,6 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Paused": container.state == "paused",
             "ExitCode": container.exit_code,
             "OOMKilled": container.out_of_memory,
+            "StartedAt": "0001-01-01T00:00:00Z" if container.state == "created" else "2024-05-06T07:08:09.1Z",
         }
         config = {"Tty": False, "Labels": container.labels, "Image": container.body["Image"]}
         self._answer(200, {"Id": container.id, "Name": f"/{container.name}", "State": state, "Config": config})

@@ -321,7 +321,7 @@ def _is_list_of_objects(value: Any, environment: Environment, rules: Rules) -> b
 
 
 def _absent(value: Any) -> bool:
-    return value is None or value == [] or value == {} or value == ""
+    return value is None or value == [] or value == {}  # the engine takes an empty text for a list with that text
 
 
 def _is_texts(value: Any) -> bool:
@@ -418,9 +418,4 @@ def _is_volume(mount: Mapping[str, Any], environment: Environment) -> bool:
 
 def _is_plain(mount: Mapping[str, Any]) -> bool:
     options = mount.get("BindOptions") or {}
-    return (
-        mount.keys() <= _KEYS
-        and isinstance(options, dict)
-        and options.keys() <= {"Propagation"}
-        and options.get("Propagation", "") in _INWARD
-    )
+    return mount.keys() <= _KEYS and options in ({}, *({"Propagation": one} for one in _INWARD))

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -45,6 +46,7 @@ BODY_MAX_BYTES = 2**20
 SILENCE_S = 120.0
 """Maximum seconds until a response's head. At 6 starts per second, the last of a burst of 250 waits 40 s."""
 CONNECTIONS = 256
+_PASSED_ON = frozenset(["content-type", "content-length", "api-version", "server"])
 NEVER = "0001-01-01T00:00:00Z"
 """The engine's ``StartedAt`` of a container that was never started."""
 Answer = Callable[[Receive, Send], Awaitable[None]]
@@ -383,11 +385,14 @@ def answer(status: int, content: object, *, closes: bool = False) -> Answer:
     return send_it
 
 
-def passed_on(response: httpx.Response) -> Answer:
-    """Forward the engine's response as it arrives, and close it at its end or when the client disconnects."""
+def passed_on(response: httpx.Response, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+    """Forward the engine's response as it arrives, and close it at its end or when the client disconnects.
+
+    *headers* are added to the response.
+    """
 
     async def send_it(receive: Receive, send: Send) -> None:
-        pumping = asyncio.create_task(_pump(response, send))
+        pumping = asyncio.create_task(_pump(response, headers, send))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({pumping, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -402,13 +407,10 @@ def passed_on(response: httpx.Response) -> Answer:
     return send_it
 
 
-async def _pump(response: httpx.Response, send: Send) -> None:
-    headers: list[tuple[bytes, bytes]] = [
-        (name.lower().encode(), value.encode())
-        for name, value in response.headers.items()
-        if name.lower() in ("content-type", "content-length", "api-version", "server")
-    ]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+async def _pump(response: httpx.Response, headers: Mapping[str, str], send: Send) -> None:
+    given = [(name.lower(), value) for name, value in response.headers.items() if name.lower() in _PASSED_ON]
+    start = [(name.encode(), value.encode()) for name, value in (*given, *headers.items())]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": start})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

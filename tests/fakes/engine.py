@@ -424,7 +424,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"Id": self.server.engine.image_id(reference), "RepoTags": [reference]})
 
     def _pull(self) -> None:
-        image, engine = f"{self.query['fromImage']}:{self.query['tag']}", self.server.engine
+        tag, engine = self.query["tag"], self.server.engine
+        image = f"{self.query['fromImage']}{'@' if tag.startswith('sha256:') else ':'}{tag}"
         progress: list[dict[str, str]] = [{"status": f"Pulling {image}"}]
         if image in engine.registry:
             engine.images.add(image)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Final, NewType
 
 from gateway.core.ids import EnvironmentName, WorkerId
 
 NodeId = NewType("NodeId", str)
 """Id of a machine, stable over restarts of the node's process. Workers' addresses contain it
 (``node:<id>/<worker>/<socket>``)."""
+VOUCHER_HEADER: Final = "x-env-gateway-voucher"
+"""The header in which a node proves that it has the image that it sends. A gateway passes it on with the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

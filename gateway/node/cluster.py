@@ -19,10 +19,12 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import BackendError
+from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.gate import Answer, Gate, answer, engine_client, read_body, refuse_body
 from gateway.node.image_transfers import Transfers
 from gateway.node.report import Draining, Reporter
 from gateway.node.routes import GateRefusal
+from gateway.node.vouchers import Vouchers
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +37,13 @@ _CREDENTIALS_MAX_BYTES: Final = 8192
 class Cluster:
     """An ASGI application that serves paths below `PREFIX` and passes other requests to the gate."""
 
-    def __init__(self, gate: Gate, *, engine: str, state: Path, image_max_bytes: int) -> None:
+    def __init__(self, gate: Gate, *, engine: str, vouchers: Vouchers, state: Path, image_max_bytes: int) -> None:
         """Set up the application without connecting.
 
         Args:
             gate: Serves all other requests. Its rules apply here too.
             engine: The engine's socket, ``unix:///…``.
+            vouchers: Issues the proofs of this node's images, and checks the proofs of other nodes' images.
             state: A persistent folder that only this process uses. It holds the draining flag, and images while they
                 are checked.
             image_max_bytes: Maximum bytes of an image's tar.
@@ -50,7 +53,11 @@ class Cluster:
         self._draining = Draining(state / "draining")
         self._reporter = Reporter(self._engine, gate=gate, draining=self._draining)
         self._transfers = Transfers(
-            self._engine, reporter=self._reporter, spool=state / "images", max_bytes=image_max_bytes
+            self._engine,
+            reporter=self._reporter,
+            vouchers=vouchers,
+            spool=state / "images",
+            max_bytes=image_max_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,9 +122,10 @@ class Cluster:
 
     async def _load(self, scope: Scope, reference: str, receive: Receive) -> Answer:
         id = _digest(scope, "id")
-        length = _headers(scope).get("content-length", "0")
+        headers = _headers(scope)
+        length, voucher = headers.get("content-length", "0"), headers.get(VOUCHER_HEADER, "")
         announced = int(length) if length.isascii() and length.isdigit() else 0
-        found = await self._transfers.load(reference, id, receive, announced_bytes=announced)
+        found = await self._transfers.load(reference, id, receive, voucher=voucher, announced_bytes=announced)
         return answer(HTTPStatus.OK, {"id": found})
 
     async def _pull(self, scope: Scope, reference: str) -> Answer:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -45,6 +46,9 @@ BODY_MAX_BYTES = 2**20
 SILENCE_S = 120.0
 """Maximum seconds until a response's head. At 6 starts per second, the last of a burst of 250 waits 40 s."""
 CONNECTIONS = 256
+_PASSED_ON = frozenset(["content-type", "content-length", "api-version", "server"])
+NEVER = "0001-01-01T00:00:00Z"
+"""The engine's ``StartedAt`` of a container that was never started."""
 Answer = Callable[[Receive, Send], Awaitable[None]]
 """A response that sends itself when called."""
 Treatment = Callable[[Operation], Awaitable[Answer]]
@@ -100,6 +104,8 @@ class Gate:
         self._custom_tasks = custom_tasks_view.absolute() if custom_tasks_view is not None else None
         self._folders = SocketFolders(socket_view.absolute(), mode=0o777) if socket_view is not None else None
         self._creating = 0
+        self._started: set[str] = set()
+        """Ids of containers whose start this gate has forwarded, until it removes them."""
         self._engine = engine_client(engine)
         self._treatments: Mapping[RouteKind, Treatment] = {
             RouteKind.PLAIN: self._plain,
@@ -107,6 +113,7 @@ class Gate:
             RouteKind.LIST: self._filtered,
             RouteKind.EVENTS: self._filtered,
             RouteKind.INSPECT: self._inspect,
+            RouteKind.START: self._start,
             RouteKind.CONTAINER: self._container,
             RouteKind.REMOVE: self._remove,
             RouteKind.IMAGE: self._image,
@@ -177,6 +184,17 @@ class Gate:
         act = operation.path.rpartition("/")[2]
         return await self._pass(operation, f"/containers/{container['Id']}/{act}", operation.query)
 
+    async def _start(self, operation: Operation) -> Answer:
+        # A stopped container keeps what its program wrote to its root, or to a volume. Its entry point must not run on
+        # that as the container's first user. The set covers concurrent starts, which all read "never started".
+        container = await self._own(operation)
+        if container["Id"] in self._started or has_run(container):
+            raise GateRefusal(
+                f"container {operation.reference} was started before: create a new one", status=HTTPStatus.CONFLICT
+            )
+        self._started.add(container["Id"])
+        return await self._pass(operation, f"/containers/{container['Id']}/start", operation.query)
+
     async def _remove(self, operation: Operation) -> Answer:
         container = await self._own(operation)
         labels = container["Config"]["Labels"]
@@ -186,6 +204,8 @@ class Gate:
         response = await self._engine.delete(
             operation.target(f"/containers/{container['Id']}"), params=dict(operation.query)
         )
+        if response.is_success:
+            self._started.discard(container["Id"])
         return answer(response.status_code, response.content)
 
     async def _image(self, operation: Operation) -> Answer:
@@ -316,6 +336,11 @@ class Gate:
         return passed_on(response)
 
 
+def has_run(container: Mapping[str, Any]) -> bool:
+    """Return True unless the engine states that *container*, as it inspects it, was never started."""
+    return (container.get("State") or {}).get("StartedAt") != NEVER
+
+
 async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     """Read the request's body.
 
@@ -360,11 +385,14 @@ def answer(status: int, content: object, *, closes: bool = False) -> Answer:
     return send_it
 
 
-def passed_on(response: httpx.Response) -> Answer:
-    """Forward the engine's response as it arrives, and close it at its end or when the client disconnects."""
+def passed_on(response: httpx.Response, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+    """Forward the engine's response as it arrives, and close it at its end or when the client disconnects.
+
+    *headers* are added to the response.
+    """
 
     async def send_it(receive: Receive, send: Send) -> None:
-        pumping = asyncio.create_task(_pump(response, send))
+        pumping = asyncio.create_task(_pump(response, headers, send))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({pumping, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -379,13 +407,10 @@ def passed_on(response: httpx.Response) -> Answer:
     return send_it
 
 
-async def _pump(response: httpx.Response, send: Send) -> None:
-    headers: list[tuple[bytes, bytes]] = [
-        (name.lower().encode(), value.encode())
-        for name, value in response.headers.items()
-        if name.lower() in ("content-type", "content-length", "api-version", "server")
-    ]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+async def _pump(response: httpx.Response, headers: Mapping[str, str], send: Send) -> None:
+    given = [(name.lower(), value) for name, value in response.headers.items() if name.lower() in _PASSED_ON]
+    start = [(name.encode(), value.encode()) for name, value in (*given, *headers.items())]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": start})
     async for chunk in response.aiter_raw():
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

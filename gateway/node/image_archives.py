@@ -1,9 +1,9 @@
 """Checks the tar of an image that a gateway sends, and writes a new tar for the engine.
 
 A compromised gateway must not be able to replace an image of this machine. So the tar must hold a single image with the
-single expected name, and its configuration must have the announced hash. That hash covers the image's layers, and the
-engine compares the layers with it. The engine gets a new tar with only the files that the manifest names. It contains
-nothing that the engine could read differently.
+single expected name, and its configuration must have the hash for which another node vouches (`vouchers`). This hash
+covers the image's layers, and the engine compares the layers with it. The engine gets a new tar with only the files that
+the manifest names. It contains nothing that the engine could read differently.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Archive:
     tag: str
     config: _Slice
     layers: tuple[_Slice, ...]
+    created: str = ""
+    """Build time in the image's configuration; empty without one."""
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +119,7 @@ def checked(path: Path, *, reference: str, id: str) -> Archive:
             missing = [layer for layer in layers if layer not in found]
             if missing:
                 raise BadArchive(f"a layer is missing: {_shown(missing[0])}")
-            return Archive(path, tag, found[config], tuple(found[layer] for layer in layers))
+            return Archive(path, tag, found[config], tuple(found[layer] for layer in layers), _created(content))
     except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, RecursionError) as error:
         raise BadArchive(f"it cannot be read as a tar: {error}") from error
 
@@ -193,6 +195,14 @@ def _manifest(content: bytes) -> dict[str, Any]:
     if not isinstance(image.get("Config"), str):
         raise BadArchive("its manifest.json does not name the image's configuration")
     return {"Config": image["Config"], "RepoTags": image.get("RepoTags"), "Layers": layers}
+
+
+def _created(config: bytes) -> str:
+    try:
+        found = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise BadArchive(f"its configuration is not JSON: {error}") from error
+    return str(found.get("created", "")) if isinstance(found, dict) else ""
 
 
 def _content(file: io.BufferedReader, found: dict[str, _Slice], name: str, limit_bytes: int) -> bytes:

@@ -18,10 +18,12 @@ from starlette.types import Receive
 
 from gateway.backends.docker.images import is_from_registry
 from gateway.core.errors import BackendError
+from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.gate import Answer, passed_on
 from gateway.node.image_archives import Archive, BadArchive, checked, tagged
-from gateway.node.report import Reporter
+from gateway.node.report import Reporter, built_at
 from gateway.node.routes import GateRefusal
+from gateway.node.vouchers import BadVoucher, Vouchers
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,13 @@ _TALK_MAX_BYTES: Final = 4 * 2**20
 class Transfers:
     """Loads, pulls and saves images of the catalog. Loads and pulls run one at a time."""
 
-    def __init__(self, engine: httpx.AsyncClient, *, reporter: Reporter, spool: Path, max_bytes: int) -> None:
+    def __init__(
+        self, engine: httpx.AsyncClient, *, reporter: Reporter, vouchers: Vouchers, spool: Path, max_bytes: int
+    ) -> None:
         """*spool*: a folder on disk that only this process uses, for a tar while it is checked."""
         self._engine = engine
         self._reporter = reporter
+        self._vouchers = vouchers
         self._spool = spool
         self._max_bytes = max_bytes
         self._turn = asyncio.Lock()
@@ -58,25 +63,39 @@ class Transfers:
             raise BackendError(f"cannot keep images in {self._spool}: {error.strerror}: set state_dir") from error
 
     async def save(self, reference: str) -> Answer:
-        """Return a response with the image's tar from the engine. Raises ``GateRefusal``, ``httpx.TransportError``."""
+        """Return a response with the image's tar from the engine, and a voucher for it in a header.
+
+        Raises:
+            GateRefusal: The engine does not have the image, or has it without a tag.
+            httpx.TransportError: The engine does not answer.
+        """
         if "@" in reference:
             raise GateRefusal(f"{reference} has no tag: an engine that lacks it pulls it")
-        if await self._reporter.image(reference) is None:
+        image = await self._reporter.image(reference)
+        if image is None:
             raise GateRefusal(f"no such image: {reference}", status=HTTPStatus.NOT_FOUND)
         # With its tag: for a name without one, engines save all tags.
         path = f"/images/{quote(tagged(reference), safe='/:')}/get"
         request = self._engine.build_request("GET", path, timeout=httpx.Timeout(LOAD_S, connect=10.0))
-        return passed_on(await self._engine.send(request, stream=True))
+        response = await self._engine.send(request, stream=True)
+        # Issued last, because an engine may prepare a large image for minutes. If the name has moved to another image
+        # meanwhile, the receiving node refuses the tar.
+        return passed_on(response, {VOUCHER_HEADER: self._vouchers.issue(reference, str(image.get("Id", "")))})
 
-    async def load(self, reference: str, id: str, receive: Receive, *, announced_bytes: int) -> str:
+    async def load(self, reference: str, id: str, receive: Receive, *, voucher: str, announced_bytes: int) -> str:
         """Receive a tar, check it, and load it into the engine. Return the id of *reference*, which is *id*.
 
         Raises:
-            GateRefusal: The tar is too large or not exactly that image, or the engine refused it.
+            GateRefusal: No node vouches for the image, the tar is too large or not exactly that image, the engine has
+                a newer one, or refused it.
             httpx.TransportError: The engine does not answer.
         """
         if "@" in reference:
             raise GateRefusal(f"{reference} has no tag to load it under: pull it")
+        try:
+            self._vouchers.check(voucher, reference=reference, id=id)
+        except BadVoucher as error:
+            raise GateRefusal(f"no node vouches for {reference} as {id}: {error}") from error
         if announced_bytes > self._max_bytes:
             raise self._too_large()
         async with self._my_turn():
@@ -88,29 +107,32 @@ class Transfers:
                     archive = await asyncio.to_thread(checked, path, reference=reference, id=id)
                 except BadArchive as error:
                     raise GateRefusal(f"the tar of {reference} is refused: {error}") from error
+                await self._refuse_older(reference, (built_at(archive.created), id))
                 await self._load(archive)
             return await self._expect(reference, id)
 
+    async def _refuse_older(self, reference: str, build: tuple[float, str]) -> None:
+        """Refuse an image that would replace a newer build: gateways choose the newest of all nodes by this order."""
+        image = await self._reporter.image(reference) or {}
+        if (built_at(image.get("Created")), str(image.get("Id", ""))) > build:
+            raise GateRefusal(f"this node has a newer build of {reference}: {image.get('Id')}")
+
     async def pull(self, reference: str, digest: str, *, credentials: str = "") -> str:
-        """Let the engine pull *reference* from its registry at *digest*. Return the image's id. Raises as `load`."""
+        """Let the engine pull *reference* from its registry. Return the image's id. Raises as `load`.
+
+        Only a name with a digest is pulled. The node has it from its own catalog, and the engine verifies it.
+        """
+        name, at, own = reference.partition("@")
+        if not at or own != digest:
+            raise GateRefusal(f"{reference} is not at {digest}: only a digest in the environment.toml can be pulled")
         if not is_from_registry(reference):
             raise GateRefusal(f"{reference} names no registry")
-        name, at, own = reference.partition("@")
-        if at and own != digest:
-            raise GateRefusal(f"{reference} is not at {digest}")
         path, colon, tag = name.rpartition(":")
-        repository, tag = (path, tag) if colon and "/" not in tag else (name, "latest")
+        repository = path if colon and "/" not in tag else name
         headers = {"X-Registry-Auth": credentials} if credentials else {}
         async with self._my_turn():
-            logger.info("node_image_pull image=%s digest=%s", reference, digest)
+            logger.info("node_image_pull image=%s", reference)
             await self._act("/images/create", {"fromImage": repository, "tag": digest}, headers=headers)
-            if not at:
-                target = f"/images/{quote(f'{repository}@{digest}', safe='/:@')}/tag"
-                response = await self._engine.post(target, params={"repo": repository, "tag": tag})
-                if response.status_code != HTTPStatus.CREATED:
-                    raise GateRefusal(
-                        f"the engine does not tag it: {response.text[:200]}", status=HTTPStatus.BAD_GATEWAY
-                    )
             return await self._expect(reference)
 
     @asynccontextmanager

@@ -42,6 +42,7 @@ from gateway.backends.docker.container import (
 )
 from gateway.backends.folders import is_safe_id
 from gateway.core.environment import Environment
+from gateway.node.variables import variables_refusal
 
 MIN_MEMORY_BYTES = 6 * 2**20
 """The engine's own minimum."""
@@ -147,13 +148,16 @@ def refusal(body: Mapping[str, Any], rules: Rules) -> str | None:
     if role == Role.FORWARDER:
         of = forwarder_environment(environment, rules.forwarder_image)
         of_body, of_host = FORWARDER, FORWARDER_HOST_CONFIG
-    return (
+    reason = (
         _unknown(body, of_body, "")
         or _unknown(host, of_host, "HostConfig.")
         or _failed(body, of_body, "", of, rules)
         or _failed(host, of_host, "HostConfig.", of, rules)
         or mount_refusal(host.get("Mounts"), labels, of, rules, has_sockets=role != Role.SERVER)
     )
+    if reason is not None or role == Role.FORWARDER:  # a forwarder has no variables
+        return reason
+    return variables_refusal(body.get("Env") or [], environment, mounts_tasks=mounts_custom_tasks(body))
 
 
 def rewritten(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,10 +214,6 @@ def _labels(value: Any, environment: Environment, rules: Rules) -> bool:
     return (
         value.keys() <= _LABELS and all(isinstance(text, str) for text in value.values()) and is_safe_id(worker or "")
     )
-
-
-def _variables(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _absent(value) or (_is_texts(value) and all("=" in entry for entry in value))
 
 
 def _network(value: Any, environment: Environment, rules: Rules) -> bool:
@@ -321,7 +321,7 @@ def _is_list_of_objects(value: Any, environment: Environment, rules: Rules) -> b
 
 
 def _absent(value: Any) -> bool:
-    return value is None or value == [] or value == {} or value == ""
+    return value is None or value == [] or value == {}  # the engine takes an empty text for a list with that text
 
 
 def _is_texts(value: Any) -> bool:
@@ -335,7 +335,7 @@ def _within(value: Any, least: int, most: int) -> bool:
 BODY: Mapping[str, Check] = {
     "Image": lambda value, environment, rules: value == environment.image,
     "User": lambda value, environment, rules: value == user(environment),
-    "Env": _variables,
+    "Env": lambda value, environment, rules: value is None or _is_texts(value),  # see `variables_refusal`
     "Labels": _labels,
     "Healthcheck": lambda value, environment, rules: _absent(value) or value == {"Test": ["NONE"]},
     "HostConfig": lambda value, environment, rules: True,  # HOST_CONFIG checks its keys
@@ -418,9 +418,4 @@ def _is_volume(mount: Mapping[str, Any], environment: Environment) -> bool:
 
 def _is_plain(mount: Mapping[str, Any]) -> bool:
     options = mount.get("BindOptions") or {}
-    return (
-        mount.keys() <= _KEYS
-        and isinstance(options, dict)
-        and options.keys() <= {"Propagation"}
-        and options.get("Propagation", "") in _INWARD
-    )
+    return mount.keys() <= _KEYS and options in ({}, *({"Propagation": one} for one in _INWARD))

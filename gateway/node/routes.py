@@ -52,6 +52,7 @@ class RouteKind(Enum):
     EVENTS = auto()  #: like LIST, for container events only
     CREATE = auto()  #: forwarded with a checked and rewritten body
     INSPECT = auto()  #: inspects a container of the instance
+    START = auto()  #: starts a container of the instance that has never run
     CONTAINER = auto()  #: runs another operation on a container of the instance
     REMOVE = auto()  #: removes a container of the instance and its socket folder
     IMAGE = auto()  #: inspects an image of the catalog
@@ -110,7 +111,7 @@ ROUTES = (
         ("stdout", "stderr", "timestamps", "follow", "tail", "since", "until"),
     ),
     Route("GET", f"/containers/{_REFERENCE}/stats", RouteKind.CONTAINER, ("stream", "one-shot")),
-    Route("POST", f"/containers/{_REFERENCE}/start", RouteKind.CONTAINER),
+    Route("POST", f"/containers/{_REFERENCE}/start", RouteKind.START),
     Route("POST", f"/containers/{_REFERENCE}/stop", RouteKind.CONTAINER, ("t", "signal")),
     Route("POST", f"/containers/{_REFERENCE}/kill", RouteKind.CONTAINER, ("signal",)),
     Route("POST", f"/containers/{_REFERENCE}/wait", RouteKind.CONTAINER, ("condition",)),

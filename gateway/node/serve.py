@@ -30,6 +30,7 @@ from gateway.node.gate import Gate, engine_client
 from gateway.node.policy import Rules
 from gateway.node.tls import server_context
 from gateway.node.tunnel import Tunnel
+from gateway.node.vouchers import Vouchers
 from gateway.server import HttpServer, listen
 from gateway.settings import Settings
 
@@ -241,6 +242,7 @@ async def _serving_gateways(
     cluster = Cluster(
         gate,
         engine=settings.node_engine,
+        vouchers=Vouchers(*settings.cluster_files()),
         state=settings.state_dir / "node",
         image_max_bytes=settings.node_image_max_bytes,
     )

@@ -108,20 +108,21 @@ def _require(certificate: Any, name: str) -> None:
 
 def _check_files(name: str, ca: Path, cert: Path, key: Path) -> None:
     """Check the files and raise ``ConfigError`` with a clear reason, because OpenSSL's messages are hard to read."""
-    authorities, chain = _certificates(ca), _certificates(cert)
+    authorities, chain = certificates(ca), certificates(cert)
     own = chain[0]
-    if own.public_key() != _private_key(key).public_key():
+    if own.public_key() != private_key(key).public_key():
         raise ConfigError(f"{key} is not the key of the certificate {cert}")
-    _check_dates(cert, own)
-    _check_part(cert, own, name)
+    check_dates(cert, own)
+    check_part(cert, own, name)
     # During the replacement of a CA its file holds both CAs, and the old CA may have expired.
-    issuers = [issuer for issuer in (*authorities, *chain[1:]) if _issued(issuer, own)]
+    issuers = [issuer for issuer in (*authorities, *chain[1:]) if issued(issuer, own)]
     if not issuers:
         raise ConfigError(f"{cert} was not signed by the CA in {ca}")
-    _check_dates(ca, max(issuers, key=lambda issuer: issuer.not_valid_after_utc))
+    check_dates(ca, max(issuers, key=lambda issuer: issuer.not_valid_after_utc))
 
 
-def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+def check_dates(path: Path | str, certificate: x509.Certificate) -> None:
+    """Raise ``ConfigError``, which names *path*, unless *certificate* is valid now."""
     now = datetime.datetime.now(datetime.UTC)
     if certificate.not_valid_after_utc < now:
         raise ConfigError(f"{path} expired at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
@@ -129,7 +130,8 @@ def _check_dates(path: Path, certificate: x509.Certificate) -> None:
         raise ConfigError(f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
 
 
-def _check_part(path: Path, certificate: x509.Certificate, name: str) -> None:
+def check_part(path: Path | str, certificate: x509.Certificate, name: str) -> None:
+    """Raise ``ConfigError``, which names *path*, unless *certificate* is for *name* and its part of a connection."""
     try:
         extensions = certificate.extensions
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
@@ -143,7 +145,8 @@ def _check_part(path: Path, certificate: x509.Certificate, name: str) -> None:
         raise ConfigError(f"{path} lacks the extended key usage {shown}")
 
 
-def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+def issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Return True if *issuer* signed *certificate*. Not checked: whether it may sign certificates."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
@@ -151,14 +154,16 @@ def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
     return True
 
 
-def _certificates(path: Path) -> Sequence[x509.Certificate]:
+def certificates(path: Path) -> Sequence[x509.Certificate]:
+    """Return the certificates in the file *path*. Raises ``ConfigError``."""
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError as error:
         raise ConfigError(f"{path}: must be a certificate in PEM: {error}") from error
 
 
-def _private_key(path: Path) -> Any:
+def private_key(path: Path) -> Any:
+    """Return the private key in the file *path*. Raises ``ConfigError``."""
     try:
         return serialization.load_pem_private_key(_read(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -101,12 +101,12 @@ async def gate_world(
         socket_root=str(shared_dir),
         custom_tasks_root=str(tasks_dir),
     )
-    socket = shared_dir / "gate.sock"
+    socket, gate = shared_dir / "gate.sock", Gate(engine=ENGINE_URL, rules=rules, custom_tasks_view=tasks_dir)
     async with (
-        serving_gate(Gate(engine=ENGINE_URL, rules=rules, custom_tasks_view=tasks_dir), socket),
+        serving_gate(gate, socket),
         docker_world_at(f"unix://{socket}", docker_engine, worker_image, shared_dir, tasks_dir, instance) as world,
     ):
-        yield world
+        yield replace(world, offer=lambda environment: gate.take(rules.with_environments([environment])))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def swarm_world(
         docker_world_at(ENGINE_URL, docker_engine, worker_image, shared_dir, tasks_dir, instance) as world,
         swarm_at(rules, environment, shared_dir, tasks_dir=tasks_dir) as machine,
     ):
-        yield replace(world, backend=machine.backend, check_folders=machine.gate.check)
+        yield replace(world, backend=machine.backend, check_folders=machine.gate.check, offer=machine.offer)
 
 
 @pytest.fixture

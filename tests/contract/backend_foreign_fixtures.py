@@ -86,11 +86,12 @@ async def foreign_gate_world(
     environment = foreign_environment(foreign_image)
     rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), forwarder_image=forwarder_image)
     images, socket = (foreign_image, forwarder_image), shared_dir / "gate.sock"
+    gate = Gate(engine=ENGINE_URL, rules=rules)
     async with (
-        serving_gate(Gate(engine=ENGINE_URL, rules=rules), socket),
+        serving_gate(gate, socket),
         foreign_docker_at(f"unix://{socket}", docker_engine, images, shared_dir, instance) as world,
     ):
-        yield world
+        yield replace(world, offer=lambda environment: gate.take(rules.with_environments([environment])))
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ async def foreign_swarm_world(
         foreign_docker_at(ENGINE_URL, docker_engine, images, shared_dir, instance) as world,
         swarm_at(rules, environment, shared_dir) as machine,
     ):
-        yield replace(world, backend=machine.backend)
+        yield replace(world, backend=machine.backend, offer=machine.offer)
 
 
 @pytest.fixture

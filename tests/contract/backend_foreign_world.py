@@ -83,9 +83,13 @@ class ForeignWorld:
     """Returns what exists of any worker: containers or processes, folders."""
     image_id: str = ""
     """The id of the environment's image, as the engine states it."""
+    offer: Callable[[Environment], None] = lambda environment: None
+    """Puts this environment into the catalog of the engine gate, if there is one, in place of the world's."""
 
     def variant(self, **changes: Any) -> Environment:
-        return replace(self.environment, **changes)
+        changed = replace(self.environment, **changes)
+        self.offer(changed)
+        return changed
 
 
 def base_image(engine: docker.APIClient) -> str:

@@ -21,6 +21,7 @@ from gateway.node.policy import Rules
 from gateway.node.serve import serving_cluster
 from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel as NodeRelay
+from gateway.node.vouchers import Vouchers
 from tests.contract.backend_world import ENGINE_URL, SOCKETS_ON_NODES
 from tests.fakes.certificates import cluster
 from tests.fakes.nodes import HOST
@@ -39,6 +40,10 @@ class Machine:
     gate: Gate
     dialer: NodeDialer
 
+    def offer(self, environment: Environment) -> None:
+        """Put *environment* into the catalog of the node, in place of all others."""
+        self.gate.take(self.gate.rules.with_environments([environment]))
+
 
 @asynccontextmanager
 async def swarm_at(
@@ -50,7 +55,8 @@ async def swarm_at(
         gateways, nodes_own = cluster(own / "tls")
         gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir, custom_tasks_view=tasks_dir)
         stack.push_async_callback(gate.aclose)
-        node = Cluster(gate, engine=ENGINE_URL, state=own / "state", image_max_bytes=2**30)
+        vouchers = Vouchers(nodes_own.ca, nodes_own.cert, nodes_own.key)
+        node = Cluster(gate, engine=ENGINE_URL, vouchers=vouchers, state=own / "state", image_max_bytes=2**30)
         stack.push_async_callback(node.aclose)
         node.check()
         tls = server_context(nodes_own.ca, nodes_own.cert, nodes_own.key)

@@ -121,6 +121,8 @@ class World:
     """The id of the environment's image, as the engine states it."""
     check_folders: Callable[[], Awaitable[None]] | None = None
     """The check that another process does at its start, where that process creates the folders."""
+    offer: Callable[[Environment], None] = lambda environment: None
+    """Puts this environment into the catalog of the engine gate, if there is one, in place of the world's."""
 
     async def kill(self, id: WorkerId, address: str) -> None:
         """Kill -9 the worker with this id and address, from outside."""
@@ -131,7 +133,9 @@ class World:
         return [*self.engine_leftovers(), *folders_below(self.shared_dir)]
 
     def variant(self, **changes: Any) -> Environment:
-        return replace(self.environment, **changes)
+        changed = replace(self.environment, **changes)
+        self.offer(changed)
+        return changed
 
     def misbehaving(self, how: str) -> Environment:
         return self.variant(variables={"FAKE_WORKER": how})

@@ -148,6 +148,7 @@ BODY_ATTACKS = {
     "an image by id": {"Image": "sha256:" + "0" * 64},
     "no labels": {"Labels": {}},
     "another instance": {"Labels": {"env-gateway.instance": "theirs"}},
+    "a variable for the entry point": {"Env": ["LD_PRELOAD=/run/envserver/x.so"]},
     "a command": {"Cmd": ["sh", "-c", "id"]},
     "an entry point": {"Entrypoint": ["sh"]},
     "a second host configuration": {"hostconfig": {"Privileged": True}},
@@ -302,6 +303,20 @@ async def test_a_host_configuration_in_the_body_of_a_start_is_refused(
 
     assert response.status_code == 403
     assert docker_engine.inspect_container(container)["State"]["Status"] == "created"
+
+
+async def test_a_container_that_ended_is_not_started_again(
+    attacker: Attacker, gate: httpx.AsyncClient, docker_engine: docker.APIClient
+) -> None:
+    _, container = await attacker.created()
+    assert (await gate.post(f"/containers/{container}/start")).status_code == 204
+    await gate.post(f"/containers/{container}/kill", params={"signal": "SIGKILL"})
+    await gate.post(f"/containers/{container}/wait")
+
+    response = await gate.post(f"/containers/{container}/start")
+
+    assert (response.status_code, "was started before" in response.json()["message"]) == (409, True)
+    assert docker_engine.inspect_container(container)["State"]["Running"] is False
 
 
 @asynccontextmanager

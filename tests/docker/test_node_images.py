@@ -17,11 +17,14 @@ import pytest
 from docker.errors import ImageNotFound
 
 from gateway.core.environment import Environment
+from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
 from gateway.node.policy import Rules
+from gateway.node.vouchers import Vouchers
 from tests.contract.backend_world import ENGINE_URL, fake_environment
 from tests.deadlines import scaled
+from tests.fakes.certificates import cluster
 from tests.fakes.images import built_once
 
 pytestmark = [pytest.mark.docker]
@@ -52,10 +55,12 @@ def id_of(engine: docker.APIClient, name: str) -> str:
 
 
 @asynccontextmanager
-async def node(environment: Environment, instance: str, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def node(
+    environment: Environment, instance: str, folder: Path, vouchers: Vouchers
+) -> AsyncIterator[httpx.AsyncClient]:
     rules = Rules.of([environment], instance=instance, socket_root=str(folder / "sockets"))
     gate = Gate(engine=ENGINE_URL, rules=rules)
-    app = Cluster(gate, engine=ENGINE_URL, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app = Cluster(gate, engine=ENGINE_URL, vouchers=vouchers, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
@@ -71,21 +76,34 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 2**20]
 
 
-async def bring(client: httpx.AsyncClient, reference: str, id: str, data: bytes) -> httpx.Response:
-    return await client.put(f"/env-gateway/images/{reference}", params={"id": id}, content=pieces(data))
+async def bring(client: httpx.AsyncClient, reference: str, id: str, data: bytes, *, voucher: str) -> httpx.Response:
+    """Send an image to a node, as a gateway does with the voucher of the node that saved it."""
+    return await client.put(
+        f"/env-gateway/images/{reference}",
+        params={"id": id},
+        content=pieces(data),
+        headers={VOUCHER_HEADER: voucher},
+    )
+
+
+@pytest.fixture(scope="module")
+def vouchers(tmp_path_factory: pytest.TempPathFactory) -> Vouchers:
+    """The vouchers of all nodes: they have the same certificate."""
+    _, own = cluster(tmp_path_factory.mktemp("certificates"))
+    return Vouchers(own.ca, own.cert, own.key)
 
 
 async def test_an_image_that_one_node_saved_is_loaded_by_another(
-    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
+    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path, vouchers: Vouchers
 ) -> None:
-    async with node(fake_environment(image), instance, tmp_path) as client:
+    async with node(fake_environment(image), instance, tmp_path, vouchers) as client:
         id = id_of(docker_engine, image)
         before: dict[str, Any] = (await client.get("/env-gateway/node")).json()
         saved = await client.get(f"/env-gateway/images/{image}")
         assert saved.status_code == 200
         remove(docker_engine, image)
 
-        response = await bring(client, image, id, saved.content)
+        response = await bring(client, image, id, saved.content, voucher=saved.headers[VOUCHER_HEADER])
 
         assert (response.status_code, response.json()) == (200, {"id": id})
         assert id_of(docker_engine, image) == id
@@ -101,17 +119,17 @@ async def test_an_image_that_one_node_saved_is_loaded_by_another(
 
 
 async def test_an_image_cannot_be_loaded_under_another_images_name(
-    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
+    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path, vouchers: Vouchers
 ) -> None:
     other = image.replace(":1", ":2")
-    async with node(fake_environment(image), instance, tmp_path) as client:
+    async with node(fake_environment(image), instance, tmp_path, vouchers) as client:
         id = id_of(docker_engine, image)
         saved = (await client.get(f"/env-gateway/images/{image}")).content
         docker_engine.tag(image, other.partition(":")[0], "2")
-    async with node(fake_environment(other), instance, tmp_path) as client:
+    async with node(fake_environment(other), instance, tmp_path, vouchers) as client:
         remove(docker_engine, other)
 
-        response = await bring(client, other, id, saved)
+        response = await bring(client, other, id, saved, voucher=vouchers.issue(other, id))
 
         assert response.status_code == 403
         assert "the image's names are" in response.json()["message"]
@@ -120,14 +138,14 @@ async def test_an_image_cannot_be_loaded_under_another_images_name(
 
 
 async def test_an_image_with_a_changed_layer_is_refused_by_the_engine(
-    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path
+    docker_engine: docker.APIClient, image: str, instance: str, tmp_path: Path, vouchers: Vouchers
 ) -> None:
-    async with node(fake_environment(image), instance, tmp_path) as client:
+    async with node(fake_environment(image), instance, tmp_path, vouchers) as client:
         id = id_of(docker_engine, image)
         saved = (await client.get(f"/env-gateway/images/{image}")).content
         remove(docker_engine, image)
 
-        response = await bring(client, image, id, with_another_layer(saved))
+        response = await bring(client, image, id, with_another_layer(saved), voucher=vouchers.issue(image, id))
 
         assert response.status_code == 502
         assert "the engine refuses" in response.json()["message"]

@@ -10,12 +10,13 @@ from typing import cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gateway.node.tls import make_certificates
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 DAY = datetime.timedelta(days=1)
 
 
@@ -45,11 +46,12 @@ def signed(
     usages: Sequence[x509.ObjectIdentifier],
     ends: datetime.timedelta = DAY,
     begins: datetime.timedelta = -2 * DAY,
+    key: PrivateKey | None = None,
 ) -> Files:
     """Make a further certificate, signed by the CA in *directory*. Its dates are relative to now."""
     authority = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
     authority_key = serialization.load_pem_private_key((directory / "ca-key.pem").read_bytes(), password=None)
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    key, now = key or ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))

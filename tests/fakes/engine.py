@@ -388,6 +388,7 @@ class _Handler(BaseHTTPRequestHandler):
             "Paused": container.state == "paused",
             "ExitCode": container.exit_code,
             "OOMKilled": container.out_of_memory,
+            "StartedAt": "0001-01-01T00:00:00Z" if container.state == "created" else "2024-05-06T07:08:09.1Z",
         }
         config = {"Tty": False, "Labels": container.labels, "Image": container.body["Image"]}
         self._answer(200, {"Id": container.id, "Name": f"/{container.name}", "State": state, "Config": config})
@@ -423,7 +424,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"Id": self.server.engine.image_id(reference), "RepoTags": [reference]})
 
     def _pull(self) -> None:
-        image, engine = f"{self.query['fromImage']}:{self.query['tag']}", self.server.engine
+        tag, engine = self.query["tag"], self.server.engine
+        image = f"{self.query['fromImage']}{'@' if tag.startswith('sha256:') else ':'}{tag}"
         progress: list[dict[str, str]] = [{"status": f"Pulling {image}"}]
         if image in engine.registry:
             engine.images.add(image)

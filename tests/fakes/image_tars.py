@@ -18,7 +18,9 @@ class ImageTar:
     """A tar of an image under construction. A test can corrupt any part of it."""
 
     tag: str
-    config: bytes = b'{"architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": []}}'
+    config: bytes = (
+        b'{"architecture": "amd64", "created": "2025-01-01T00:00:00Z", "rootfs": {"type": "layers", "diff_ids": []}}'
+    )
     layers: Sequence[bytes] = (b"one layer", b"another")
     oci: bool = False
     manifest: Any = None

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway.backends.swarm.nodes import Nodes
+from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.tls import NODE_NAME, client_context, server_context
 from tests.fakes.certificates import Files
 from tests.fakes.ports import reserved_port
@@ -137,7 +138,8 @@ class FakeNode:
                 await connection.left()
                 return
             status, body = await self._answer(request)
-            await connection.answer(body, status=status)
+            more = f"{VOUCHER_HEADER}: voucher of {image_id(body)}\r\n" if request.method == "GET" else ""
+            await connection.answer(body, status=status, more=more)
 
     async def _request(self, connection: Connection) -> Request:
         request = await connection.request()
@@ -173,6 +175,8 @@ class FakeNode:
             await self.may_load.wait()
             if query["id"] != image_id(request.body):
                 return 400, b"another image"
+            if request.headers.get(VOUCHER_HEADER) != f"voucher of {image_id(request.body)}":
+                return 403, b"no node vouches for it"
             self.content[reference] = request.body
         else:
             reference = reference.removesuffix("/pull")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -139,14 +140,22 @@ def container_body(
         owner: Label with the gateway's identity; empty for none.
         custom_tasks_source: The folder of the task modules as the engine sees it; empty to mount none.
     """
-    told = variables(environment, socket=f"{SOCKET_TARGET}/{SOCKET_NAME}", slots=worker.slots)
     return {
         "Image": environment.image,
         "User": user(environment),
-        "Env": [f"{name}={value}" for name, value in sorted(told.items())],
+        "Env": own_entries(environment, slots=worker.slots),
         "Labels": labels(worker, environment, instance=instance, owner=owner),
         "HostConfig": host_config(environment, [*_mounts(source, custom_tasks_source), *volume_mounts(environment)]),
     }
+
+
+def own_entries(environment: Environment, *, slots: int) -> list[str]:
+    """Return the complete ``Env`` of a container of the gateway's own server. The engine gate computes it too."""
+    return _entries(variables(environment, socket=f"{SOCKET_TARGET}/{SOCKET_NAME}", slots=slots))
+
+
+def _entries(given: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in sorted(given.items())]
 
 
 def owned_by(instance: str, owner: str) -> dict[str, str]:
@@ -300,9 +309,9 @@ _DEFAULTS: Final = {
 }
 
 
-def foreign_variables(environment: Environment) -> dict[str, str]:
-    """Return the process variables of an image's own server, without any of the gateway's."""
-    return {**_DEFAULTS, **environment.variables}
+def foreign_entries(environment: Environment) -> list[str]:
+    """Return the complete ``Env`` of an image's own server, without any of the gateway's variables."""
+    return _entries({**_DEFAULTS, **environment.variables})
 
 
 def server_body(worker: Worker, environment: Environment, *, instance: str, owner: str = "") -> dict[str, Any]:
@@ -310,11 +319,10 @@ def server_body(worker: Worker, environment: Environment, *, instance: str, owne
 
     It runs the image's own entry point and command: ``environment.command`` is for local processes only.
     """
-    told = foreign_variables(environment)
     return {
         "Image": environment.image,
         "User": user(environment),
-        "Env": [f"{name}={value}" for name, value in sorted(told.items())],
+        "Env": foreign_entries(environment),
         "Labels": labels(worker, environment, instance=instance, owner=owner) | {LABEL_ROLE: Role.SERVER.value},
         "Healthcheck": {"Test": ["NONE"]},  # the gateway checks it; the image's would start a process every 30 s
         "HostConfig": host_config(environment, volume_mounts(environment)),

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from gateway.backends.docker.images import is_from_registry
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.placement import NodeId, NodeReport
+from gateway.core.placement import VOUCHER_HEADER, NodeId, NodeReport
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +137,10 @@ class ImageSync:
             async with asyncio.timeout(COPY_S):
                 async with self._nodes.request(source, "GET", path, silence_s=SILENCE_S) as got:
                     body: AsyncIterator[bytes] = got.aiter_raw()
+                    # The target takes an image only with the source's own word for it.
+                    headers = {VOUCHER_HEADER: got.headers.get(VOUCHER_HEADER, "")}
                     async with self._nodes.request(
-                        target, "PUT", path, params={"id": image}, content=body, silence_s=SILENCE_S
+                        target, "PUT", path, params={"id": image}, content=body, headers=headers, silence_s=SILENCE_S
                     ) as put:
                         await put.aread()
         except TimeoutError as error:

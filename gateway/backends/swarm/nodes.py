@@ -258,6 +258,7 @@ class Nodes:
         *,
         params: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
         silence_s: float = ANSWER_S,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request to node *id* and yield the response with its body unread.
@@ -277,6 +278,7 @@ class Nodes:
                 endpoint.url(path),
                 params=params,
                 content=content,
+                headers=headers,
                 timeout=timeout,
                 extensions={"sni_hostname": self.tls_name},
             ) as response:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.docker.container import container_body, sandbox_profile
+from gateway.backends.docker.container import container_body, own_entries, sandbox_profile
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
@@ -20,6 +20,7 @@ from gateway.node.policy import BODY, HOST_CONFIG, Rules, mounts_custom_tasks, r
 from gateway.node.routes import GateRefusal, Malformed, RouteKind, find, own_containers, own_events, parse
 
 ROOT = "/var/lib/docker/volumes/sockets/_data"
+SOCKET = "/run/envserver/worker.sock"
 PROFILE = json.dumps({"defaultAction": "SCMP_ACT_ERRNO"})
 MATH = Environment(
     name=EnvironmentName("math"),
@@ -154,6 +155,7 @@ def test_a_fully_hardened_body_is_allowed_for_a_loosened_environment() -> None:
         pytest.param("User", "0:0", id="root"),
         pytest.param("User", "", id="the image's own user"),
         pytest.param("User", "10001:0", id="root's group"),
+        pytest.param("Env", None, id="no variables"),
         pytest.param("Env", ["PATH"], id="a variable of the engine's own"),
         pytest.param("Env", {"A": "b"}, id="variables that are not a list"),
         pytest.param("Labels", {}, id="no labels"),
@@ -212,6 +214,7 @@ def test_a_fully_hardened_body_is_allowed_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.CapAdd", ["SYS_ADMIN"], id="a capability"),
         pytest.param("HostConfig.CapAdd", ["ALL"], id="all capabilities"),
         pytest.param("HostConfig.CapAdd", "SYS_ADMIN", id="a capability as text"),
+        pytest.param("HostConfig.CapAdd", "", id="an empty text, which the engine takes for one capability"),
         pytest.param("HostConfig.SecurityOpt", [], id="new privileges"),
         pytest.param("HostConfig.SecurityOpt", None, id="a missing security option"),
         pytest.param("HostConfig.SecurityOpt", ["no-new-privileges:false"], id="new privileges allowed"),
@@ -290,6 +293,7 @@ def test_a_fully_hardened_body_is_allowed_for_a_loosened_environment() -> None:
         pytest.param("HostConfig.Mounts", mount(Type="volume"), id="a volume"),
         pytest.param("HostConfig.Mounts", mount(Type="npipe"), id="a pipe"),
         pytest.param("HostConfig.Mounts", mount(BindOptions={"Propagation": "rshared"}), id="mounts that leak out"),
+        pytest.param("HostConfig.Mounts", mount(BindOptions={"Propagation": []}), id="a propagation that is a list"),
         pytest.param("HostConfig.Mounts", mount(BindOptions={"NonRecursive": True}), id="another bind option"),
         pytest.param("HostConfig.Mounts", mount(VolumeOptions={"DriverConfig": {}}), id="volume options"),
         pytest.param("HostConfig.Mounts", mount(source="/"), id="a second source in lower case"),
@@ -304,6 +308,62 @@ def test_a_body_that_asks_for_more_is_refused_by_name(path: str, value: object) 
 
     assert reason is not None
     assert path.split(".")[-1] in reason
+
+
+COLOURED = replace(MATH, name=EnvironmentName("coloured"), variables={"COLOUR": "green", "KEY": "secret"})
+WITH_COLOUR = Rules.of([COLOURED], instance="ours", socket_root=ROOT)
+
+
+@pytest.mark.parametrize("slots", [1, 2, COLOURED.pool.slots])
+def test_exactly_the_environments_variables_are_allowed_with_any_of_its_numbers_of_slots(slots: int) -> None:
+    body = body_of(COLOURED)
+    body["Env"] = own_entries(COLOURED, slots=slots)[::-1]
+
+    assert "COLOUR=green" in body["Env"]
+    assert refusal(body, WITH_COLOUR) is None
+    assert rewritten(body) == body
+
+
+@pytest.mark.parametrize(
+    ("without", "entries"),
+    [
+        pytest.param("", ["LD_PRELOAD=/run/envserver/x.so"], id="a library for the entry point"),
+        pytest.param("", ["PATH=/run/envserver:/usr/bin"], id="another search path"),
+        pytest.param("", ["PYTHONWARNINGS=all:0:antigravity.x:0:0"], id="an import at the start"),
+        pytest.param("", ["OPENENV_TASK_MODULE=os"], id="task modules that are not mounted"),
+        pytest.param("", ["x"], id="a name without a value"),
+        pytest.param("", [""], id="an empty entry"),
+        pytest.param("", ["COLOUR=green"], id="the same entry twice"),
+        pytest.param("", ["COLOUR=red"], id="a second value"),
+        pytest.param("COLOUR=green", [], id="a missing variable"),
+        pytest.param("COLOUR=green", ["COLOUR=red"], id="another value"),
+        pytest.param("COLOUR=green", ["COLOUR=green "], id="a longer value"),
+        pytest.param("COLOUR=green", ["colour=green"], id="another case"),
+        pytest.param("ENVSERVER_SLOTS=4", ["ENVSERVER_SLOTS=17"], id="more slots"),
+        pytest.param("ENVSERVER_SLOTS=4", ["ENVSERVER_SLOTS=0"], id="no slots"),
+        pytest.param("ENVSERVER_SLOTS=4", ["ENVSERVER_SLOTS=04"], id="another spelling of the slots"),
+        pytest.param("ENVSERVER_SLOTS=4", ["ENVSERVER_SLOTS=\u0664"], id="slots in another script"),
+        pytest.param("ENVSERVER_SLOTS=4", ["ENVSERVER_SLOTS=4", "ENVSERVER_SLOTS=3"], id="slots twice"),
+        pytest.param("ENVSERVER_SLOTS=4", [], id="no number of slots"),
+        pytest.param("ENVSERVER_IDLE_S=0", ["ENVSERVER_IDLE_S=1"], id="another idle time"),
+        pytest.param(f"ENVSERVER_SOCKET={SOCKET}", ["ENVSERVER_SOCKET=/tmp/x"], id="another socket"),
+    ],
+)
+def test_variables_other_than_the_environments_are_refused(without: str, entries: list[str]) -> None:
+    body = body_of(COLOURED)
+    assert without == "" or without in body["Env"]
+    body["Env"] = [entry for entry in body["Env"] if entry != without] + entries
+
+    assert "Env" in (refusal(body, WITH_COLOUR) or "")
+
+
+def test_a_refusal_names_the_variables_without_their_values() -> None:
+    body = body_of(COLOURED)
+    body["Env"] = [entry.replace("secret", "stolen") for entry in body["Env"]] + ["PATH=/x"]
+
+    reason = refusal(body, WITH_COLOUR)
+
+    assert reason == "Env must be exactly the variables of environment coloured: KEY, PATH differ"
 
 
 @pytest.mark.parametrize(
@@ -367,6 +427,8 @@ def test_no_unknown_key_with_a_value_is_allowed(key: str, value: object) -> None
 
 TASKS = "/srv/custom_tasks"
 TUNABLE = replace(MATH, name=EnvironmentName("tunable"), custom_tasks=CustomTasks(module="custom_tasks.a", folder="t"))
+FILLED = replace(TUNABLE, custom_tasks=CustomTasks(module="custom_tasks.a", folder="t", content="some"))
+"""The same environment as the gateway knows it: the gate does not read the content of the folder."""
 OTHER = replace(MATH, name=EnvironmentName("other"), custom_tasks=CustomTasks(module="custom_tasks.b", folder="o"))
 WITH_TASKS = Rules.of([MATH, TUNABLE, OTHER], instance="ours", socket_root=ROOT, custom_tasks_root=TASKS + "/")
 
@@ -381,8 +443,18 @@ def with_tasks(environment: Environment, **changes: object) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_container_gets_the_name_of_task_modules_exactly_if_it_mounts_them(mounted: bool) -> None:
+    body = with_tasks(FILLED) if mounted else body_of(TUNABLE)
+    other = with_tasks(FILLED) if not mounted else body_of(TUNABLE)
+
+    assert refusal(body, WITH_TASKS) is None
+    assert ("OPENENV_TASK_MODULE=custom_tasks.a" in body["Env"]) is mounted
+    assert "OPENENV_TASK_MODULE differs" in (refusal(body | {"Env": other["Env"]}, WITH_TASKS) or "")
+
+
 def test_an_environments_task_modules_may_be_mounted_read_only() -> None:
-    body = with_tasks(TUNABLE)
+    body = with_tasks(FILLED)
 
     assert refusal(body, WITH_TASKS) is None
     assert rewritten(body) == body
@@ -431,7 +503,7 @@ def test_an_environments_task_modules_may_be_mounted_read_only() -> None:
     ],
 )
 def test_task_modules_may_not_be_mounted_in_any_other_way(changes: dict[str, object]) -> None:
-    assert "HostConfig.Mounts" in str(refusal(with_tasks(TUNABLE, **changes), WITH_TASKS))
+    assert "HostConfig.Mounts" in str(refusal(with_tasks(FILLED, **changes), WITH_TASKS))
 
 
 def test_an_environment_without_task_modules_may_not_mount_any() -> None:
@@ -441,12 +513,12 @@ def test_an_environment_without_task_modules_may_not_mount_any() -> None:
 def test_without_a_folder_of_task_modules_in_the_rules_none_may_be_mounted() -> None:
     rules = Rules.of([TUNABLE], instance="ours", socket_root=ROOT)
 
-    assert "HostConfig.Mounts" in str(refusal(with_tasks(TUNABLE), rules))
-    assert "HostConfig.Mounts" in str(refusal(with_tasks(TUNABLE, Source="/t"), rules))
+    assert "HostConfig.Mounts" in str(refusal(with_tasks(FILLED), rules))
+    assert "HostConfig.Mounts" in str(refusal(with_tasks(FILLED, Source="/t"), rules))
 
 
 def test_task_modules_do_not_loosen_the_sockets_mount() -> None:
-    body = with_tasks(TUNABLE)
+    body = with_tasks(FILLED)
     body["HostConfig"]["Mounts"][0]["Source"] = f"{ROOT}/w2"
 
     assert "HostConfig.Mounts" in str(refusal(body, WITH_TASKS))

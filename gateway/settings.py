@@ -75,6 +75,11 @@ class Settings(BaseSettings):
     """Port to listen on. With 0 the gateway takes a free port and logs it in ``gateway_ready``."""
     insecure: bool = False
     """Allow listening on an address that is not loopback without keys."""
+    public_names: Annotated[tuple[str, ...], NoDecode] = ()
+    """Further host names of a gateway without trainers' keys, comma-separated. Against web pages of other sites, such a
+    gateway answers 403 unless ``Host`` is an IP address, ``localhost``, a name that ends in ``.localhost`` or
+    ``.internal``, the ``host`` setting, or one of these names. If ``host`` is not loopback, names without dots are
+    accepted too. Pages of these names may send requests."""
 
     store: str = "memory"
     """``memory``, or a Redis URL: ``redis://``, ``rediss://`` or ``unix://``. For a Redis that Sentinels watch:
@@ -212,7 +217,7 @@ class Settings(BaseSettings):
     cluster_key: Path | None = None
     """Private key of ``cluster_cert``."""
 
-    @field_validator("environments", "static", "nodes", mode="before")
+    @field_validator("environments", "static", "nodes", "public_names", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         given = (value,) if isinstance(value, str) else value

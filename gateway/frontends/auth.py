@@ -8,26 +8,114 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
 from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
-from gateway.frontends.asgi import denial, respond_json
+from gateway.frontends.asgi import denial, header, headers, respond_json
 from gateway.frontends.router import is_open, segment_of
+from gateway.settings import Settings, is_loopback, parse_keys
 
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+_WRONG_KEY = "this key is not known here"
+_NO_KEY = "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
+_OWN_SITES: Final = frozenset(("same-origin", "none"))
+_PRIVATE_ENDS: Final = (".localhost", ".internal")
+"""Ends of names that the public DNS never has. Containers reach their host as ``host.docker.internal``."""
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class BrowserGuard:
+    """Protects a gateway without keys from web pages in the browser of a user who can reach it.
+
+    A page of any site may send requests to ``127.0.0.1``. With DNS rebinding it may also read the answers. The browser
+    then states the page's origin in ``Origin`` or ``Sec-Fetch-Site``, or the site's name in ``Host``. Programs send
+    neither ``Origin`` nor ``Sec-Fetch-Site``, or the gateway's own address as ``Origin``.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", names: Iterable[str] = ()) -> None:
+        """Create the guard of one gateway.
+
+        Args:
+            host: Address that the gateway listens on. If it is not loopback, other containers can reach the gateway by
+                a name without dots, such as a service of Docker Compose. No public site has such a name.
+            names: Further host names of the gateway. Their pages may send requests.
+        """
+        self._host = host.lower()
+        self._names = frozenset(name.rstrip(".").lower() for name in names)
+        self._is_loopback = is_loopback(host)
+
+    def refusal(self, scope: Scope) -> str:
+        """Return why the gateway refuses the request. Empty: no page of another site caused it."""
+        host = header(scope, b"host")
+        name = _host_of(f"//{host}") if host is not None else None  # browsers always send it
+        if host is not None and not self._is_own(name):
+            return (
+                f"Host {host[:100]!r} is not a name of this gateway, which has no keys: address it as localhost or by "
+                "its IP address, add the name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
+            )
+        origins = headers(scope, b"origin")
+        if origins and all(_host_of(origin) in self._names for origin in origins):
+            return ""
+        site = (header(scope, b"sec-fetch-site") or "none").strip().lower()
+        if site in _OWN_SITES and all(host is not None and _is_same(origin, host) for origin in origins):
+            return ""
+        page = origins[0] if origins else site
+        return (
+            f"a page of another site ({page[:100]!r}) sent this request, and this gateway has no keys: add the page's "
+            "host name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
+        )
+
+    def _is_own(self, name: str | None) -> bool:
+        """Return True if a page whose host is *name* cannot belong to another site."""
+        if not name:
+            return False
+        if name == "localhost" or name.endswith(_PRIVATE_ENDS) or _is_address(name):
+            return True
+        if name == self._host or name in self._names:
+            return True
+        return not self._is_loopback and "." not in name
 
 
 class Authenticator:
     """ASGI middleware that passes requests with a valid key to *inside* and sets ``scope["gateway.owner"]``."""
 
-    def __init__(self, inside: ASGIApp, *, trainers: Mapping[str, str], operators: Mapping[str, str]) -> None:
-        """Keep only digests. *trainers* and *operators* map names to keys. If both are empty, access is open."""
+    def __init__(
+        self,
+        inside: ASGIApp,
+        *,
+        trainers: Mapping[str, str],
+        operators: Mapping[str, str],
+        guard: BrowserGuard | None = None,
+    ) -> None:
+        """Keep only digests of the keys.
+
+        Args:
+            inside: The application behind.
+            trainers: Keys of trainers by name.
+            operators: Keys of operators by name. If both are empty, access is open.
+            guard: Checks each request that needs no key only because there are none. None: as for a gateway on
+                loopback without further names.
+        """
         self._inside = inside
         self._trainers = _digests(trainers)
         self._operators = _digests(operators)
+        self._guard = guard or BrowserGuard()
+
+    @classmethod
+    def of(cls, inside: ASGIApp, settings: Settings) -> Authenticator:
+        """Return the authenticator of a gateway with these *settings*."""
+        return cls(
+            inside,
+            trainers=parse_keys(settings.trainer_keys),
+            operators=parse_keys(settings.operator_keys),
+            guard=BrowserGuard(settings.host, settings.public_names),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the key and pass the request on without it, or respond with 401."""
@@ -35,17 +123,26 @@ class Authenticator:
             await self._inside(scope, receive, send)
             return
         key, scope = _take_key(scope)
-        if not self._trainers and not self._operators:
+        if is_open(scope["path"]):
+            pass
+        elif (keys := self._needed(scope["path"])) is None:
+            if reason := self._guard.refusal(scope):
+                await _refuse(scope, send, 403, reason)
+                return
             scope["gateway.owner"] = Owner("")
-        elif not is_open(scope["path"]):
-            segment = segment_of(scope["path"]).lower()
-            keys = self._operators if segment in OPERATOR_SEGMENTS else self._trainers
-            owner = _match(keys, key) if keys or segment in OPERATOR_SEGMENTS else Owner("")
+        else:
+            owner = _match(keys, key)
             if owner is None:
-                await _refuse(scope, send, key)
+                await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
             scope["gateway.owner"] = owner
         await self._inside(scope, receive, send)
+
+    def _needed(self, path: str) -> list[tuple[Owner, bytes]] | None:
+        """Return the keys that open *path*. None: it needs none."""
+        if segment_of(path).lower() in OPERATOR_SEGMENTS:
+            return self._operators if self._operators or self._trainers else None
+        return self._trainers or None
 
 
 def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
@@ -79,12 +176,41 @@ def _match(keys: list[tuple[Owner, bytes]], key: str) -> Owner | None:
     return found
 
 
-async def _refuse(scope: Scope, send: Send, key: str) -> None:
-    detail = "this key is not known here" if key else "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
-    challenge = (b"www-authenticate", b"Bearer")
+async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
+    challenge = [(b"www-authenticate", b"Bearer")] if status == 401 else []
     body = {"detail": detail}
     if segment_of(scope["path"]) in AREAL_SEGMENTS:
-        body = {"error": "unauthorized", **body}  # AReaL's format of errors
+        body = {"error": "unauthorized" if status == 401 else "forbidden", **body}  # AReaL's format of errors
     if scope["type"] == "websocket":
         send = denial(send)
-    await respond_json(send, 401, body, [challenge])
+    await respond_json(send, status, body, challenge)
+
+
+def _is_address(name: str) -> bool:
+    """Return True for an IP address. Rebinding needs a name: a page's address is that of its server."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of *url* in lower case and without its last dot. None: *url* has no valid host."""
+    try:
+        name = urlsplit(url).hostname
+    except ValueError:
+        return None
+    return name.rstrip(".") if name else None
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return True if *origin* is a page of the server that the request addresses as *host*."""
+    try:
+        page = urlsplit(origin)
+        usual = _DEFAULT_PORTS.get(page.scheme)
+        server = urlsplit(f"//{host}")
+        is_same_port = (page.port or usual) == (server.port or usual)
+    except ValueError:
+        return False
+    return usual is not None and is_same_port and _host_of(origin) == _host_of(f"//{host}")

@@ -4,8 +4,8 @@ A reader that follows a request has to open each of these modules. A module coun
 functions. A function that waits since before the request, such as the loop of an open socket, does not count.
 
 Two kinds of modules are left out, because they are the same for all requests and a reader can follow a request without
-them: the transport to trainer and worker (sockets, HTTP, JSON text), and the inside of the store. A Redis store does the
-same work in scripts.
+them: the transport to trainer and worker (sockets, HTTP, JSON text), and the inside of the store. A Redis store does
+the same work in scripts.
 """
 
 from __future__ import annotations

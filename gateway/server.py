@@ -23,11 +23,13 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, TooManyBytes
 
 HEAD_MAX_BYTES: Final = 128 * 1024
 """Maximum size of request line and headers; secrets in a header may take 64 KiB. Enforced to within one read of the
 socket (256 KiB)."""
+HEADS_MAX_BYTES: Final = 64 * 2**20
+"""Maximum size of all heads together that have begun and are not complete. They come before the key is known."""
 HEAD_S: Final = 60.0
 """Maximum seconds from a connection's or a request's first byte to the end of its headers."""
 BODY_S: Final = 20.0
@@ -54,8 +56,12 @@ LOST_AFTER_S: Final = 60
 """Seconds that a client's kernel may leave sent data unacknowledged before the connection counts as lost."""
 STALL_S: Final = 20.0
 """Seconds that a client may leave a full write buffer (64 KiB) unread."""
+TRY_AGAIN_LATER: Final = 1013
+"""Close code of a WebSocket whose messages would exceed the budget of bytes; see `gateway.frontends.asgi.ByteBudget`."""
 GOING_AWAY: Final = 1001
 """Close code of a WebSocket that this process ends, not the client."""
+REASON_MAX_CHARS: Final = 120
+"""Maximum length of the reason in a close frame, which holds at most 123 bytes."""
 CLOSE_S: Final = 2.0
 """Seconds that a client has to answer the close; a client with a blocked loop does not answer."""
 
@@ -114,14 +120,19 @@ class BoundedHttp(HttpToolsProtocol):
         """Callback for the loss of the client; see `gateway.frontends.asgi.Attended`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start the timer for the first request of a new connection."""
+        """Start the timer for the first request of a new connection, or refuse it if there are too many."""
         super().connection_made(transport)
+        most = self.server_state.max_connections if isinstance(self.server_state, _State) else None
+        if most is not None and len(self.connections) > most:
+            self._refuse(b"503 Service Unavailable", f"this replica has {most} connections already: try again later")
+            return
         self._head_timer = self.loop.call_later(HEAD_S, self._on_slow_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and notify the request that works for this client."""
         self._stop_clock()
         self._stall.end()
+        self._count_head(0)
         super().connection_lost(exc)
         self.is_lost = True
         if self.on_lost is not None:
@@ -139,6 +150,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse *data*, and count the bytes of an incomplete head."""
+        if self.transport.is_closing():
+            return  # nothing that arrives after a refusal is a request
         super().data_received(data)
         if self._in_body:
             self._body_at = self.loop.time()
@@ -148,22 +161,25 @@ class BoundedHttp(HttpToolsProtocol):
             return
         if not self._in_head or self.transport.is_closing():
             return
-        self._head_bytes += len(data)
+        self._count_head(self._head_bytes + len(data))
         if self._head_bytes > HEAD_MAX_BYTES:
             self._refuse(b"431 Request Header Fields Too Large", f"the headers exceed {HEAD_MAX_BYTES} bytes")
+        elif isinstance(self.server_state, _State) and self.server_state.head_bytes > HEADS_MAX_BYTES:
+            self._refuse(b"503 Service Unavailable", "too many incomplete requests: try again later")
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._on_slow_head)
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
         self._in_head = True
-        self._head_bytes = 0
+        self._count_head(0)
         super().on_message_begin()
         self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
     def on_headers_complete(self) -> None:
         """Note that a head ends, and its body begins."""
         self._in_head, self._in_body = False, True
+        self._count_head(0)
         self._body_until = self.loop.time() + BODY_LEAST_S
         self._stop_clock()
         super().on_headers_complete()
@@ -177,6 +193,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._body_timer.cancel()
             self._body_timer = None
         super().on_message_complete()
+
+    def _count_head(self, count: int) -> None:
+        if isinstance(self.server_state, _State):
+            self.server_state.head_bytes += count - self._head_bytes
+        self._head_bytes = count
 
     def leave(self) -> None:
         """Let a response that has not started yet announce that it is the last on this connection."""
@@ -239,6 +260,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.conn.debug = False
         self._unanswered = 0
         self._is_ending = False
+        self._is_refused = False
         self._stall = _Stall()
 
     def pause_writing(self) -> None:
@@ -265,6 +287,34 @@ class BoundedSocket(WebSocketsSansIOProtocol):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_S * 1000)
         super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        """Parse *data*, which counts in the budget of the client's key until all messages are answered.
+
+        If the budget is exceeded, close the socket and drop what still arrives.
+        """
+        if self._is_refused:
+            return
+        if (held := self._held()) is not None:
+            try:
+                held.add(len(data))
+            except TooManyBytes as error:
+                self._is_refused = self._is_ending = True
+                if not self.close_sent:
+                    self._say_goodbye(TRY_AGAIN_LATER, error.detail)
+                return
+        super().data_received(data)
+        self._release()
+
+    def _held(self) -> Any:
+        scope = getattr(self, "scope", None)  # uvicorn sets it when it has read the handshake
+        return None if scope is None else scope.get("gateway.held")
+
+    def _release(self) -> None:
+        """Give the budget's bytes back if no message is incomplete or unanswered."""
+        if self._unanswered <= 0 and not self.frames and not self.conn.reader.buffer:
+            if (held := self._held()) is not None:
+                held.release()
+
     def send_receive_event_to_app(self) -> None:
         """Count the messages that wait for their answer."""
         self._unanswered += 1
@@ -277,6 +327,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.send":
             self._unanswered -= 1
+            self._release()
             if self._is_ending and self._unanswered <= 0 and not self.transport.is_closing():
                 self._say_goodbye()
 
@@ -292,12 +343,12 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         elif self._unanswered <= 0:
             self._say_goodbye()
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, code: int = GOING_AWAY, reason: str = "") -> None:
         # uvicorn closes immediately. If client data is unread, the kernel would then reset the connection,
         # and the client might never read the close code.
         self.stop_keepalive()
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
-        self.conn.send_close(GOING_AWAY)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code})
+        self.conn.send_close(code, reason[:REASON_MAX_CHARS])
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True  # incoming data is dropped from now on
         if self.read_paused:
@@ -309,17 +360,21 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 class _State(ServerState):
     """The server's state that all its connections share."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_connections: int | None) -> None:
         super().__init__()
+        self.max_connections = max_connections
         self.is_leaving = False
+        self.head_bytes = 0
+        """Number of bytes of the heads that have begun and are not complete."""
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, which ends the process before the gateway could be stopped in order."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, max_connections: int | None = None) -> None:
+        """Create the server. With more than *max_connections* connections, further ones get 503. None: no limit."""
         super().__init__(config)
-        self.server_state = self._state = _State()
+        self.server_state = self._state = _State(max_connections)
 
     def leave(self) -> None:
         """Continue to take requests, but let each response announce that it is the last on its connection.

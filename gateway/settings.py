@@ -163,6 +163,14 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Maximum size of a request body; the gateway answers a larger body with 413."""
+    max_held_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Maximum number of bytes that the requests of all keys hold in this replica: their bodies until they are answered,
+    openings in the queue, creates that wait for the name of their environment, and frames of WebSockets. A request
+    beyond it gets 429, or AReaL's 503; a WebSocket is closed with 1013. A single request may exceed it."""
+    max_held_bytes_per_key: int = Field(default=128 * 2**20, ge=2**20)
+    """As ``max_held_bytes``, for the requests of one key. Without keys, all requests count as those of one key."""
+    max_connections: int = Field(default=20_000, ge=1)
+    """Maximum number of client connections of this replica. Further connections get 503."""
     max_workers: int = Field(default=0, ge=0)
     """Maximum number of workers of all environments together; each environment's ``max_workers`` applies as well. Idle
     workers make room for workers that are needed. 0: only the environments' own limits."""

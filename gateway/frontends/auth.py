@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
 from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
-from gateway.frontends.asgi import denial, header, headers, respond_json
+from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
 from gateway.frontends.router import is_open, segment_of
 from gateway.settings import Settings, is_loopback, parse_keys
 
@@ -92,6 +92,7 @@ class Authenticator:
         trainers: Mapping[str, str],
         operators: Mapping[str, str],
         guard: BrowserGuard | None = None,
+        budget: ByteBudget | None = None,
     ) -> None:
         """Keep only digests of the keys.
 
@@ -101,11 +102,13 @@ class Authenticator:
             operators: Keys of operators by name. If both are empty, access is open.
             guard: Checks each request that needs no key only because there are none. None: as for a gateway on
                 loopback without further names.
+            budget: Bounds the bytes that requests hold. None: no bound.
         """
         self._inside = inside
         self._trainers = _digests(trainers)
         self._operators = _digests(operators)
         self._guard = guard or BrowserGuard()
+        self._budget = budget
 
     @classmethod
     def of(cls, inside: ASGIApp, settings: Settings) -> Authenticator:
@@ -115,6 +118,7 @@ class Authenticator:
             trainers=parse_keys(settings.trainer_keys),
             operators=parse_keys(settings.operator_keys),
             guard=BrowserGuard(settings.host, settings.public_names),
+            budget=ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,6 +126,7 @@ class Authenticator:
         if scope["type"] not in ("http", "websocket"):
             await self._inside(scope, receive, send)
             return
+        arrived = scope
         key, scope = _take_key(scope)
         if is_open(scope["path"]):
             pass
@@ -136,7 +141,15 @@ class Authenticator:
                 await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
             scope["gateway.owner"] = owner
-        await self._inside(scope, receive, send)
+        if self._budget is None or "gateway.owner" not in scope:
+            await self._inside(scope, receive, send)
+            return
+        held = self._budget.hold(scope["gateway.owner"])
+        scope["gateway.held"] = arrived["gateway.held"] = held  # the server counts the frames of a WebSocket
+        try:
+            await self._inside(scope, receive, send)
+        finally:
+            held.close()
 
     def _needed(self, path: str) -> list[tuple[Owner, bytes]] | None:
         """Return the keys that open *path*. None: it needs none."""

@@ -25,11 +25,14 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def served(
-    app: ASGIApp = hello, *, told: Callable[[HttpServer], None] = lambda _: None
+    app: ASGIApp = hello, *, told: Callable[[HttpServer], None] = lambda _: None, max_connections: int | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Run a server of *app* and yield a connection to it; *told* is called with the server."""
     listener = listen("127.0.0.1", 0)
-    server = HttpServer(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    server = HttpServer(
+        uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None),
+        max_connections=max_connections,
+    )
     told(server)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -70,6 +73,47 @@ async def test_a_head_of_64_kib_is_served() -> None:
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: " + b"a" * 65_536 + b"\r\n\r\n")
 
         assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_incomplete_heads_of_all_connections_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.server.HEADS_MAX_BYTES", 100_000)
+    async with served() as (reader, writer):
+        first_reader, first = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        first.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: " + b"a" * 60_000)
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: " + b"a" * 60_000)
+        answers = {asyncio.ensure_future(read(stream, b"}")) for stream in (reader, first_reader)}
+        done, late = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        for answer in late:
+            answer.cancel()
+        first.close()
+
+    assert {one.result()[:12] for one in done} == {b"HTTP/1.1 503"}
+
+
+async def test_connections_beyond_the_limit_are_refused_and_a_closed_one_makes_room() -> None:
+    async with served(max_connections=2) as (reader, writer):
+        address = writer.get_extra_info("peername")
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+        second_reader, second = await asyncio.open_connection(*address)
+        second.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert (await read(second_reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+        third_reader, third = await asyncio.open_connection(*address)
+        refused = await read(third_reader, b"}")
+        third.close()
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
+        assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+
+        fourth_reader, fourth = await asyncio.open_connection(*address)
+        fourth.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert (await read(fourth_reader, b"hello")).startswith(b"HTTP/1.1 200")
+        fourth.close()
+        second.close()
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"2 connections" in refused
 
 
 async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -165,7 +166,7 @@ async def test_secrets_in_headers_count_too() -> None:
     one = environment(slots=1, max_workers=1)
     async with world(one, **SMALL, **TASKS) as here:
         assert (await here.http.post("/create", json=_inline(), headers=_headers(ALICE, "first"))).status_code == 200
-        secret = {"X-Secrets": json.dumps({"a": "x" * 60_000})}
+        secret = {"X-Secrets": base64.b64encode(b'{"a":{"value":"%s"}}' % (b"x" * 45_000)).decode()}
         waiting = [
             here.http.post("/create", json=_inline(), headers=_headers(ALICE, f"w{n}") | secret) for n in range(17)
         ]

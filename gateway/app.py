@@ -444,4 +444,4 @@ class Gateway:
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
-        return Authenticator.of(router, settings)
+        return Authenticator.of(router, settings, self.metrics)

@@ -1,8 +1,7 @@
 """Extends uvicorn with bounds and an orderly end.
 
-It bounds the size and time of a request's head, and the pauses and slowness of its body. It closes WebSockets between
-two frames and detects their vanished clients. It announces the end while it still takes requests, and leaves time to
-clean up.
+It bounds connections, the size and time of heads, and the pauses and slowness of bodies. It closes WebSockets between
+two frames and detects their vanished clients. It announces the end while it still takes requests.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from gateway.core.errors import ConfigError, TooManyBytes
+from gateway.http10 import Http10Cycle
 
 HEAD_MAX_BYTES: Final = 128 * 1024
 """Maximum size of request line and headers; secrets in a header may take 64 KiB. Enforced to within one read of the
@@ -45,7 +45,6 @@ KEEP_ALIVE_S: Final = 75
 after 15 s."""
 BACKLOG: Final = 4096
 """Size of the listen backlog. Hundreds of episodes start in the same second, each with its own connection."""
-
 
 FRAME_MAX_BYTES: Final = 16 * 2**20
 """Maximum size of a message from a WebSocket client, as in stock OpenEnv servers; a larger message closes with 1009."""
@@ -176,13 +175,24 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, and drop a trailer of a chunked body: proxies that filter headers may pass trailers."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Note that a head ends, and its body begins."""
+        """Note that a head ends, and its body begins. An error refuses the request with 400."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
+            raise ValueError("HTTP/1.1 needs exactly one Host")
         self._in_head, self._in_body = False, True
         self._count_head(0)
         self._body_until = self.loop.time() + BODY_LEAST_S
         self._stop_clock()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before and self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = Http10Cycle  # uvicorn creates cycles of its own class only; it has not started yet
         if isinstance(self.server_state, _State) and self.server_state.is_leaving:
             self.leave()
 
@@ -193,6 +203,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._body_timer.cancel()
             self._body_timer = None
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that is not HTTP."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # an error would mix with the response that is being sent
+        else:
+            self._refuse(b"400 Bad Request", msg)
 
     def _count_head(self, count: int) -> None:
         if isinstance(self.server_state, _State):
@@ -311,9 +328,9 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def _release(self) -> None:
         """Give the budget's bytes back if no message is incomplete or unanswered."""
-        if self._unanswered <= 0 and not self.frames and not self.conn.reader.buffer:
-            if (held := self._held()) is not None:
-                held.release()
+        is_idle = self._unanswered <= 0 and not self.frames and not self.conn.reader.buffer
+        if is_idle and (held := self._held()) is not None:
+            held.release()
 
     def send_receive_event_to_app(self) -> None:
         """Count the messages that wait for their answer."""
@@ -344,8 +361,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._say_goodbye()
 
     def _say_goodbye(self, code: int = GOING_AWAY, reason: str = "") -> None:
-        # uvicorn closes immediately. If client data is unread, the kernel would then reset the connection,
-        # and the client might never read the close code.
+        # uvicorn closes immediately. If data is unread, the kernel would then reset the connection without the code.
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code})
         self.conn.send_close(code, reason[:REASON_MAX_CHARS])

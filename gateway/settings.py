@@ -157,7 +157,8 @@ class Settings(BaseSettings):
     Only replicas that share a Redis query each other; the requests are signed, not encrypted."""
 
     trainer_keys: SecretStr = SecretStr("")
-    """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it."""
+    """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it. A key has at
+    least 8 characters; the gateway warns about fewer than 16 (``short_keys``)."""
     operator_keys: SecretStr = SecretStr("")
     """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
 
@@ -387,10 +388,13 @@ def _secrets_dir() -> Path | None:
 
 
 def parse_keys(value: SecretStr) -> dict[str, str]:
-    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused."""
+    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused.
+
+    Spaces around names and keys are ignored.
+    """
     keys: dict[str, str] = {}
     for position, entry in enumerate(filter(None, (part.strip() for part in value.get_secret_value().split(","))), 1):
-        name, colon, key = entry.partition(":")
+        name, colon, key = (part.strip() for part in entry.partition(":"))
         if not colon or not name.strip():
             raise ValueError(f"entry {position} is not of the form name:key")
         if len(key) < 8 or not (key.isascii() and key.isprintable()) or any(c in "/ " for c in key):

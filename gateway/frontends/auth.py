@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,9 +22,17 @@ from gateway.core.ids import Owner
 from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
 from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
 from gateway.frontends.router import is_open, segment_of
+from gateway.metrics import Metrics
 from gateway.settings import Settings, is_loopback, parse_keys
 
+logger = logging.getLogger(__name__)
+
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+_BLANKS = " \t"
+KEY_CHARS: Final = 16
+"""Number of characters below which the gateway warns about a key at its start. ``scripts/keys`` makes longer keys."""
+LOG_PAUSE_S: Final = 10.0
+"""Seconds between two log lines about refused requests with the same reason."""
 _WRONG_KEY = "this key is not known here"
 _NO_KEY = "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
 _OWN_SITES: Final = frozenset(("same-origin", "none"))
@@ -93,6 +104,7 @@ class Authenticator:
         operators: Mapping[str, str],
         guard: BrowserGuard | None = None,
         budget: ByteBudget | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Keep only digests of the keys.
 
@@ -103,22 +115,29 @@ class Authenticator:
             guard: Checks each request that needs no key only because there are none. None: as for a gateway on
                 loopback without further names.
             budget: Bounds the bytes that requests hold. None: no bound.
+            metrics: Count refused requests. None: a new object.
         """
         self._inside = inside
         self._trainers = _digests(trainers)
         self._operators = _digests(operators)
         self._guard = guard or BrowserGuard()
         self._budget = budget
+        self._refusals = _Refusals(metrics or Metrics())
 
     @classmethod
-    def of(cls, inside: ASGIApp, settings: Settings) -> Authenticator:
-        """Return the authenticator of a gateway with these *settings*."""
+    def of(cls, inside: ASGIApp, settings: Settings, metrics: Metrics) -> Authenticator:
+        """Return the authenticator of a gateway with these *settings*. Log the names of short keys."""
+        keys = [*parse_keys(settings.trainer_keys).items(), *parse_keys(settings.operator_keys).items()]
+        short = sorted(name for name, key in keys if len(key) < KEY_CHARS)
+        if short:
+            logger.warning("short_keys names=%s shorter_than=%d", ",".join(short), KEY_CHARS)
         return cls(
             inside,
             trainers=parse_keys(settings.trainer_keys),
             operators=parse_keys(settings.operator_keys),
             guard=BrowserGuard(settings.host, settings.public_names),
             budget=ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key),
+            metrics=metrics,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,12 +151,14 @@ class Authenticator:
             pass
         elif (keys := self._needed(scope["path"])) is None:
             if reason := self._guard.refusal(scope):
+                self._refusals.note("other_site", scope)
                 await _refuse(scope, send, 403, reason)
                 return
             scope["gateway.owner"] = Owner("")
         else:
             owner = _match(keys, key)
             if owner is None:
+                self._refusals.note("wrong_key" if key else "no_key", scope)
                 await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
             scope["gateway.owner"] = owner
@@ -158,20 +179,42 @@ class Authenticator:
         return self._trainers or None
 
 
+class _Refusals:
+    """Counts refused requests, and logs at most one line for each reason in `LOG_PAUSE_S` seconds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._counts: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def note(self, reason: str, scope: Scope) -> None:
+        """Note one refused request."""
+        self._metrics.turned_away(reason)
+        self._counts[reason] += 1
+        now = time.monotonic()
+        if now - self._logged_at.get(reason, -LOG_PAUSE_S) < LOG_PAUSE_S:
+            return
+        self._logged_at[reason] = now
+        client = (scope.get("client") or ("",))[0]
+        logger.warning("requests_turned_away reason=%s count=%d client=%s", reason, self._counts.pop(reason), client)
+
+
 def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
     return [(Owner(name), hashlib.sha256(key.encode()).digest()) for name, key in keys.items()]
 
 
 def _take_key(scope: Scope) -> tuple[str, Scope]:
     """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
-    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value]
+    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
     inner = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]}
     key = keys[0].decode("latin-1") if keys else ""
+    key = key.strip(_BLANKS)
     if key[:7].lower() == "bearer ":
-        key = key[7:].strip()
+        key = key[7:].strip(_BLANKS)
     path: str = scope["path"]
     if path.startswith(prefix := f"/{KEY_SEGMENT}/"):
         key, slash, rest = path.removeprefix(prefix).partition("/")
+        key = key.strip(_BLANKS)
         inner["path"] = slash + rest or "/"
         inner["gateway.keyed"] = True
         raw: bytes = scope.get("raw_path") or path.encode()

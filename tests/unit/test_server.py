@@ -282,3 +282,95 @@ def test_a_client_that_does_not_read_is_cut_off(
                 await ended.wait()  # the client does not read meanwhile
 
     run(cut_off())
+
+
+# -- details of HTTP ------------------------------------------------------------------------------------------------
+
+
+async def streamed(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with two parts of unknown length."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+    await send({"type": "http.response.body", "body": b"two"})
+
+
+async def test_an_http_10_client_gets_a_response_of_unknown_length_without_chunks() -> None:
+    async with served(streamed) as (reader, writer):
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body == b"one two"
+
+
+async def test_an_http_11_client_gets_a_response_of_unknown_length_in_chunks() -> None:
+    async with served(streamed) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+
+        assert (await read(reader, b"0\r\n\r\n")).endswith(b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")
+
+
+async def test_an_http_10_client_gets_a_response_of_known_length_as_it_is() -> None:
+    async with served() as (reader, writer):
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+
+    assert b"content-length: 5" in answer
+    assert answer.endswith(b"\r\n\r\nhello")
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n", b"host: a\r\nHOST: a\r\n"])
+async def test_a_request_without_exactly_one_host_is_refused(hosts: bytes) -> None:
+    asked: list[Scope] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope)
+        await hello(scope, receive, send)
+
+    async with served(noting) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\n" + hosts + b"content-length: 3\r\n\r\nabcGET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert asked == []
+
+
+async def test_trailers_of_a_chunked_body_are_no_headers() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(scope["headers"])
+        await hello(scope, receive, send)
+
+    async with served(noting) as (reader, writer):
+        body = b"3\r\nabc\r\n0\r\nauthorization: Bearer stolen\r\nx-session-id: other\r\n\r\n"
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" + body)
+        assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+    assert seen == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
+
+
+async def test_a_bad_request_behind_a_response_that_is_being_sent_does_not_mix_with_it() -> None:
+    gate = asyncio.Event()
+
+    async def half(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await gate.wait()
+
+    async with served(half) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        await read(reader, b"half")
+        writer.write(b"not HTTP\r\n\r\n")
+        try:
+            async with asyncio.timeout(WAIT_S):
+                assert await reader.read() == b""
+        finally:
+            gate.set()

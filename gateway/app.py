@@ -66,7 +66,7 @@ from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import CallParts, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.settings import Settings, parse_keys
+from gateway.settings import Settings
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import TaskTables
@@ -444,5 +444,4 @@ class Gateway:
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
-        trainers, operators = parse_keys(settings.trainer_keys), parse_keys(settings.operator_keys)
-        return Authenticator(router, trainers=trainers, operators=operators)
+        return Authenticator.of(router, settings, self.metrics)

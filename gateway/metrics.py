@@ -178,6 +178,9 @@ class Metrics:
         self._closed = self._counter("sessions_closed", "Sessions closed, by reason.", "environment", "reason")
         self._episodes = self._counter("episodes", "Episodes that ended, by outcome.", "environment", "outcome")
         self._refused = self._counter("sessions_refused", "Openings that failed, by error code.", "environment", "code")
+        self._turned_away = self._counter(
+            "requests_turned_away", "Requests without a valid key, or of a web page of another site.", "reason"
+        )
         calls = CallMetrics(_CALL_BUCKETS)
         self._registry.register(calls)
         self.call_ended = calls.ended
@@ -240,6 +243,10 @@ class Metrics:
             self._warm_target,
             self._breaker,
         )
+
+    def turned_away(self, reason: str) -> None:
+        """Count a request that the authenticator refused: ``no_key``, ``wrong_key`` or ``other_site``."""
+        self._turned_away.labels(reason).inc()
 
     def session_opened(self, environment: EnvironmentName, seconds: float) -> None:
         """Count an opened session that took *seconds*."""

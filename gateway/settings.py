@@ -75,6 +75,11 @@ class Settings(BaseSettings):
     """Port to listen on. With 0 the gateway takes a free port and logs it in ``gateway_ready``."""
     insecure: bool = False
     """Allow listening on an address that is not loopback without keys."""
+    public_names: Annotated[tuple[str, ...], NoDecode] = ()
+    """Further host names of a gateway without trainers' keys, comma-separated. Against web pages of other sites, such a
+    gateway answers 403 unless ``Host`` is an IP address, ``localhost``, a name that ends in ``.localhost`` or
+    ``.internal``, the ``host`` setting, or one of these names. If ``host`` is not loopback, names without dots are
+    accepted too. Pages of these names may send requests."""
 
     store: str = "memory"
     """``memory``, or a Redis URL: ``redis://``, ``rediss://`` or ``unix://``. For a Redis that Sentinels watch:
@@ -152,12 +157,21 @@ class Settings(BaseSettings):
     Only replicas that share a Redis query each other; the requests are signed, not encrypted."""
 
     trainer_keys: SecretStr = SecretStr("")
-    """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it."""
+    """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it. A key has at
+    least 8 characters; the gateway warns about fewer than 16 (``short_keys``)."""
     operator_keys: SecretStr = SecretStr("")
     """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Maximum size of a request body; the gateway answers a larger body with 413."""
+    max_held_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Maximum number of bytes that the requests of all keys hold in this replica: their bodies until they are answered,
+    openings in the queue, creates that wait for the name of their environment, and frames of WebSockets. A request
+    beyond it gets 429, or AReaL's 503; a WebSocket is closed with 1013. A single request may exceed it."""
+    max_held_bytes_per_key: int = Field(default=128 * 2**20, ge=2**20)
+    """As ``max_held_bytes``, for the requests of one key. Without keys, all requests count as those of one key."""
+    max_connections: int = Field(default=20_000, ge=1)
+    """Maximum number of client connections of this replica. Further connections get 503."""
     max_workers: int = Field(default=0, ge=0)
     """Maximum number of workers of all environments together; each environment's ``max_workers`` applies as well. Idle
     workers make room for workers that are needed. 0: only the environments' own limits."""
@@ -212,7 +226,7 @@ class Settings(BaseSettings):
     cluster_key: Path | None = None
     """Private key of ``cluster_cert``."""
 
-    @field_validator("environments", "static", "nodes", mode="before")
+    @field_validator("environments", "static", "nodes", "public_names", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         given = (value,) if isinstance(value, str) else value
@@ -374,10 +388,13 @@ def _secrets_dir() -> Path | None:
 
 
 def parse_keys(value: SecretStr) -> dict[str, str]:
-    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused."""
+    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused.
+
+    Spaces around names and keys are ignored.
+    """
     keys: dict[str, str] = {}
     for position, entry in enumerate(filter(None, (part.strip() for part in value.get_secret_value().split(","))), 1):
-        name, colon, key = entry.partition(":")
+        name, colon, key = (part.strip() for part in entry.partition(":"))
         if not colon or not name.strip():
             raise ValueError(f"entry {position} is not of the form name:key")
         if len(key) < 8 or not (key.isascii() and key.isprintable()) or any(c in "/ " for c in key):

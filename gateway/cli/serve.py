@@ -33,7 +33,7 @@ async def serve(settings: Settings) -> None:
     held = hold_containers(settings)
     listener = listen(settings.host, settings.port)
     gateway = Gateway(settings, content, port=listener.getsockname()[1])
-    server = HttpServer(configured(gateway.app, end_s=settings.drain_s))
+    server = HttpServer(configured(gateway.app, end_s=settings.drain_s), max_connections=settings.max_connections)
     loop = asyncio.get_running_loop()
 
     def end() -> None:

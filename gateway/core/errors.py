@@ -62,6 +62,13 @@ class BodyTooLarge(InvalidRequest):
     code = "too_large"
 
 
+class TooManyBytes(GatewayError):
+    """The requests of a key, or of all keys, already hold too many bytes in this replica. Nothing was started."""
+
+    code = "too_many_bytes"
+    retryable = True
+
+
 class UnknownEnvironment(InvalidRequest):
     """The gateway offers no environment of that name."""
 

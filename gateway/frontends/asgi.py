@@ -1,16 +1,21 @@
-"""ASGI helpers of all frontends: bounded bodies, JSON responses, and cancellation when the trainer disconnects."""
+"""ASGI helpers of all frontends: bounded bodies, JSON responses, and cancellation when the trainer disconnects.
+
+`ByteBudget` bounds the bytes that requests hold in this replica.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.core.errors import BodyTooLarge, InvalidRequest
+from gateway.core.errors import BodyTooLarge, InvalidRequest, TooManyBytes
+from gateway.core.ids import Owner
 from gateway.core.json_text import dump
 from gateway.core.session import Group
 
@@ -25,6 +30,84 @@ MAX_GROUP_SIZE = 4096
 
 class HungUp(Exception):
     """The trainer closed the connection before its request was complete."""
+
+
+class ByteBudget:
+    """Bounds the bytes of requests that this replica holds, for all keys together and for each key.
+
+    A request holds its body and headers from the first byte until its response is complete, so also while its opening waits in the
+    queue. A WebSocket holds the frames that it receives until they are answered.
+    """
+
+    def __init__(self, total_bytes: int, per_key_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._per_key_bytes = per_key_bytes
+        self._held: Counter[Owner] = Counter()
+        self._all = 0
+
+    def hold(self, owner: Owner) -> HeldBytes:
+        """Return the empty share of a new request of *owner*."""
+        return HeldBytes(self, owner)
+
+    def take(self, owner: Owner, count: int, own: int) -> None:
+        """Add *count* bytes to a request that holds *own* bytes already.
+
+        A request that is the only one may exceed the budget, so that each request below ``max_body_bytes`` can succeed.
+
+        Raises:
+            TooManyBytes: The budget of *owner*, or of all keys, is used up by other requests too.
+        """
+        for held, limit, whose in (
+            (self._held[owner], self._per_key_bytes, "this key"),
+            (self._all, self._total_bytes, "all keys"),
+        ):
+            if held + count > limit and held > own:
+                raise TooManyBytes(
+                    f"the requests of {whose} hold {held} bytes in this replica, and the limit is {limit}: send fewer "
+                    "requests at once, or smaller ones"
+                )
+        self._held[owner] += count
+        self._all += count
+
+    def give_back(self, owner: Owner, count: int) -> None:
+        """Remove *count* bytes of a request of *owner*."""
+        self._all -= count
+        self._held[owner] -= count
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+class HeldBytes:
+    """The bytes that one request holds. The authenticator puts it into ``scope["gateway.held"]``."""
+
+    __slots__ = ("_budget", "_count", "_is_closed", "_owner")
+
+    def __init__(self, budget: ByteBudget, owner: Owner) -> None:
+        self._budget = budget
+        self._owner = owner
+        self._count = 0
+        self._is_closed = False
+
+    def add(self, count: int) -> None:
+        """Count *count* more bytes. Raises ``TooManyBytes``: nothing was counted."""
+        if not self._is_closed:
+            self._budget.take(self._owner, count, self._count)
+            self._count += count
+
+    def release(self) -> None:
+        """Give all bytes back. Later bytes count again."""
+        if self._count:
+            self._budget.give_back(self._owner, self._count)
+            self._count = 0
+
+    def close(self) -> None:
+        """Give all bytes back, and count no more."""
+        self.release()
+        self._is_closed = True
+
+    def another(self) -> HeldBytes:
+        """Return an empty share of the same owner, which outlives the request."""
+        return self._budget.hold(self._owner)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -75,8 +158,11 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
     Raises:
         BodyTooLarge: The body, or its announced length, exceeds *limit_bytes*. The rest was read and dropped.
+        TooManyBytes: The requests of this key, or of all keys, hold too many bytes. The rest was read and dropped.
         HungUp: The trainer closed the connection.
     """
+    held: HeldBytes | None = scope.get("gateway.held")
+    head_bytes = sum(len(value) for _, value in scope["headers"])  # a header may hold secrets
     announced = header(scope, b"content-length")
     is_too_large = announced is not None and announced.isdigit() and int(announced) > limit_bytes
     parts: list[bytes] = []
@@ -89,6 +175,15 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         more = message.get("more_body", False)
         size += len(parts[-1])
         is_too_large = size > limit_bytes
+        if held is not None and not is_too_large:
+            try:
+                held.add(len(parts[-1]) + head_bytes)
+                head_bytes = 0
+            except TooManyBytes:
+                parts.clear()
+                if more:
+                    await _drop_body(receive)
+                raise
     if is_too_large:
         if more:
             await _drop_body(receive)

@@ -8,44 +8,195 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import ipaddress
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
 from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
-from gateway.frontends.asgi import denial, respond_json
+from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
 from gateway.frontends.router import is_open, segment_of
+from gateway.metrics import Metrics
+from gateway.settings import Settings, is_loopback, parse_keys
+
+logger = logging.getLogger(__name__)
 
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+_BLANKS = " \t"
+KEY_CHARS: Final = 16
+"""Number of characters below which the gateway warns about a key at its start. ``scripts/keys`` makes longer keys."""
+LOG_PAUSE_S: Final = 10.0
+"""Seconds between two log lines about refused requests with the same reason."""
+_WRONG_KEY = "this key is not known here"
+_NO_KEY = "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
+_OWN_SITES: Final = frozenset(("same-origin", "none"))
+_PRIVATE_ENDS: Final = (".localhost", ".internal")
+"""Ends of names that the public DNS never has. Containers reach their host as ``host.docker.internal``."""
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class BrowserGuard:
+    """Protects a gateway without keys from web pages in the browser of a user who can reach it.
+
+    A page of any site may send requests to ``127.0.0.1``. With DNS rebinding it may also read the answers. The browser
+    then states the page's origin in ``Origin`` or ``Sec-Fetch-Site``, or the site's name in ``Host``. Programs send
+    neither ``Origin`` nor ``Sec-Fetch-Site``, or the gateway's own address as ``Origin``.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", names: Iterable[str] = ()) -> None:
+        """Create the guard of one gateway.
+
+        Args:
+            host: Address that the gateway listens on. If it is not loopback, other containers can reach the gateway by
+                a name without dots, such as a service of Docker Compose. No public site has such a name.
+            names: Further host names of the gateway. Their pages may send requests.
+        """
+        self._host = host.lower()
+        self._names = frozenset(name.rstrip(".").lower() for name in names)
+        self._is_loopback = is_loopback(host)
+
+    def refusal(self, scope: Scope) -> str:
+        """Return why the gateway refuses the request. Empty: no page of another site caused it."""
+        host = header(scope, b"host")
+        name = _host_of(f"//{host}") if host is not None else None  # browsers always send it
+        if host is not None and not self._is_own(name):
+            return (
+                f"Host {host[:100]!r} is not a name of this gateway, which has no keys: address it as localhost or by "
+                "its IP address, add the name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
+            )
+        origins = headers(scope, b"origin")
+        if origins and all(_host_of(origin) in self._names for origin in origins):
+            return ""
+        site = (header(scope, b"sec-fetch-site") or "none").strip().lower()
+        if site in _OWN_SITES and all(host is not None and _is_same(origin, host) for origin in origins):
+            return ""
+        page = origins[0] if origins else site
+        return (
+            f"a page of another site ({page[:100]!r}) sent this request, and this gateway has no keys: add the page's "
+            "host name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
+        )
+
+    def _is_own(self, name: str | None) -> bool:
+        """Return True if a page whose host is *name* cannot belong to another site."""
+        if not name:
+            return False
+        if name == "localhost" or name.endswith(_PRIVATE_ENDS) or _is_address(name):
+            return True
+        if name == self._host or name in self._names:
+            return True
+        return not self._is_loopback and "." not in name
 
 
 class Authenticator:
     """ASGI middleware that passes requests with a valid key to *inside* and sets ``scope["gateway.owner"]``."""
 
-    def __init__(self, inside: ASGIApp, *, trainers: Mapping[str, str], operators: Mapping[str, str]) -> None:
-        """Keep only digests. *trainers* and *operators* map names to keys. If both are empty, access is open."""
+    def __init__(
+        self,
+        inside: ASGIApp,
+        *,
+        trainers: Mapping[str, str],
+        operators: Mapping[str, str],
+        guard: BrowserGuard | None = None,
+        budget: ByteBudget | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Keep only digests of the keys.
+
+        Args:
+            inside: The application behind.
+            trainers: Keys of trainers by name.
+            operators: Keys of operators by name. If both are empty, access is open.
+            guard: Checks each request that needs no key only because there are none. None: as for a gateway on
+                loopback without further names.
+            budget: Bounds the bytes that requests hold. None: no bound.
+            metrics: Count refused requests. None: a new object.
+        """
         self._inside = inside
         self._trainers = _digests(trainers)
         self._operators = _digests(operators)
+        self._guard = guard or BrowserGuard()
+        self._budget = budget
+        self._refusals = _Refusals(metrics or Metrics())
+
+    @classmethod
+    def of(cls, inside: ASGIApp, settings: Settings, metrics: Metrics) -> Authenticator:
+        """Return the authenticator of a gateway with these *settings*. Log the names of short keys."""
+        keys = [*parse_keys(settings.trainer_keys).items(), *parse_keys(settings.operator_keys).items()]
+        short = sorted(name for name, key in keys if len(key) < KEY_CHARS)
+        if short:
+            logger.warning("short_keys names=%s shorter_than=%d", ",".join(short), KEY_CHARS)
+        return cls(
+            inside,
+            trainers=parse_keys(settings.trainer_keys),
+            operators=parse_keys(settings.operator_keys),
+            guard=BrowserGuard(settings.host, settings.public_names),
+            budget=ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key),
+            metrics=metrics,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the key and pass the request on without it, or respond with 401."""
         if scope["type"] not in ("http", "websocket"):
             await self._inside(scope, receive, send)
             return
+        arrived = scope
         key, scope = _take_key(scope)
-        if not self._trainers and not self._operators:
+        if is_open(scope["path"]):
+            pass
+        elif (keys := self._needed(scope["path"])) is None:
+            if reason := self._guard.refusal(scope):
+                self._refusals.note("other_site", scope)
+                await _refuse(scope, send, 403, reason)
+                return
             scope["gateway.owner"] = Owner("")
-        elif not is_open(scope["path"]):
-            segment = segment_of(scope["path"]).lower()
-            keys = self._operators if segment in OPERATOR_SEGMENTS else self._trainers
-            owner = _match(keys, key) if keys or segment in OPERATOR_SEGMENTS else Owner("")
+        else:
+            owner = _match(keys, key)
             if owner is None:
-                await _refuse(scope, send, key)
+                self._refusals.note("wrong_key" if key else "no_key", scope)
+                await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
             scope["gateway.owner"] = owner
-        await self._inside(scope, receive, send)
+        if self._budget is None or "gateway.owner" not in scope:
+            await self._inside(scope, receive, send)
+            return
+        held = self._budget.hold(scope["gateway.owner"])
+        scope["gateway.held"] = arrived["gateway.held"] = held  # the server counts the frames of a WebSocket
+        try:
+            await self._inside(scope, receive, send)
+        finally:
+            held.close()
+
+    def _needed(self, path: str) -> list[tuple[Owner, bytes]] | None:
+        """Return the keys that open *path*. None: it needs none."""
+        if segment_of(path).lower() in OPERATOR_SEGMENTS:
+            return self._operators if self._operators or self._trainers else None
+        return self._trainers or None
+
+
+class _Refusals:
+    """Counts refused requests, and logs at most one line for each reason in `LOG_PAUSE_S` seconds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._counts: Counter[str] = Counter()
+        self._logged_at: dict[str, float] = {}
+
+    def note(self, reason: str, scope: Scope) -> None:
+        """Note one refused request."""
+        self._metrics.turned_away(reason)
+        self._counts[reason] += 1
+        now = time.monotonic()
+        if now - self._logged_at.get(reason, -LOG_PAUSE_S) < LOG_PAUSE_S:
+            return
+        self._logged_at[reason] = now
+        client = (scope.get("client") or ("",))[0]
+        logger.warning("requests_turned_away reason=%s count=%d client=%s", reason, self._counts.pop(reason), client)
 
 
 def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
@@ -54,14 +205,16 @@ def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
 
 def _take_key(scope: Scope) -> tuple[str, Scope]:
     """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
-    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value]
+    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
     inner = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]}
     key = keys[0].decode("latin-1") if keys else ""
+    key = key.strip(_BLANKS)
     if key[:7].lower() == "bearer ":
-        key = key[7:].strip()
+        key = key[7:].strip(_BLANKS)
     path: str = scope["path"]
     if path.startswith(prefix := f"/{KEY_SEGMENT}/"):
         key, slash, rest = path.removeprefix(prefix).partition("/")
+        key = key.strip(_BLANKS)
         inner["path"] = slash + rest or "/"
         inner["gateway.keyed"] = True
         raw: bytes = scope.get("raw_path") or path.encode()
@@ -79,12 +232,41 @@ def _match(keys: list[tuple[Owner, bytes]], key: str) -> Owner | None:
     return found
 
 
-async def _refuse(scope: Scope, send: Send, key: str) -> None:
-    detail = "this key is not known here" if key else "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
-    challenge = (b"www-authenticate", b"Bearer")
+async def _refuse(scope: Scope, send: Send, status: int, detail: str) -> None:
+    challenge = [(b"www-authenticate", b"Bearer")] if status == 401 else []
     body = {"detail": detail}
     if segment_of(scope["path"]) in AREAL_SEGMENTS:
-        body = {"error": "unauthorized", **body}  # AReaL's format of errors
+        body = {"error": "unauthorized" if status == 401 else "forbidden", **body}  # AReaL's format of errors
     if scope["type"] == "websocket":
         send = denial(send)
-    await respond_json(send, 401, body, [challenge])
+    await respond_json(send, status, body, challenge)
+
+
+def _is_address(name: str) -> bool:
+    """Return True for an IP address. Rebinding needs a name: a page's address is that of its server."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of *url* in lower case and without its last dot. None: *url* has no valid host."""
+    try:
+        name = urlsplit(url).hostname
+    except ValueError:
+        return None
+    return name.rstrip(".") if name else None
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return True if *origin* is a page of the server that the request addresses as *host*."""
+    try:
+        page = urlsplit(origin)
+        usual = _DEFAULT_PORTS.get(page.scheme)
+        server = urlsplit(f"//{host}")
+        is_same_port = (page.port or usual) == (server.port or usual)
+    except ValueError:
+        return False
+    return usual is not None and is_same_port and _host_of(origin) == _host_of(f"//{host}")

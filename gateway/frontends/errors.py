@@ -23,6 +23,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.StartFailed: 500,
     errors.InvalidRequest: 400,
     errors.BodyTooLarge: 413,
+    errors.TooManyBytes: 429,
     errors.UnknownEnvironment: 404,
     errors.UnknownTask: 404,
     errors.UnknownSplit: 404,
@@ -64,6 +65,7 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.SessionExists: 500,
     errors.SessionClosed: 404,  # AReaL has no 410; ``detail`` states the reason
     errors.TaskRateLimited: 503,
+    errors.TooManyBytes: 503,
     errors.EnvironmentUnavailable: 500,  # in AReaL 503 means "no capacity"
     errors.StoreUnavailable: 500,
     errors.UpstreamError: 500,
@@ -156,8 +158,11 @@ def retry_after_s(error: errors.GatewayError) -> int | None:
 
 
 def headers_of(error: errors.GatewayError) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an error response: ``retry-after`` if a retry helps, or ``connection: close``."""
-    if isinstance(error, errors.BodyTooLarge):
-        return [(b"connection", b"close")]  # the client may still be sending the rest of the body
+    """Return the headers of an error response: ``retry-after`` if a retry helps, ``connection: close`` if needed."""
+    found = []
+    if isinstance(error, (errors.BodyTooLarge, errors.TooManyBytes)):
+        found.append((b"connection", b"close"))  # the client may still be sending the rest of the body
     seconds = retry_after_s(error)
-    return [] if seconds is None else [(b"retry-after", str(seconds).encode())]
+    if seconds is not None:
+        found.append((b"retry-after", str(seconds).encode()))
+    return found

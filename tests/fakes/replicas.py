@@ -16,7 +16,8 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.calls import CallChange, CallRecord, CallState, Change, Tally
 from gateway.core.session import Session, SessionState
 from gateway.frontends.replicas import ReplicaFrontend
-from gateway.server import BoundedHttp, HttpServer, listen
+from gateway.server import HttpServer, listen
+from gateway.server.http import BoundedHttp
 from gateway.upstreams.replica_client import ReplicaClient
 from tests.deadlines import scaled
 

@@ -29,7 +29,7 @@ from gateway.core.ports.tasks import TaskQueries, TaskStore
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import WorkerLoad, WorkerState
-from gateway.server import BoundedSocket
+from gateway.server.websocket import BoundedSocket
 from gateway.settings import Settings
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore

@@ -175,7 +175,7 @@ async def test_added_and_removed_tasks_are_logged_with_the_operator(
         ("text/yaml; charset=utf-8", b"tasks:\n- {id: a, env_type: math}\n- {id: b, env_type: math}\n"),
         ("application/x-ndjson", b'{"id":"a","env_type":"math"}\n{"id":"b","env_type":"math"}\n'),
         ("application/json", b'[{"id":"a","env_type":"math"},{"id":"b","env_type":"math"}]'),
-        ("", b'{"tasks":[{"id":"a","env_type":"math"},{"id":"b","env_type":"math"}]}'),
+        ("application/vnd.tasks+json", b'{"tasks":[{"id":"a","env_type":"math"},{"id":"b","env_type":"math"}]}'),
     ],
 )
 async def test_tasks_may_come_as_yaml_json_lines_or_json(here: World, kind: str, body: bytes) -> None:

@@ -33,7 +33,8 @@ from tests.service.wire import call, create
 ROOT = Path(gateway.__file__).parent
 TRANSPORT = frozenset(
     (
-        "server.py",
+        "server/http.py",
+        "server/websocket.py",
         "frontends/asgi.py",
         "core/json_text.py",
         "core/addresses.py",

@@ -64,7 +64,7 @@ async def test_wrong_requests_are_refused_with_the_reason_and_store_nothing() ->
             "environment": await client.put(url, json={"environment": "chess"}),
             "split: math has no task": await client.put(url, json={"environment": "math", "split": "none"}),
             "in a file": await client.put("/admin/v1/curriculum/mine", json={"environment": "math"}),
-            "JSON": await client.put(url, content=b"{"),
+            "JSON": await client.put(url, content=b"{", headers={"content-type": "application/json"}),
             "count": await client.post("/admin/v1/curriculum/mine/sample", json={"count": 0}),
             "count: ": await client.post("/admin/v1/curriculum/mine/sample", json={"count": MAX_SAMPLE + 1}),
             "group_size": await client.post("/admin/v1/curriculum/mine/sample", json={"group_size": 4097}),

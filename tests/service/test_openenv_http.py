@@ -226,3 +226,14 @@ async def test_a_client_that_hangs_up_in_mid_step_leaves_no_temporary_episode() 
         await hang_up(step)
 
         await gw.gateway.eventually_used(0)
+
+
+async def test_the_health_of_an_unknown_environment_lists_no_environments() -> None:
+    keys: dict[str, Any] = {"trainers": {"alice": "alice-key-1234"}}
+    async with world(environment(), environment("hidden"), **keys) as here:
+        unknown = [await here.http.get(f"/openenv/{name}/health") for name in ("nosuch", "hidde", "HIDDENN")]
+        known = await here.http.get("/openenv/hidden/health")
+
+    assert [answer.text for answer in unknown] == ['{"detail":"Not Found"}'] * 3
+    assert {answer.status_code for answer in unknown} == {404}
+    assert known.status_code == 200

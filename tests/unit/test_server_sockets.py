@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.server import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, HttpServer, listen
+from gateway.server import HttpServer, listen
+from gateway.server.http import BoundedHttp
+from gateway.server.websocket import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedSocket
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 

@@ -187,6 +187,7 @@ def test_inherited_variables_are_those_of_this_process(monkeypatch: pytest.Monke
         ("alice:a-trainer-key", {"alice": "a-trainer-key"}),
         (" alice:a-trainer-key , bob:12345678 ", {"alice": "a-trainer-key", "bob": "12345678"}),
         ("alice:has:colons:in:it", {"alice": "has:colons:in:it"}),
+        ("alice :\ta-trainer-key , bob: 12345678", {"alice": "a-trainer-key", "bob": "12345678"}),
     ],
 )
 def test_keys_are_pairs_of_name_and_key(text: str, keys: dict[str, str]) -> None:
@@ -201,6 +202,7 @@ def test_keys_are_pairs_of_name_and_key(text: str, keys: dict[str, str]) -> None
         (":a-trainer-key", "entry 1 is not of the form name:key"),
         ("alice:", "at least 8 printable ASCII"),
         ("alice:1234567", "at least 8 printable ASCII"),
+        ("alice:  1234567  ", "at least 8"),
         ("alice:1234 5678", "without spaces and slashes"),
         ("alice:1234/5678", "without spaces and slashes"),
         ("alice:1234\t5678", "at least 8 printable ASCII"),

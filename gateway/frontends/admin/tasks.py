@@ -21,8 +21,8 @@ from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.json_text import dump
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES
 from gateway.core.session import CloseReason, SessionSetup
-from gateway.frontends.admin.replies import as_json, flagged, numbered, operator_of, queried
-from gateway.frontends.asgi import Attended, HungUp, read_body
+from gateway.frontends.admin.replies import as_json, body_of, flagged, numbered, operator_of, queried
+from gateway.frontends.asgi import Attended, HungUp
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
@@ -191,8 +191,7 @@ class TaskRoutes:
         return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
 
     async def _upload(self, request: Request, *, environment: str) -> _Upload:
-        body = await read_body(request.scope, request.receive, self._max_body_bytes)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body, kind = await body_of(request, self._max_body_bytes, *YAML_TYPES, *LINES_TYPES)
         # A task takes about 0.1 ms. Thousands of tasks in the event loop would delay this replica's trainers.
         return await anyio.to_thread.run_sync(self._read, body, kind, environment)
 

@@ -112,6 +112,8 @@ class OpenEnvFrontend:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             environment, rest = self._place(scope["path"])
+            if environment is None and rest == ("health",):
+                raise HttpRefusal(404, "Not Found")  # this route needs no key, so it must not list the environments
             if environment is None:
                 raise HttpRefusal(404, self._unknown(scope["path"]))
             await self._http.answer(scope, receive, send, environment, rest)

@@ -245,7 +245,7 @@ class OrsFrontend:
         try:
             create = self._creator.read(fields, scope, self._meant(scope))
             if create.environment is None:
-                await self._creator.keep(owner, sid, create)
+                await self._creator.keep(owner, sid, create, scope["gateway.held"].another())
                 await respond_json(send, 200, {"sid": sid})
                 return
             if self._creator.is_kept(owner, sid):

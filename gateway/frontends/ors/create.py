@@ -19,10 +19,10 @@ from starlette.types import Scope
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
-from gateway.core.errors import InvalidRequest, PoolExhausted, SessionExists, UnknownTask
+from gateway.core.errors import BodyTooLarge, InvalidRequest, PoolExhausted, SessionExists, UnknownTask
 from gateway.core.ids import Owner
 from gateway.core.session import Group, SessionSetup
-from gateway.frontends.asgi import Attended, HungUp, group_of, header, policy_tag
+from gateway.frontends.asgi import Attended, HeldBytes, HungUp, group_of, header, policy_tag
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.lookup import TaskLookup
@@ -32,6 +32,8 @@ from gateway.upstreams.ors_bodies import CreateSession, read_secrets, without_pl
 
 KEPT_S = 60.0
 KEPT_MAX = 10_000
+KEPT_MAX_BYTES = 64 * 2**10
+"""Maximum size of a create that waits for the name of its environment, mainly of its secrets and configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,16 @@ class Create:
     @property
     def fingerprint(self) -> str:
         """Hash that is equal for identical creates. It covers all secrets as received."""
+        return hashlib.sha256(self._text()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes of the create as JSON text."""
+        return len(self._text())
+
+    def _text(self) -> bytes:
         text = json.dumps([self.body.model_dump(exclude={"secrets"}), sorted(self.secrets.items())], sort_keys=True)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return text.encode("utf-8", "surrogatepass")
 
     @property
     def task(self) -> TaskRequest:
@@ -65,6 +75,7 @@ class PendingCreate:
     """A create that waits for the name of its environment."""
 
     create: Create
+    held: HeldBytes
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that the request holds while it opens the session."""
     added_at: float = field(default_factory=time.monotonic)
@@ -78,13 +89,15 @@ class PendingCreates:
         self._catalog = catalog
         self._creates: OrderedDict[tuple[Owner, str], PendingCreate] = OrderedDict()
 
-    async def add(self, owner: Owner, sid: str, create: Create) -> None:
-        """Keep *create*, unless an identical create already waits.
+    async def add(self, owner: Owner, sid: str, create: Create, held: HeldBytes) -> None:
+        """Keep *create*, unless an identical create already waits. Its size counts in *held*.
 
         Raises:
             UnknownTask: No environment has the split or index.
             SessionExists: A different create of this id waits.
             PoolExhausted: Too many creates wait.
+            BodyTooLarge: The create is too large to wait.
+            TooManyBytes: The requests of this key, or of all keys, hold too many bytes.
         """
         await self._lookup.sure(lambda: self._refuse_unknown(create))
         known = self.get(owner, sid)
@@ -94,18 +107,28 @@ class PendingCreates:
             return
         if len(self._creates) >= KEPT_MAX:
             raise PoolExhausted("too many sessions wait for the name of their environment")
-        self._creates[owner, sid] = PendingCreate(create)
+        size = create.size_bytes
+        if size > KEPT_MAX_BYTES:
+            raise BodyTooLarge(
+                f"a create without env_name has {size} bytes, and the limit is {KEPT_MAX_BYTES}: name the environment "
+                "in env_name, or send less secrets and config"
+            )
+        held.add(size)
+        self._creates[owner, sid] = PendingCreate(create, held)
 
     def get(self, owner: Owner, sid: str) -> PendingCreate | None:
         """Return the waiting create of this id, if any, after dropping expired creates."""
         limit = time.monotonic() - KEPT_S
         while self._creates and next(iter(self._creates.values())).added_at < limit:
-            self._creates.popitem(last=False)
+            self._creates.popitem(last=False)[1].held.close()
         return self._creates.get((owner, sid))
 
     def pop(self, owner: Owner, sid: str) -> PendingCreate | None:
         """Remove and return the waiting create of this id, if any."""
-        return self._creates.pop((owner, sid), None)
+        found = self._creates.pop((owner, sid), None)
+        if found is not None:
+            found.held.close()
+        return found
 
     def _refuse_unknown(self, create: Create) -> None:
         """Refuse a split or index that no environment has, without a query to workers."""
@@ -217,10 +240,10 @@ class SessionCreator:
                 await self._sessions.close(owner, sid)
                 raise HungUp
 
-    async def keep(self, owner: Owner, sid: str, create: Create) -> None:
+    async def keep(self, owner: Owner, sid: str, create: Create, held: HeldBytes) -> None:
         """Keep a create that names no environment. Raises like `PendingCreates.add`."""
         if self._pending is not None:
-            await self._pending.add(owner, sid, create)
+            await self._pending.add(owner, sid, create, held)
 
     def is_kept(self, owner: Owner, sid: str) -> bool:
         """Return True if the create of this id waits for the name of its environment."""

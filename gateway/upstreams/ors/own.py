@@ -298,7 +298,7 @@ class OrsUpstream:
     ) -> Exchange:
         """Pass an ORS operation to the worker, and its response back, as unchanged bytes."""
         method = b"POST" if operation in ("call", "score_group") else b"GET"
-        passed = [(b"x-session-id", session.id.encode()), *[pair for pair in headers if pair[0] in _PASSED_ON]]
+        passed = [(b"x-session-id", session.id.encode()), *_passed_on(headers)]
         silence_s = environment.timeouts.call_s + MARGIN_S
         if method == b"GET" or not _is_whole(passed):
             silence_s = min(SILENCE_S, silence_s)
@@ -338,9 +338,19 @@ def _path(environment: Environment, operation: str) -> bytes:
     return f"/{environment.worker_name}/{operation}".encode()
 
 
+def _passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return the headers for the worker, with all ``Accept`` headers as one in lower case.
+
+    Worker and gateway then agree on the form of the answer, and so on how long nothing may arrive.
+    """
+    accepts = [value for name, value in headers if name == b"accept"]
+    passed = [pair for pair in headers if pair[0] in _PASSED_ON and pair[0] != b"accept"]
+    return [*passed, (b"accept", b", ".join(accepts).lower())] if accepts else passed
+
+
 def _is_whole(headers: Headers) -> bool:
     """Return True if the worker answers in one piece, without comments before it: the request accepts only JSON."""
-    accept = b",".join(value for name, value in headers if name == b"accept").lower()
+    accept = next((value for name, value in headers if name == b"accept"), b"")
     return b"application/json" in accept and b"text/event-stream" not in accept
 
 

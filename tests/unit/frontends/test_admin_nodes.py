@@ -104,7 +104,7 @@ async def test_a_machine_is_drained_and_put_back_into_service(client: httpx.Asyn
 async def test_an_invalid_drain_request_changes_nothing_and_its_answer_has_a_code(
     client: httpx.AsyncClient, machines: Machines, id: str, body: bytes, status: int, code: str
 ) -> None:
-    answer = await client.put(f"/admin/v1/nodes/{id}", content=body)
+    answer = await client.put(f"/admin/v1/nodes/{id}", content=body, headers={"content-type": "application/json"})
 
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert machines.is_draining is False

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.routes import OPEN_PATHS, OPERATOR_SEGMENTS
-from gateway.frontends.auth import Authenticator
+from gateway.frontends.auth import KEY_CHARS, LOG_PAUSE_S, Authenticator
+from gateway.metrics import Metrics
+from gateway.settings import Settings
 
 ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
 TRAINERS = {"alice": ALICE, "bob": BOB}
@@ -47,7 +50,11 @@ async def _nothing() -> Message:
 
 
 async def knock(
-    wanted: Scope, *, trainers: Mapping[str, str] = TRAINERS, operators: Mapping[str, str] = OPERATORS
+    wanted: Scope,
+    *,
+    trainers: Mapping[str, str] = TRAINERS,
+    operators: Mapping[str, str] = OPERATORS,
+    metrics: Metrics | None = None,
 ) -> tuple[Inside, list[Message]]:
     """Send one request to an authenticator, and return the application behind it and the answers."""
     inside, answers = Inside(), []
@@ -55,13 +62,15 @@ async def knock(
     async def send(message: Message) -> None:
         answers.append(message)
 
-    await Authenticator(inside, trainers=trainers, operators=operators)(wanted, _nothing, send)
+    await Authenticator(inside, trainers=trainers, operators=operators, metrics=metrics)(wanted, _nothing, send)
     return inside, answers
 
 
-async def owner_of(wanted: Scope, **keys: Mapping[str, str]) -> str | None:
+async def owner_of(
+    wanted: Scope, *, trainers: Mapping[str, str] = TRAINERS, operators: Mapping[str, str] = OPERATORS
+) -> str | None:
     """Return the owner of a request, or None if the request is refused."""
-    inside, answers = await knock(wanted, **keys)
+    inside, answers = await knock(wanted, trainers=trainers, operators=operators)
     assert bool(inside.scopes) != bool(answers)
     return inside.owner
 
@@ -76,6 +85,10 @@ async def owner_of(wanted: Scope, **keys: Mapping[str, str]) -> str | None:
         ({"Authorization": f"bearer {BOB}"}, "bob"),
         ({"Authorization": f"Bearer   {ALICE} "}, "alice"),
         ({"Authorization": ALICE}, "alice"),
+        ({"Authorization": f"\t{ALICE} "}, "alice"),
+        ({"Authorization": f" \tBearer {ALICE}"}, "alice"),
+        ({"X-API-Key": f" {BOB}\t "}, "bob"),
+        ({"X-API-Key": " ", "Authorization": f"Bearer {ALICE}"}, "alice"),
         ({"X-API-Key": BOB}, "bob"),
         ({"X-API-Key": "", "Authorization": f"Bearer {ALICE}"}, "alice"),
         ({"Authorization": f"Bearer {ALICE}", "X-API-Key": ""}, "alice"),
@@ -223,6 +236,10 @@ async def test_with_only_trainer_keys_configured_operator_routes_are_closed() ->
     assert await owner_of(scope("/call", {"X-API-Key": ALICE}), operators={}) == "alice"
 
 
+async def test_spaces_around_a_key_in_a_path_are_ignored() -> None:
+    assert await owner_of(scope(f"/k/ {ALICE} /call")) == "alice"
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +256,58 @@ async def test_a_refusal_states_the_reason_and_never_shows_the_key(
     assert (b"content-type", b"application/json") in start["headers"]
     assert reason in json.loads(body["body"])["detail"]
     assert b"wrong-key-1" not in body["body"]
+
+
+async def test_refusals_are_counted_and_logged_without_the_key_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.frontends.auth.time.monotonic", lambda: now[0])
+    metrics = Metrics()
+    door = Authenticator(Inside(), trainers=TRAINERS, operators=OPERATORS, metrics=metrics)
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def refused(count: int) -> None:
+        for _ in range(count):
+            await door(scope(headers={"X-API-Key": "wrong-key-1"}, client=("10.0.0.7", 1)), _nothing, send)
+
+    await refused(100)
+    await door(scope(), _nothing, send)
+    now[0] += LOG_PAUSE_S
+    await refused(1)
+    await door(scope(headers={"X-API-Key": ALICE}), _nothing, send)
+
+    logged = [record.getMessage() for record in caplog.records if record.name == "gateway.frontends.auth"]
+    assert logged == [
+        "requests_turned_away reason=wrong_key count=1 client=10.0.0.7",
+        "requests_turned_away reason=no_key count=1 client=",
+        "requests_turned_away reason=wrong_key count=100 client=10.0.0.7",
+    ]
+    text = metrics.exposition().decode()
+    assert 'gateway_requests_turned_away_total{reason="wrong_key"} 101.0' in text
+    assert 'gateway_requests_turned_away_total{reason="no_key"} 1.0' in text
+
+
+async def test_pages_of_other_sites_are_counted() -> None:
+    metrics = Metrics()
+    page = scope(headers={"Host": "evil.example"})
+    inside, answers = await knock(page, trainers={}, operators={}, metrics=metrics)
+
+    assert (inside.scopes, answers[0]["status"]) == ([], 403)
+    assert 'gateway_requests_turned_away_total{reason="other_site"} 1.0' in metrics.exposition().decode()
+
+
+def test_a_gateway_with_short_keys_starts_and_names_them_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    keys = f"short:{'x' * (KEY_CHARS - 1)},long:{'y' * KEY_CHARS}"
+    settings = Settings(trainer_keys=SecretStr(keys), operator_keys=SecretStr("ops:zzzzzzzz"))
+
+    Authenticator.of(Inside(), settings, Metrics())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"short_keys names=ops,short shorter_than={KEY_CHARS}"
+    ]
 
 
 async def test_a_websocket_without_a_key_is_refused_with_a_message_before_it_opens() -> None:

@@ -154,7 +154,7 @@ def test_only_a_retryable_error_has_a_retry_after_header(kind: type[GatewayError
 def test_only_errors_of_capacity_and_of_the_store_are_retryable() -> None:
     passing = {kind.code for kind in OURS if kind.retryable}
 
-    assert passing == {"pool_exhausted", "rate_limited", "start_failed", "store_unavailable"}
+    assert passing == {"pool_exhausted", "rate_limited", "start_failed", "store_unavailable", "too_many_bytes"}
 
 
 def test_an_invalid_task_lists_every_problem_with_its_place() -> None:

@@ -125,24 +125,35 @@ async def test_an_answer_with_an_invalid_turn_number_is_an_error(number: bytes) 
 
 
 @pytest.mark.parametrize(
-    ("accept", "silence_s"),
-    [(b"application/json", 3605.0), (b"text/event-stream", 30.0), (b"application/json, text/event-stream", 30.0)],
+    ("accepts", "silence_s"),
+    [
+        ([b"application/json"], 3605.0),
+        ([b"Application/JSON"], 3605.0),
+        ([b"text/event-stream"], 30.0),
+        ([b"application/json, text/event-stream"], 30.0),
+        ([b"application/json, TEXT/Event-Stream"], 30.0),
+        ([b"text/event-stream", b"application/json"], 30.0),
+        ([b"*/*", b"application/json"], 3605.0),
+    ],
 )
-async def test_the_wait_for_a_json_answer_may_be_as_long_as_a_call(accept: bytes, silence_s: float) -> None:
+async def test_the_wait_for_a_json_answer_may_be_as_long_as_a_call(accepts: list[bytes], silence_s: float) -> None:
     class Recording(HttpTransport):
         async def send(self, *arguments: Any, silence_s: float) -> Any:
             waited.append(silence_s)
             return await super().send(*arguments, silence_s=silence_s)
 
     waited: list[float] = []
-    async with asked(Scripted((200, DONE), (200, b"[]")), Recording()) as (upstream, session):
-        headers = [(b"accept", accept)]
+    worker = Scripted((200, DONE), (200, b"[]"))
+    async with asked(worker, Recording()) as (upstream, session):
+        headers = [(b"accept", accept) for accept in accepts]
         for operation in ("call", "prompt"):
             exchange = await upstream.forward(session, MATH, operation, body=b"{}", headers=headers)
             await exchange.read(1000)
             await exchange.aclose()
 
     assert waited == [silence_s, 30.0]
+    accept = worker.requests[0].headers["accept"]  # the worker decides by one value, in lower case
+    assert ("application/json" in accept and "text/event-stream" not in accept) is (silence_s > 30)
 
 
 async def test_a_worker_that_cannot_work_is_not_ready_and_the_error_states_the_reason() -> None:

@@ -173,7 +173,8 @@ async def test_the_answer_to_an_earlier_request_is_not_accepted_for_a_later_requ
 HOLDER = """
 import asyncio, sys, uvicorn
 from gateway.frontends.replicas import ReplicaFrontend
-from gateway.server import BoundedHttp, HttpServer, listen
+from gateway.server import HttpServer, listen
+from gateway.server.http import BoundedHttp
 
 async def serve(operation, session_id, lease, message, within_s):
     if message == b"hang":

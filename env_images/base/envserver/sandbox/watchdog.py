@@ -196,7 +196,7 @@ class Gauge:
         return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
 
     def _sockets(self) -> int:
-        """Return the number of sockets in the sandbox's network namespace, including sockets that hold only a queue."""
+        """Return the number of sockets in the network namespace, and of closed sockets whose data is queued."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             return int(self._read("1/net/sockstat").split()[2])  # "sockets: used N"
         return 0

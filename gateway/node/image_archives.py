@@ -2,8 +2,8 @@
 
 A compromised gateway must not be able to replace an image of this machine. So the tar must hold a single image with the
 single expected name, and its configuration must have the hash for which another node vouches (`vouchers`). This hash
-covers the image's layers, and the engine compares the layers with it. The engine gets a new tar with only the files that
-the manifest names. It contains nothing that the engine could read differently.
+covers the image's layers, and the engine compares the layers with it. The engine gets a new tar with only the files
+that the manifest names. It contains nothing that the engine could read differently.
 """
 
 from __future__ import annotations

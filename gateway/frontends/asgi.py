@@ -35,8 +35,8 @@ class HungUp(Exception):
 class ByteBudget:
     """Bounds the bytes of requests that this replica holds, for all keys together and for each key.
 
-    A request holds its body and headers from the first byte until its response is complete, so also while its opening waits in the
-    queue. A WebSocket holds the frames that it receives until they are answered.
+    A request holds its body and headers from the first byte until its response is complete, so also while its opening
+    waits in the queue. A WebSocket holds the frames that it receives until they are answered.
     """
 
     def __init__(self, total_bytes: int, per_key_bytes: int) -> None:

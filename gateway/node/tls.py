@@ -136,7 +136,7 @@ def check_part(path: Path | str, certificate: x509.Certificate, name: str) -> No
         extensions = certificate.extensions
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
         usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except (x509.ExtensionNotFound, ValueError) as error:
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
         raise ConfigError(f"{path} does not say that it is for {name}: {error}") from error
     if name not in names:
         raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'nobody'}, and not for {name}")

@@ -90,12 +90,13 @@ class Vouchers:
     def _check_issuer(self, certificate: x509.Certificate) -> None:
         where = "its certificate"
         try:
-            check_part(where, certificate, NODE_NAME)
-            check_dates(where, certificate)
-            # Only by the CAs themselves: a gateway's certificate in between is no CA, and would sign anything.
+            # First, so that no other content of a certificate that a stranger made is read. Only by the CAs themselves:
+            # a gateway's certificate in between is not a CA, and would sign anything.
             issuers = [issuer for issuer in self._authorities if issued(issuer, certificate)]
             if not issuers:
                 raise BadVoucher("no CA of this node signed its certificate")
+            check_part(where, certificate, NODE_NAME)
+            check_dates(where, certificate)
             check_dates("its CA", max(issuers, key=lambda issuer: issuer.not_valid_after_utc))
         except (ConfigError, ValueError, UnsupportedAlgorithm) as error:
             raise BadVoucher(str(error)) from error

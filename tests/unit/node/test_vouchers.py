@@ -157,6 +157,16 @@ def test_no_changed_voucher_is_accepted(node: Vouchers, name: str, place: float,
         node.check(base64.b64encode(json.dumps(members).encode()).decode(), reference=REFERENCE, id=ID)
 
 
+def test_a_certificate_with_an_extension_twice_is_refused(node: Vouchers) -> None:
+    members = json.loads(base64.b64decode(node.issue(REFERENCE, ID)))
+    content = base64.b64decode(members["certificate"])
+    usage, names = bytes.fromhex("551d25"), bytes.fromhex("551d11")  # the extensions' object identifiers
+    assert usage in content
+    doubled = base64.b64encode(content.replace(usage, names)).decode()
+
+    refused(node, changed(node.issue(REFERENCE, ID), certificate=doubled), "no CA")
+
+
 @pytest.mark.parametrize(
     "key", [rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate()], ids=["RSA", "Ed25519"]
 )

@@ -157,6 +157,8 @@ def _members(headers: _Headers, total_bytes: int) -> tuple[dict[str, _Slice], di
             elif member.issym() or member.islnk():
                 start = posixpath.dirname(name) if member.issym() else ""
                 links[name] = posixpath.normpath(posixpath.join(start, member.linkname))
+                if member.islnk() and links[name] not in found:  # readers look for its file before it only
+                    raise BadArchive(f"{_shown(name)} is a link to {_shown(links[name])}, not to a file before it")
             elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
                 if member.size < 0 or member.offset_data + member.size > total_bytes:
                     raise BadArchive(f"{_shown(name)} is not there to its end")

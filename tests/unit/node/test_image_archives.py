@@ -156,6 +156,7 @@ BAD = {
     "a link out": (more("x", type=tarfile.SYMTYPE, target="../../etc/passwd"), "a link to"),
     "an absolute link": (more("x", type=tarfile.SYMTYPE, target="/etc/passwd"), "a link to"),
     "a hard link out": (more("x", type=tarfile.LNKTYPE, target="../x"), "a link to"),
+    "a hard link to a later file": (more("x", type=tarfile.LNKTYPE, target="manifest.json"), "not to a file before it"),
     "a link to a folder": (more("x", type=tarfile.SYMTYPE, target="."), "a link to"),
     "a link to a link": (link_chain, "a link to"),
     "a link to itself": (more("x", type=tarfile.SYMTYPE, target="x"), "a link to"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from gateway.core.ids import Owner
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, Session, SessionRequest
 from gateway.core.worker import EnvironmentLoad
-from gateway.stores.retry_after import LAST_CALL_S
+from gateway.stores.retry_after import LAST_CALL_S, UNFILLED_S
 from tests.contract.store_worlds import (
     CODING,
     MATH,
@@ -44,8 +44,19 @@ def member(
     return replace(wish, owner=Owner(owner), group=group, group_size=size, together_s=together_s)
 
 
+def of(owner: str, id: str) -> SessionRequest:
+    """Return a request of *owner* without a group."""
+    return replace(opening(id), owner=Owner(owner))
+
+
 async def load_of(store: Store) -> EnvironmentLoad:
     return (await store.load()).get(MATH, EnvironmentLoad())
+
+
+async def at_once(store: Store, wish: SessionRequest) -> Session:
+    """Return the session of *wish*, which may wait but finds a slot."""
+    async with asyncio.timeout(scaled(10)):
+        return await store.claim(wish, wait_s=LONG_S)
 
 
 async def is_refused(store: Store, wish: SessionRequest) -> bool:
@@ -116,9 +127,9 @@ async def test_a_group_that_finds_too_few_slots_waits_and_later_claims_do_not_ta
     holder = await opened(store, opening("holder"))
     a = await queued(store, member("a"), wait_s=LONG_S)
     assert (await load_of(store)).to_come == 2
-    other = await queued(store, replace(opening("other"), owner=Owner("b")), wait_s=LONG_S)
     b = await queued(store, member("b"), wait_s=LONG_S)
     assert (await load_of(store)).to_come == 1
+    other = await queued(store, of("b", "other"), wait_s=LONG_S)
     await end(store, holder)
     assert await granted([a, b]) == ["g-a", "g-b"]
     assert not other.done()
@@ -220,6 +231,82 @@ async def test_claims_behind_a_group_are_served_once_the_group_stops_waiting(sto
     assert (await load_of(store)).to_come == 0
 
 
+async def test_others_take_free_slots_until_half_of_a_group_has_come(store: Store) -> None:
+    await add_ready(store, "w1", slots=5)
+    await opened(store, of("alice", "alices"))
+    group = [await queued(store, member("0", size=5, owner="alice"), wait_s=LONG_S)]
+    assert (await at_once(store, of("bob", "b0"))).id == "b0", "one of five has come"
+    group.append(await queued(store, member("1", size=5, owner="alice"), wait_s=LONG_S))
+    assert (await at_once(store, of("bob", "b1"))).id == "b1", "two of five have come"
+    group.append(await queued(store, member("2", size=5, owner="alice"), wait_s=LONG_S))
+    b2 = await queued(store, of("bob", "b2"), wait_s=LONG_S)
+    assert await held(store) == {"w1": 3}, "two slots are kept for the three that wait"
+    assert not b2.done()
+    await hung_up([*group, b2])
+
+
+async def test_groups_that_never_come_hold_up_no_other_key(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    await opened(store, of("alice", "alices"))
+    groups = []
+    for number in range(8):
+        groups.append(await queued(store, member("a", f"g{number}", size=4, owner="alice"), wait_s=LONG_S))
+        for bobs in range(3):
+            session = await at_once(store, of("bob", f"b{number}-{bobs}"))
+            await store.opened(session.id, session.lease, handle="")
+        assert await held(store) == {"w1": 4}
+        for bobs in range(3):
+            await end(store, await store.find(of("bob", f"b{number}-{bobs}").id))
+    assert not any(task.done() for task in groups)
+    await hung_up(groups)
+
+
+async def test_members_of_a_group_that_parts_and_did_not_come_use_turns_of_its_owner(
+    store_world: World, store: Store
+) -> None:
+    await add_ready(store, "w1", slots=1)
+    holder = await opened(store, opening("holder", idle_s=2 * LONG_S))
+    tasks = {"g-a": await queued(store, member("a", size=4, owner="alice"), wait_s=LONG_S)}
+    for id in ("b0", "b1", "b2", "b3", "b4"):
+        tasks[id] = await queued(store, of("bob", id), wait_s=LONG_S)
+    served = [holder, *await _served(store, tasks, holder, 1)]
+    store_world.pass_time(TOGETHER_S)
+    served += await _served(store, tasks, served[-1], 1)
+    tasks["more"] = await queued(store, of("alice", "more"), wait_s=LONG_S)
+    served += await _served(store, tasks, served[-1], 5)
+    order = [session.id for session in served[1:]]
+
+    assert order == ["b0", "g-a", "b1", "b2", "b3", "b4", "more"], "four turns for a group of four"
+
+
+async def test_slots_reserved_for_members_use_turns_of_their_owner(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    holders = [await opened(store, opening(f"holder{n}")) for n in range(3)]
+    group = [await queued(store, member(id, owner="alice"), wait_s=LONG_S) for id in "ab"]
+    tasks = {"more": await queued(store, of("alice", "more"), wait_s=LONG_S)}
+    for id in ("b0", "b1", "b2"):
+        tasks[id] = await queued(store, of("bob", id), wait_s=LONG_S)
+    for holder in holders:
+        await end(store, holder)
+    assert await granted(group) == ["g-a", "g-b"]
+    await store.claim(member("c", owner="alice"), wait_s=0)
+
+    order = [session.id for session in await _served(store, tasks, group[0].result(), 4)]
+    assert order == ["b0", "b1", "b2", "more"]
+
+
+async def _served(store: Store, tasks: dict[str, asyncio.Task[Session]], before: Session, count: int) -> list[Session]:
+    """End *before*, and return the next *count* sessions that get its slot one after the other."""
+    order = [before]
+    while len(order) <= count:
+        await end(store, order[-1])
+        done, _ = await asyncio.wait(tasks.values(), timeout=scaled(10), return_when=asyncio.FIRST_COMPLETED)
+        [session] = [task.result() for task in done]
+        del tasks[session.id]
+        order.append(session)
+    return order[1:]
+
+
 async def test_a_member_with_a_short_wait_takes_the_available_slots(store: Store) -> None:
     await add_ready(store, "w1", slots=2)
     assert (await store.claim(member("a"), wait_s=LAST_CALL_S / 2)).id == "g-a"
@@ -280,6 +367,93 @@ async def test_a_group_takes_the_available_slots_before_its_wait_ends(store_worl
     assert (await load_of(store)).waiting == 1
     assert await granted(tasks[:2]) == ["g-a", "g-b"]
     await hung_up(tasks[2:])
+
+
+# -- groups that did not come in full ---------------------------------------------------------------------------------
+
+
+async def parted(world: World, store: Store) -> None:
+    """Let a group of alice, of which one member came, wait for more slots than there are until its time is over."""
+    task = await queued(store, member("a", "u", size=4, owner="alice"), wait_s=LONG_S)
+    world.pass_time(TOGETHER_S)
+    await store.load()
+    await end(store, await task)
+
+
+async def lapsed(world: World, store: Store) -> None:
+    """Reserve slots for a group of alice, of which one member comes, until the time is over."""
+    session = await store.claim(member("a", "u", size=3, owner="alice"), wait_s=0)
+    world.pass_time(TOGETHER_S)
+    await store.load()
+    await end(store, session)
+
+
+async def abandoned(world: World, store: Store) -> None:
+    """Let a group of alice keep slots from others, and hang up before its time is over."""
+    tasks = [await queued(store, member(id, "u", size=4, owner="alice"), wait_s=LONG_S) for id in "ab"]
+    await hung_up(tasks)
+    await store.load()
+
+
+async def expired(world: World, store: Store) -> None:
+    """Let the wait of a group of alice end while no slot is free, after it kept slots from others."""
+    wish = member("a", "u", size=4, owner="alice", together_s=LONG_S)
+    task = await queued(store, wish, wait_s=100.0)
+    wishes = [opening(f"holder{n}", idle_s=LONG_S) for n in range(3)]
+    holders = [await at_once(store, replace(wish, setup_s=LONG_S)) for wish in wishes]
+    world.pass_time(102)
+    await store.load()
+    await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(task.exception(), PoolExhausted)
+    for holder in holders:
+        await end(store, holder)
+
+
+@pytest.mark.parametrize("unfilled", [parted, lapsed, abandoned, expired])
+async def test_a_key_whose_group_kept_slots_and_did_not_come_in_full_starts_no_groups_for_a_while(
+    store_world: World, store: Store, unfilled: Callable[[World, Store], Awaitable[None]]
+) -> None:
+    await add_ready(store, "w1", slots=3)
+    await unfilled(store_world, store)
+
+    single = await store.claim(member("a", "v", owner="alice"), wait_s=0)
+    assert (await load_of(store)).to_come == 0, "nothing is kept"
+    await end(store, single)
+    other = await store.claim(member("a", "w", owner="bob"), wait_s=0)
+    assert (await load_of(store)).to_come == 2, "another key's group is one"
+    await end(store, other)
+    for id in "bc":
+        await end(store, await store.claim(member(id, "w", owner="bob"), wait_s=0))
+    store_world.pass_time(UNFILLED_S)
+    await store.claim(member("a", "x", owner="alice"), wait_s=0)
+    assert (await load_of(store)).to_come == 2, "it may start groups again"
+
+
+async def test_a_key_whose_whole_group_came_keeps_its_privilege(store_world: World, store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    tasks = [await queued(store, member(id, "u", size=4, owner="alice"), wait_s=LONG_S) for id in "abcd"]
+    await hung_up(tasks)
+    tasks = [await queued(store, member(id, "v", size=4, owner="alice"), wait_s=LONG_S) for id in "abcd"]
+    store_world.pass_time(TOGETHER_S)
+    await store.load()
+    assert await granted(tasks[:3]) == ["v-a", "v-b", "v-c"]
+    for task in tasks:
+        await end(store, await task)
+
+    await store.claim(member("a", "w", owner="alice"), wait_s=0)
+    assert (await load_of(store)).to_come == 2
+
+
+async def test_a_member_that_never_waits_and_openings_that_fail_cost_no_privilege(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    short = await store.claim(member("a", "u", size=4, owner="alice"), wait_s=LAST_CALL_S / 2)
+    await end(store, short)
+    task = await queued(store, member("a", "v", size=4, owner="alice"), wait_s=LONG_S)
+    await store.fail_waiting(MATH, "no image")
+    await asyncio.gather(task, return_exceptions=True)
+
+    await store.claim(member("a", "w", owner="alice"), wait_s=0)
+    assert (await load_of(store)).to_come == 2
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
@@ -420,5 +594,5 @@ async def test_an_ended_group_leaves_only_keys_that_expire(redis_world: RedisWor
             await end(store, session)
         left = [key for key in redis_world.keys(client) if key not in before]
         kinds = {key.split(":")[1] for key in left}
-        assert kinds <= {"group", "counts", "number"}, left
-        assert all(client.ttl(key) > 0 for key in left if ":group:" in key)
+        assert kinds <= {"group", "unfilled", "counts", "number"}, left
+        assert all(client.ttl(key) > 0 for key in left if ":group:" in key or ":unfilled:" in key)

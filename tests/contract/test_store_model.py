@@ -63,6 +63,7 @@ handles = st.sampled_from(["", "http://a one", "http://b two"])
 groups = st.sampled_from([("", 1), ("", 1), ("g", 2), ("h", 3)])
 TOGETHER_S = 100.0
 GROUP_KEPT_S = 600.0
+UNFILLED_S = 60.0
 
 
 @dataclass
@@ -91,6 +92,7 @@ class ModelGroup:
     """The state of openings that start together."""
 
     granted: int = 0
+    came: int = 0
     kept_since: float | None = None
     is_parted: bool = False
     until: float = 0.0
@@ -108,6 +110,10 @@ class Model:
     #: The present round, and the round of the next service of each waiting owner.
     current: dict[EnvironmentName, int] = field(default_factory=dict)
     rounds: dict[tuple[EnvironmentName, Owner], int] = field(default_factory=dict)
+    #: The round of the next service of owners that left the queue.
+    later: dict[tuple[EnvironmentName, Owner], int] = field(default_factory=dict)
+    #: The time until which an owner's openings start individually.
+    unfilled: dict[Owner, float] = field(default_factory=dict)
     breakers: dict[EnvironmentName, float] = field(default_factory=dict)
     arrivals: Counter[EnvironmentName] = field(default_factory=Counter)
     hits: Counter[EnvironmentName] = field(default_factory=Counter)
@@ -130,19 +136,50 @@ class Model:
 
     def enter(self, wish: SessionRequest) -> None:
         self.queue.append((wish, self.now + WAIT_S))
-        self.rounds.setdefault((wish.environment, wish.owner), self.current.get(wish.environment, 0) + 1)
+        whose = (wish.environment, wish.owner)
+        if whose not in self.rounds:
+            self.rounds[whose] = max(self.current.get(wish.environment, 0) + 1, self.later.pop(whose, 0))
+        if wish.group in self.groups and self.groups[wish.group].kept_since is not None:
+            self.groups[wish.group].came = max(self.groups[wish.group].came, self.come(wish))
+
+    def come(self, wish: SessionRequest) -> int:
+        """Return the number of members of the group of *wish* that have come."""
+        of_it = [other for other, _ in self.queue if other.group == wish.group]
+        return len(of_it) + self.groups.get(wish.group, ModelGroup()).granted
+
+    def individually(self, wish: SessionRequest) -> SessionRequest:
+        """Return *wish* without its group, if its owner may start no group now."""
+        is_known = wish.group in self.groups or any(other.group == wish.group for other, _ in self.queue)
+        is_free = is_known or self.unfilled.get(wish.owner, self.now) <= self.now
+        return wish if is_free else replace(wish, group="")
+
+    def abandon(self, places: list[tuple[SessionRequest, float]]) -> None:
+        """Remove *places*, which got no slot."""
+        self.leave(places)
+        for wish, _ in places:
+            group = self.groups.get(wish.group)
+            if not wish.group or group is None or group.until <= self.now or group.is_parted:
+                continue
+            is_last = not any(other.group == wish.group for other, _ in self.queue)
+            if is_last and group.kept_since is not None and group.came < wish.group_size:
+                self.unfilled[wish.owner] = self.now + UNFILLED_S
 
     def leave(self, places: list[tuple[SessionRequest, float]]) -> None:
         self.queue = [place for place in self.queue if place not in places]
         waiting = {(wish.environment, wish.owner) for wish, _ in self.queue}
-        self.rounds = {whose: number for whose, number in self.rounds.items() if whose in waiting}
+        self.later |= {whose: number for whose, number in self.rounds.items() if whose not in waiting}
         queues = {environment for environment, _ in waiting}
+        self.later = {whose: number for whose, number in self.later.items() if whose[0] in queues}
+        self.rounds = {whose: number for whose, number in self.rounds.items() if whose in waiting}
         self.current = {environment: number for environment, number in self.current.items() if environment in queues}
 
-    def turn(self, environment: EnvironmentName) -> tuple[SessionRequest, float]:
-        """Return the waiting claim whose turn it is: by round, then by arrival."""
-        waiting = [place for place in self.queue if place[0].environment == environment]
-        return min(waiting, key=lambda place: self.rounds[environment, place[0].owner])
+    def turns(self, environment: EnvironmentName) -> list[tuple[SessionRequest, float]]:
+        """Return the first waiting claim of each owner: by round, then by arrival."""
+        firsts: dict[Owner, tuple[SessionRequest, float]] = {}
+        for place in self.queue:
+            if place[0].environment == environment:
+                firsts.setdefault(place[0].owner, place)
+        return sorted(firsts.values(), key=lambda place: self.rounds[environment, place[0].owner])
 
     def free(self, environment: EnvironmentName) -> ModelWorker | None:
         free = [worker for worker in self.workers if worker.environment == environment and self.room(worker)]
@@ -223,24 +260,37 @@ class Model:
             self.reserve(wish, need - 1, home)
         return True
 
-    def next(self, environment: EnvironmentName) -> tuple[list[tuple[SessionRequest, float]], int]:
-        """Return the claims that get slots now, and the number of slots reserved for absent members of their group."""
-        if not self.waiting(environment) or not (available := self.available(environment)):
-            return [], 0
-        place = self.turn(environment)
+    def next(self, environment: EnvironmentName) -> tuple[list[tuple[SessionRequest, float]], int, int]:
+        """Return the claims that get slots now, and for their group the slots to reserve and the absent members."""
+        if available := self.available(environment):
+            for place in self.turns(environment):
+                found = self.turn_of(place, available)
+                wish = place[0]
+                is_parted = wish.group in self.groups and self.groups[wish.group].is_parted
+                if found[0] or not wish.group or is_parted or 2 * self.come(wish) >= wish.group_size:
+                    return found
+        return [], 0, 0
+
+    def turn_of(
+        self, place: tuple[SessionRequest, float], available: int
+    ) -> tuple[list[tuple[SessionRequest, float]], int, int]:
+        """Return what `next` returns, if it is the turn of *place*."""
         wish, need = place[0], self.need(place[0])
         if not wish.group:
-            return [place], 0
+            return [place], 0, 0
         of_it = [other for other in self.queue if other[0].group == wish.group][:need]
+        absent = need - len(of_it)
         if available >= need:
-            return of_it, need - len(of_it)
+            return of_it, absent, absent
         group = self.known(wish)
         if group.kept_since is None:
-            group.kept_since = self.now
+            group.kept_since, group.came = self.now, self.come(wish)
         if self.now - group.kept_since < TOGETHER_S:
-            return [], 0
+            return [], 0, 0
         group.is_parted = True
-        return of_it[:available], 0
+        if absent:
+            self.unfilled[wish.owner] = self.now + UNFILLED_S
+        return of_it[:available], 0, absent
 
     def grant(self, wish: SessionRequest, worker: ModelWorker) -> None:
         if wish.group:
@@ -257,12 +307,12 @@ class Model:
     def serve(self) -> None:
         for environment in (MATH, CODING):
             while True:
-                places, kept = self.next(environment)
+                places, kept, absent = self.next(environment)
                 if not places:
                     break
                 whose = (environment, places[0][0].owner)
-                self.current[environment] = self.rounds[whose]
-                self.rounds[whose] += len(places)
+                self.current[environment] = max(self.current.get(environment, 0), self.rounds[whose])
+                self.rounds[whose] += len(places) + absent
                 self.leave(places)
                 together = len(places) + kept
                 home = self.roomy(environment, together) if together > 1 else None
@@ -277,13 +327,14 @@ class Model:
             self.closed[id] = (reason, self.now + CLOSED_KEPT_S)
 
     def tidy(self) -> None:
-        self.leave([(wish, until) for wish, until in self.queue if until <= self.now])
+        self.abandon([(wish, until) for wish, until in self.queue if until <= self.now])
         for group, (_, _, until) in list(self.reserved.items()):
             if until <= self.now:
                 del self.reserved[group]
                 self.homes.pop(group, None)
                 self.groups.setdefault(group, ModelGroup()).is_parted = True
                 self.groups[group].until = self.now + GROUP_KEPT_S
+                self.unfilled[Owner(group.split(" ", 2)[2])] = self.now + UNFILLED_S
         self.groups = {id: group for id, group in self.groups.items() if group.until > self.now}
         self.breakers = {environment: until for environment, until in self.breakers.items() if until > self.now}
         self.closed = {id: (reason, until) for id, (reason, until) in self.closed.items() if until > self.now}
@@ -354,6 +405,7 @@ class StoreMachine(RuleBasedStateMachine):
             error = SessionExists
         else:
             model.arrivals[environment] += 1
+            wish = model.individually(wish)
             if model.claim(wish):
                 model.hits[environment] += 1
             elif environment in model.breakers:
@@ -393,7 +445,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not waits:
             return
         wish, task = self.claims.pop(data.draw(st.sampled_from(waits)))
-        self.model.leave([place for place in self.model.queue if place[0] is wish])
+        self.model.abandon([place for place in self.model.queue if place[0] is wish])
         self.model.serve()
         task.cancel()
         self.run(asyncio.wait({task}))

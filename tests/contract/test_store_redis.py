@@ -695,8 +695,11 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     in_group.cancel()
     await asyncio.wait({in_group})
     await add_ready(store, "w2", environment=CODING, slots=2)
-    wish = replace(opening("g1", environment=CODING), group="h", group_size=2, together_s=60)
+    wish = replace(opening("g1", environment=CODING), group="h", group_size=2, together_s=1)
     held.append(await store.claim(wish, wait_s=0))
+    look()
+    world.shift(1)
+    await store.load()
     look()
     await end(store, held.pop())
     await store.remove_worker(WorkerId("w2"), CloseReason.SHUTDOWN)
@@ -735,7 +738,7 @@ async def test_the_keys_of_sessions_and_workers_are_gone_once_all_have_ended(red
 
     for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard", "owner"):
         assert left.pop(kind) == -1
-    assert set(left) <= {"session", "leader", "failed", "cause", "pace", "group"}
+    assert set(left) <= {"session", "leader", "failed", "cause", "pace", "group", "unfilled"}
     assert all(0 <= ttl_s <= 600 for ttl_s in left.values()), left  # in whole seconds
 
 

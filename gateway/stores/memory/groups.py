@@ -1,7 +1,8 @@
 """Tracks groups of openings that start together, for the memory store.
 
 The first opening of a group takes slots for all members, or waits until enough slots are free. Slots of members that
-have not arrived yet are reserved. Nothing here waits or reads a clock: the store passes the time (seconds).
+have not arrived yet are reserved. A key whose group kept slots from others and did not come in full loses this privilege
+for `UNFILLED_S`: its openings start individually. Nothing here waits or reads a clock: the store passes the time (seconds).
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import SessionRequest
 from gateway.stores.memory.queue import Deadlines, QueueTicket
-from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S
+from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S, UNFILLED_S
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class _Group:
     """The grants, reservations and waiting tickets of one group."""
 
     environment: EnvironmentName
+    owner: Owner
     granted: int = 0
     """Number of openings that were granted a slot."""
     reserved: int = 0
@@ -33,6 +35,8 @@ class _Group:
     """True once the group's time is over. A later opening of the group gets its slot separately."""
     tickets: OrderedDict[SessionId, QueueTicket] = field(default_factory=OrderedDict)
     """The waiting members, in order of arrival."""
+    came: int = 0
+    """Largest number of members that had come at any time since ``kept_since``."""
 
 
 class Groups:
@@ -47,6 +51,17 @@ class Groups:
         self._reserved_until: Deadlines[str] = Deadlines()
         self.reserved_in: Counter[WorkerId] = Counter()
         """Number of reserved slots by worker, for groups whose slots are all in one worker."""
+        self._unfilled_until: dict[Owner, float] = {}
+        """The time until which openings of a key start individually, because a group of the key did not come in full."""
+
+    def is_unprivileged(self, opening: SessionRequest, now: float) -> bool:
+        """Return True if *opening*, the first of its group, starts individually."""
+        return opening.group not in self.by_id and self._unfilled_until.get(opening.owner, now) > now
+
+    def is_gathering(self, opening: SessionRequest) -> bool:
+        """Return True while less than half of the opening's group has come. Other keys then take free slots."""
+        group = self.by_id.get(opening.group)
+        return group is not None and not group.is_parted and 2 * _come(group) < opening.group_size
 
     def wanted(self, opening: SessionRequest) -> int:
         """Return the number of members of the opening's group without a slot, at least 1 (the opening itself)."""
@@ -75,6 +90,8 @@ class Groups:
         if opening.group:
             group = self._of(opening)
             group.tickets[opening.id] = ticket
+            if group.kept_since is not None:
+                group.came = max(group.came, _come(group))
             self._reserve(opening.group, group, 0)
 
     def leave(self, ticket: QueueTicket) -> None:
@@ -84,6 +101,13 @@ class Groups:
         if group is not None and group.tickets.get(ticket.opening.id) is ticket:
             del group.tickets[ticket.opening.id]
             self._end(id, group)
+
+    def abandon(self, ticket: QueueTicket, now: float) -> None:
+        """Note that *ticket* has left the queue without a slot. The key is unprivileged if its group never came."""
+        opening = ticket.opening
+        group = self.by_id.get(opening.group)
+        if group is not None and not group.tickets and group.kept_since is not None and not group.is_parted:
+            self._note_unfilled(opening.owner, group.came < opening.group_size, now)
 
     def take_reserved(self, opening: SessionRequest) -> tuple[bool, WorkerId | None]:
         """Use up a slot reserved for the group of *opening*. Return whether there was one, and its worker if known."""
@@ -116,28 +140,35 @@ class Groups:
             return True
         group = self._remember(opening, now)
         if group.kept_since is None:
-            group.kept_since = now
+            group.kept_since, group.came = now, _come(group)
         return now - group.kept_since >= opening.together_s
 
-    def part(self, opening: SessionRequest, now: float) -> None:
-        """End the opening's group: members without a slot get theirs separately."""
-        self._remember(opening, now).is_parted = True
+    def part(self, opening: SessionRequest, absent: int, now: float) -> None:
+        """End the opening's group, of which *absent* members did not come. The others get their slots separately."""
+        group = self._remember(opening, now)
+        group.is_parted = True
+        self._note_unfilled(opening.owner, absent > 0 and group.kept_since is not None, now)
 
     def let_go(self, now: float) -> Iterator[EnvironmentName]:
         """End expired reservations and forget old groups. Yield the environments whose reserved slots became free."""
         while (passed := self._reserved_until.pop(now)) is not None:
             group = self.by_id[passed[0]]
             group.is_parted = True
+            self._note_unfilled(group.owner, group.reserved > 0, now)
             self._kept_until.set(passed[0], now + GROUP_KEPT_S)
             self._reserve(passed[0], group, 0)
             yield group.environment
         while (passed := self._kept_until.pop(now)) is not None:
             group = self.by_id[passed[0]]
-            group.granted, group.kept_since, group.is_parted = 0, None, False
+            group.granted, group.came, group.kept_since, group.is_parted = 0, 0, None, False
             self._end(passed[0], group)
 
     def _of(self, opening: SessionRequest) -> _Group:
-        return self.by_id.setdefault(opening.group, _Group(opening.environment))
+        return self.by_id.setdefault(opening.group, _Group(opening.environment, opening.owner))
+
+    def _note_unfilled(self, owner: Owner, is_unfilled: bool, now: float) -> None:
+        if is_unfilled:
+            self._unfilled_until[owner] = now + UNFILLED_S
 
     def _remember(self, opening: SessionRequest, now: float) -> _Group:
         self._kept_until.set(opening.group, now + GROUP_KEPT_S)
@@ -158,3 +189,7 @@ class Groups:
     def _end(self, id: str, group: _Group) -> None:
         if not group.tickets and not group.reserved and id not in self._kept_until:
             self.by_id.pop(id, None)
+
+
+def _come(group: _Group) -> int:
+    return group.granted + len(group.tickets)

@@ -49,7 +49,7 @@ class Queue:
     """Openings that wait for one environment. Owners take turns, in each round in order of arrival.
 
     This is start-time fair queueing with equal weights. An owner without a queued opening joins the round after the
-    current round, so an owner gains nothing by leaving and returning.
+    current round, or the round of its next turn if that is later. So an owner gains nothing by leaving and returning.
     """
 
     def __init__(self, queue_max: int) -> None:
@@ -60,6 +60,8 @@ class Queue:
         self.hits = 0
         self._queue_max = queue_max
         self._lines: dict[Owner, _Line] = {}
+        #: The round of the next turn of owners that have left the queue.
+        self._next_rounds: dict[Owner, int] = {}
         self._round = 0
         self._waiting = 0
         #: Seconds between two slots, and the time of the last slot.
@@ -77,7 +79,10 @@ class Queue:
         """Append *ticket* to its owner's line."""
         if not self._waiting:
             self.served_at = now
-        line = self._lines.setdefault(ticket.opening.owner, _Line(self._round + 1))
+        owner = ticket.opening.owner
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = _Line(max(self._round + 1, self._next_rounds.pop(owner, 0)))
         line.tickets[ticket.opening.id] = ticket
         self._waiting += 1
 
@@ -88,22 +93,24 @@ class Queue:
         self._waiting -= 1
         if not line.tickets:
             del self._lines[ticket.opening.owner]
+            self._next_rounds[ticket.opening.owner] = line.round
+        if not self._waiting:
+            self._next_rounds.clear()
 
-    def serve(self, tickets: Sequence[QueueTicket], now: float) -> None:
-        """Remove *tickets*, the `first` and others of the same owner. Each ticket uses one turn of the owner."""
+    def serve(self, tickets: Sequence[QueueTicket], absent: int, now: float) -> None:
+        """Remove *tickets* of one owner. Each ticket, and each of *absent* members of their group, uses one turn."""
         self.served_at = now
         line = self._lines[tickets[0].opening.owner]
-        self._round = line.round
-        line.round += len(tickets)
+        self._round = max(self._round, line.round)
+        line.round += len(tickets) + absent
         for ticket in tickets:
             self.leave(ticket)
 
-    def first(self) -> QueueTicket | None:
-        """Return the ticket to serve next; None if the queue is empty."""
-        # A scan of the owners, because each turn would reorder a heap. An owner is an API key, so there are few.
-        lines = self._lines.values()
-        line = min(lines, key=lambda line: (line.round, line.first.number), default=None)
-        return None if line is None else line.first
+    def firsts(self) -> list[QueueTicket]:
+        """Return the first ticket of each owner, in the order in which they are served."""
+        # A sort of the owners, because each turn would reorder a heap. An owner is an API key, so there are few.
+        lines = sorted(self._lines.values(), key=lambda line: (line.round, line.first.number))
+        return [line.first for line in lines]
 
     def tickets(self) -> list[QueueTicket]:
         """Return all waiting tickets, owner by owner."""

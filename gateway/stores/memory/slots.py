@@ -89,7 +89,7 @@ class Slots:
         changed = set(self._groups.let_go(now)) if self._groups.by_id else set()
         while (passed := self._ticket_ends.pop(now)) is not None:
             ticket = self.tickets[passed[0]]
-            self.settle(ticket, self._too_late(ticket, now))
+            self._expire(ticket, now)
             changed.add(ticket.opening.environment)
         for environment in changed:  # slots that were reserved are free for every opening
             self.serve(environment, now)
@@ -107,6 +107,8 @@ class Slots:
             PoolExhausted: No slot is free, and *wait_s* is 0 or the queue is full.
         """
         environment, queue = opening.environment, self.queues[opening.environment]
+        if opening.group and self._groups.is_unprivileged(opening, now):
+            opening = replace(opening, group="")
         if opening.id in self.sessions or opening.id in self.tickets:
             raise SessionExists(f"session {opening.id} exists")
         self._tickets_made += 1
@@ -135,7 +137,7 @@ class Slots:
     def taken(self, ticket: QueueTicket, now: float) -> Session:
         """Return the session that *ticket* was granted. Raise the ticket's error if the wait failed."""
         if not ticket.settled.done():
-            self.settle(ticket, self._too_late(ticket, now))
+            self._expire(ticket, now)
             self.serve(ticket.opening.environment, now)
         outcome = ticket.settled.result()
         if isinstance(outcome, GatewayError):
@@ -151,6 +153,7 @@ class Slots:
         """Undo a claim whose caller is gone: leave the queue, or release the slot that was granted."""
         if not ticket.settled.done():
             self._leave(ticket)
+            self._groups.abandon(ticket, now)
             self.serve(ticket.opening.environment, now)
             return
         outcome = ticket.settled.result()
@@ -160,19 +163,20 @@ class Slots:
             self.free(session, now)
 
     def serve(self, environment: EnvironmentName, now: float) -> None:
-        """Grant free slots to waiting openings, owner by owner. A group that waits for more slots blocks the queue."""
+        """Grant free slots to waiting openings, owner by owner.
+
+        A group that waits for more slots blocks the queue once half of it has come.
+        """
         queue = self.queues[environment]
         since, served = queue.served_at, 0
-        while (ticket := queue.first()) and self._least_used(environment) is not None:
-            tickets, reserved = self._next(ticket, now)
-            if not tickets:
-                break
-            queue.serve(tickets, now)
+        while self._least_used(environment) is not None and (turn := self._turn(queue, now)):
+            tickets, reserved, absent = turn
+            queue.serve(tickets, absent, now)
             home = self._find_home(environment, len(tickets) + reserved)
             for each in tickets:
                 self._forget_ticket(each)
                 each.settled.set_result(self._granted(each.opening, home, now))
-            self._groups.reserve(ticket.opening, reserved, now, home)
+            self._groups.reserve(tickets[0].opening, reserved, now, home)
             served += len(tickets)
         if served:
             queue.note_pace(since, served, now)
@@ -206,24 +210,38 @@ class Slots:
             self._groups.reserve(opening, need - 1, now, home)
         return session
 
-    def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int]:
-        """Return the tickets to serve next, and the number of slots to reserve for the rest of the group of *first*.
+    def _turn(self, queue: Queue, now: float) -> tuple[list[QueueTicket], int, int] | None:
+        """Return what `_next` returns for the first owner that is served. None: no owner is served."""
+        for first in queue.firsts():
+            turn = self._next(first, now)
+            if turn[0] or not self._groups.is_gathering(first.opening):
+                return turn if turn[0] else None
+        return None
 
-        A group gets all its slots together. After it has waited long enough, it gets the slots that are free.
+    def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int, int]:
+        """Return the tickets to serve if it is the turn of *first*, and two numbers for the rest of its group.
+
+        The numbers are the slots to reserve, and the members that have not come. A group gets all its slots together.
+        After it has waited long enough, it gets the slots that are free.
         """
         opening = first.opening
         available = self._available(opening.environment)
         if not opening.group:
-            return [first] if available else [], 0
+            return [first] if available else [], 0, 0
         need = self._groups.wanted(opening)
         waiting = self._groups.waiting(opening)[:need]
+        absent = need - len(waiting)
         if available < need:
             last_call = min(ticket.until for ticket in waiting)
             if not available or not self._groups.is_impatient(opening, last_call, now):
-                return [], 0
-            self._groups.part(opening, now)
-            return waiting[:available], 0
-        return waiting, need - len(waiting)
+                return [], 0, 0
+            self._groups.part(opening, absent, now)
+            return waiting[:available], 0, absent
+        return waiting, absent, absent
+
+    def _expire(self, ticket: QueueTicket, now: float) -> None:
+        self.settle(ticket, self._too_late(ticket, now))
+        self._groups.abandon(ticket, now)
 
     def _leave(self, ticket: QueueTicket) -> None:
         self.queues[ticket.opening.environment].leave(ticket)

@@ -4,7 +4,7 @@
 -- Returns {'granted', session}, {'waiting'}, {'exists'}, {'broken', time left (ms), message} or {'full', number of
 -- waiting openings, the place that the opening would have, pace (ms)}.
 
-local opening = ARGV
+local opening = {unpack(ARGV, 1, #OPENING)}
 local kept_s, queue_max = ARGV[#OPENING + 1], tonumber(ARGV[#OPENING + 2])
 local id, environment = opening[1], opening[4]
 
@@ -35,6 +35,9 @@ local function take(opening, waiting)
   return true
 end
 
+if is_unprivileged(opening) then
+  opening[GROUP] = ''
+end
 local state = redis.call('HGET', key('session', id), 'state')
 if state and state ~= 'closed' then
   return {'exists'}

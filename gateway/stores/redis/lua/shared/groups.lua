@@ -108,6 +108,10 @@ end
 -- Release the slots reserved for members that did not arrive in time.
 local function let_go(environment)
   for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('lapse', environment), '-inf', whole(now))) do
+    local owner = redis.call('HGET', key('group', group), 'owner')
+    if owner and reserved_for(environment, group) > 0 then
+      note_unfilled(owner)
+    end
     reserve(environment, group, 0)
     part(group)
   end
@@ -137,6 +141,7 @@ end
 local function grant_member(opening, rank)
   local environment, group = opening[4], opening[GROUP]
   local granted = redis.call('HINCRBY', key('group', group), 'granted', 1)
+  redis.call('HSET', key('group', group), 'owner', opening[3])
   redis.call('PEXPIRE', key('group', group), GROUP_KEPT_MS)
   local left = math.max(0, tonumber(opening[GROUP_SIZE]) - granted)
   if reserved_for(environment, group) > left then
@@ -170,40 +175,49 @@ local function is_impatient(opening, least_ms)
   if least_ms <= LAST_CALL_MS then
     return true
   end
-  redis.call('HSETNX', key('group', opening[GROUP]), 'kept_ms', whole(now))
+  if redis.call('HSETNX', key('group', opening[GROUP]), 'kept_ms', whole(now)) == 1 then
+    note_come(opening[GROUP])
+  end
   redis.call('PEXPIRE', key('group', opening[GROUP]), GROUP_KEPT_MS)
   local kept_ms = tonumber(redis.call('HGET', key('group', opening[GROUP]), 'kept_ms'))
   return now - kept_ms >= tonumber(opening[TOGETHER_S]) * 1000
 end
 
 -- Serve the group of *opening*, which is first in the queue: all members together, or, once the group has waited long
--- enough, as many as there are free slots. Return the number of granted slots; 0: the group still waits.
+-- enough, as many as there are free slots. Return the number of granted slots; 0: the group still waits. Then also
+-- return true if less than half of it has come, so that other owners take free slots.
 local function serve_group(opening, owner, round)
   local environment, group = opening[4], opening[GROUP]
   local need = wanted(opening)
   local found, least_ms = waiting_of(environment, group, owner, need)
   local available = count_available(environment, need)
+  local absent = need - #found
   if available == 0 or (available < need and not is_impatient(opening, least_ms)) then
-    return 0
+    local has_parted = redis.call('HEXISTS', key('group', group), 'parted') == 1
+    return 0, not has_parted and 2 * count_come(group) < tonumber(opening[GROUP_SIZE])
   end
   if available < need then
+    if absent > 0 and redis.call('HEXISTS', key('group', group), 'kept_ms') == 1 then
+      note_unfilled(owner)
+    end
     part(group)
   end
   local count = math.min(#found, available)
   local kept = available == need and need - count or 0
   local home = count + kept > 1 and find_room(environment, count + kept)
   for i = 1, count do
-    leave(environment, found[i][1], owner)
+    leave(environment, found[i][1], owner, true)
     grant_member(found[i], choose(environment, home))
     wake(found[i][10], found[i][5])
   end
   if kept > 0 then
     reserve(environment, group, kept, opening[TOGETHER_S], home)
   end
-  -- Each slot uses one turn of the owner.
-  local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
-  if head[1] then
-    redis.call('ZADD', key('queue', environment), round + count, listed(head[2], owner))
+  -- Each slot, and each member that has not come, uses one turn of the owner.
+  round = round + count + absent
+  list_owner(environment, owner, round)
+  if not head_of(environment, owner) then
+    note_next_round(environment, owner, round)
   end
   return count
 end

@@ -1,12 +1,13 @@
 -- Serving waiting openings -----------------------------------------------------------------------------------------
 
 -- Grant free slots to waiting openings, owner by owner. Skip a ticket whose time has passed, or whose replica is gone.
--- A group at the head that waits for more slots blocks the queue.
+-- A group that waits for more slots blocks the queue once half of it has come; before, it is passed over.
 local function serve(environment)
   local served, since_ms = 0, redis.call('HGET', key('round', environment), 'at_ms')
+  local passed_over = 0
   while true do
     local rank = first(key('free', environment))
-    local turn = rank and redis.call('ZRANGE', key('queue', environment), 0, 0, 'WITHSCORES') or {}
+    local turn = rank and redis.call('ZRANGE', key('queue', environment), passed_over, passed_over, 'WITHSCORES') or {}
     if not turn[1] or not is_whole() then
       break -- until it is whole: a slot may seem free only because its session was lost
     end
@@ -16,22 +17,29 @@ local function serve(environment)
     local until_ms = id and redis.call('ZSCORE', key('waits', environment), id)
     local is_late = until_ms and tonumber(until_ms) <= now or is_gone(ticket[10])
     if ticket[1] and until_ms and not (is_late and is_believed()) then
-      local count = 0
+      local count, is_gathering = 0, false
       if ticket[GROUP] and ticket[GROUP] ~= '' then
-        count = serve_group(ticket, owner, round)
+        count, is_gathering = serve_group(ticket, owner, round)
       elseif count_available(environment, 1) > 0 then
-        leave(environment, id, owner, round + 1)
+        leave(environment, id, owner, true, round + 1)
         grant(ticket, choose(environment))
         wake(ticket[10], ticket[5])
         count = 1
       end
-      if count == 0 then
+      if count == 0 and not is_gathering then
         break
       end
-      if redis.call('EXISTS', key('round', environment)) == 1 then
-        redis.call('HSET', key('round', environment), 'number', whole(round), 'at_ms', whole(now))
+      if count == 0 then
+        passed_over = passed_over + 1
+      else
+        passed_over = 0
+        local number = redis.call('HGET', key('round', environment), 'number')
+        if number then
+          number = math.max(tonumber(number), round)
+          redis.call('HSET', key('round', environment), 'number', whole(number), 'at_ms', whole(now))
+        end
+        served = served + count
       end
-      served = served + count
     elseif id then
       drop(environment, id, owner)
     else

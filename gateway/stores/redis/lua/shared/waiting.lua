@@ -48,10 +48,21 @@ local function listed(number, owner)
   return string.format('%0' .. RANK_DIGITS .. '.0f', tonumber(number)) .. owner
 end
 
+local function head_of(environment, owner)
+  return first(line(environment, owner))
+end
+
 local function list_owner(environment, owner, round)
   local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
   if head[1] then
     redis.call('ZADD', key('queue', environment), round, listed(head[2], owner))
+  end
+end
+
+-- Remember the round of the next turn of an owner that leaves the queue, until the queue is empty.
+local function note_next_round(environment, owner, round)
+  if redis.call('EXISTS', key('round', environment)) == 1 then
+    redis.call('HSET', key('round', environment), 'next:' .. owner, whole(tonumber(round)))
   end
 end
 
@@ -75,8 +86,46 @@ local function leave_group(environment, group, id)
   end
 end
 
+-- A key whose group kept slots from others and did not come in full loses the privilege for this time. As in
+-- retry_after.py.
+local UNFILLED_MS = 60000
+
+local function note_unfilled(owner)
+  redis.call('SET', key('unfilled', owner), 1, 'PX', UNFILLED_MS)
+end
+
+-- Return true if *opening*, the first of its group, starts individually.
+local function is_unprivileged(opening)
+  local group = opening[GROUP]
+  return group ~= '' and redis.call('EXISTS', key('unfilled', opening[3])) == 1
+    and redis.call('EXISTS', key('group', group), members(group)) == 0
+end
+
+-- Return the number of members of a group that have a slot or wait for one.
+local function count_come(group)
+  return tonumber(redis.call('HGET', key('group', group), 'granted') or '0') + redis.call('ZCARD', members(group))
+end
+
+-- Note how many members have come, the largest number since the group has kept slots from others.
+local function note_come(group)
+  local came = tonumber(redis.call('HGET', key('group', group), 'came') or '0')
+  redis.call('HSET', key('group', group), 'came', whole(math.max(came, count_come(group))))
+end
+
+-- Note that an opening of a group, of *size* openings, left the queue without a slot. The key is unprivileged if the
+-- group kept slots from others and never came in full.
+local function abandon(group, size, owner)
+  if redis.call('EXISTS', members(group)) == 1 then
+    return
+  end
+  local known = redis.call('HMGET', key('group', group), 'kept_ms', 'parted', 'came')
+  if known[1] and not known[2] and tonumber(known[3] or '0') < tonumber(size) then
+    note_unfilled(owner)
+  end
+end
+
 -- Add *opening* (values in the order of OPENING) to the queue. An owner without a queued opening joins the round after
--- the current round.
+-- the current round, or the round of its next turn if that is later.
 local function enter(opening, until_ms)
   local id, owner, environment = opening[1], opening[3], opening[4]
   for i, name in ipairs(OPENING) do
@@ -89,20 +138,28 @@ local function enter(opening, until_ms)
   local number = redis.call('INCR', key('number'))
   if redis.call('ZADD', line(environment, owner), number, id) == 1
     and redis.call('ZCARD', line(environment, owner)) == 1 then
-    list_owner(environment, owner, tonumber(redis.call('HGET', key('round', environment), 'number') or '0') + 1)
+    local known = redis.call('HMGET', key('round', environment), 'number', 'next:' .. owner)
+    list_owner(environment, owner, math.max(tonumber(known[1] or '0') + 1, tonumber(known[2] or '0')))
   end
   if opening[GROUP] ~= '' then
     redis.call('ZADD', members(opening[GROUP]), number, id)
+    if redis.call('HEXISTS', key('group', opening[GROUP]), 'kept_ms') == 1 then
+      note_come(opening[GROUP])
+    end
     redis.call('SADD', key('groups', environment), opening[GROUP])
   end
 end
 
--- Remove the ticket of *owner*. The owner's later openings keep its round, or get *round*.
-local function leave(environment, id, owner, round)
+-- Remove the ticket of *owner*. The owner's later openings keep its round, or get *round* if the ticket is served.
+-- *is_served*: the ticket gets a slot.
+local function leave(environment, id, owner, is_served, round)
   local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
-  local group = redis.call('HGET', key('ticket', id), 'group')
-  if group and group ~= '' then
-    leave_group(environment, group, id)
+  local ticket = redis.call('HMGET', key('ticket', id), 'group', 'group_size')
+  if ticket[1] and ticket[1] ~= '' then
+    leave_group(environment, ticket[1], id)
+    if not is_served then
+      abandon(ticket[1], ticket[2], owner)
+    end
   end
   redis.call('ZREM', line(environment, owner), id)
   redis.call('ZREM', key('waits', environment), id)
@@ -112,6 +169,9 @@ local function leave(environment, id, owner, round)
     round = round or redis.call('ZSCORE', key('queue', environment), was) or '0'
     redis.call('ZREM', key('queue', environment), was)
     list_owner(environment, owner, round)
+    if not head_of(environment, owner) then
+      note_next_round(environment, owner, round)
+    end
   end
   end_queue(environment)
 end

@@ -162,8 +162,11 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         HungUp: The trainer closed the connection.
     """
     held: HeldBytes | None = scope.get("gateway.held")
-    head_bytes = sum(len(value) for _, value in scope["headers"])  # a header may hold secrets
-    announced = header(scope, b"content-length")
+    head_bytes, announced = 0, None
+    for name, value in scope["headers"]:  # a header may hold secrets
+        head_bytes += len(value)
+        if name == b"content-length":
+            announced = value
     is_too_large = announced is not None and announced.isdigit() and int(announced) > limit_bytes
     parts: list[bytes] = []
     size, more = 0, True

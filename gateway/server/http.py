@@ -139,14 +139,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, and drop a trailer of a chunked body: proxies that filter headers may pass trailers."""
-        if self._in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Note that a head ends, and its body begins. An error refuses the request with 400."""
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        hosts = 0
+        for name, _ in self.headers:
+            hosts += name == b"host"
         if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
             raise ValueError("HTTP/1.1 needs exactly one Host")
         self._in_head, self._in_body = False, True
@@ -155,6 +152,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_clock()
         before = self.cycle
         super().on_headers_complete()
+        # A copy: uvicorn appends trailers of a chunked body to its own list, and proxies that filter headers pass them.
+        self.scope["headers"] = list(self.headers)
         if self.cycle is not before and self.parser.get_http_version() == "1.0":
             self.cycle.__class__ = Http10Cycle  # uvicorn creates cycles of its own class only; it has not started yet
         if isinstance(self.server_state, State) and self.server_state.is_leaving:

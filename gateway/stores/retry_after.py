@@ -16,8 +16,8 @@ LAST_CALL_S = 3.0
 """Seconds before a member's wait ends at which its group takes the slots that are free, so that they do not stay idle.
 Longer than the interval between two checks of the control loop. Also in ``lua/shared``."""
 UNFILLED_S = 60.0
-"""Seconds for which openings of a key start individually after slots were kept for a group of the key that did not come
-in full. Also in ``lua/shared``."""
+"""Seconds for which openings of a key start individually after slots were kept for a group of the key of which less
+than half came. Also in ``lua/shared``."""
 RETRY_LEAST_S = 1.0
 RETRY_MOST_S = 300.0
 MESSAGE_BYTES = 8192

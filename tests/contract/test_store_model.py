@@ -161,7 +161,7 @@ class Model:
             if not wish.group or group is None or group.until <= self.now or group.is_parted:
                 continue
             is_last = not any(other.group == wish.group for other, _ in self.queue)
-            if is_last and group.kept_since is not None and group.came < wish.group_size:
+            if is_last and group.kept_since is not None and 2 * group.came < wish.group_size:
                 self.unfilled[wish.owner] = self.now + UNFILLED_S
 
     def leave(self, places: list[tuple[SessionRequest, float]]) -> None:
@@ -288,7 +288,7 @@ class Model:
         if self.now - group.kept_since < TOGETHER_S:
             return [], 0, 0
         group.is_parted = True
-        if absent:
+        if absent > self.come(wish):
             self.unfilled[wish.owner] = self.now + UNFILLED_S
         return of_it[:available], 0, absent
 
@@ -328,13 +328,15 @@ class Model:
 
     def tidy(self) -> None:
         self.abandon([(wish, until) for wish, until in self.queue if until <= self.now])
-        for group, (_, _, until) in list(self.reserved.items()):
+        for group, (_, count, until) in list(self.reserved.items()):
             if until <= self.now:
                 del self.reserved[group]
                 self.homes.pop(group, None)
                 self.groups.setdefault(group, ModelGroup()).is_parted = True
                 self.groups[group].until = self.now + GROUP_KEPT_S
-                self.unfilled[Owner(group.split(" ", 2)[2])] = self.now + UNFILLED_S
+                waiting = sum(wish.group == group for wish, _ in self.queue)
+                if count > self.groups[group].granted + waiting:
+                    self.unfilled[Owner(group.split(" ", 2)[2])] = self.now + UNFILLED_S
         self.groups = {id: group for id, group in self.groups.items() if group.until > self.now}
         self.breakers = {environment: until for environment, until in self.breakers.items() if until > self.now}
         self.closed = {id: (reason, until) for id, (reason, until) in self.closed.items() if until > self.now}

@@ -172,7 +172,7 @@ async def world(root: Path) -> AsyncIterator[World]:
     transport = httpx.ASGITransport(app=gateway.app)
     async with (
         gateway.running(),
-        httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=scaled(30)) as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=scaled(30)) as http,
     ):
         yield World(root, gateway, http)
 

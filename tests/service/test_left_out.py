@@ -22,7 +22,6 @@ REASON = "no bwrap on PATH: install bubblewrap"
         ("GET", "/areal/shell/api/task/info", None),
         ("GET", "/areal/shell/api/health", None),
         ("POST", "/areal/shell/api/episode/start", {"sample_id": "0"}),
-        ("GET", "/openenv/shell/health", None),
         ("POST", "/openenv/shell/reset", {}),
     ],
 )

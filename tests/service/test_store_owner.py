@@ -62,7 +62,7 @@ async def test_a_gateway_with_another_secret_is_refused_and_the_sessions_of_the_
     transport = httpx.ASGITransport(app=first.app)
     async with (
         first.running(),
-        httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=scaled(30)) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=scaled(30)) as client,
     ):
         await create(client)
 

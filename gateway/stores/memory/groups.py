@@ -1,8 +1,9 @@
 """Tracks groups of openings that start together, for the memory store.
 
 The first opening of a group takes slots for all members, or waits until enough slots are free. Slots of members that
-have not arrived yet are reserved. A key whose group kept slots from others and did not come in full loses this privilege
-for `UNFILLED_S`: its openings start individually. Nothing here waits or reads a clock: the store passes the time (seconds).
+have not arrived yet are reserved. A key whose group kept slots from others, and of which less than half came, loses
+this privilege for `UNFILLED_S`: its openings start individually. Nothing here waits or reads a clock: the store passes
+the time (seconds).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Groups:
         self.reserved_in: Counter[WorkerId] = Counter()
         """Number of reserved slots by worker, for groups whose slots are all in one worker."""
         self._unfilled_until: dict[Owner, float] = {}
-        """The time until which openings of a key start individually, because a group of the key did not come in full."""
+        """The time until which openings of a key start individually: less than half of a group of the key came."""
 
     def is_unprivileged(self, opening: SessionRequest, now: float) -> bool:
         """Return True if *opening*, the first of its group, starts individually."""
@@ -107,7 +108,7 @@ class Groups:
         opening = ticket.opening
         group = self.by_id.get(opening.group)
         if group is not None and not group.tickets and group.kept_since is not None and not group.is_parted:
-            self._note_unfilled(opening.owner, group.came < opening.group_size, now)
+            self._note_unfilled(opening.owner, 2 * group.came < opening.group_size, now)
 
     def take_reserved(self, opening: SessionRequest) -> tuple[bool, WorkerId | None]:
         """Use up a slot reserved for the group of *opening*. Return whether there was one, and its worker if known."""
@@ -147,14 +148,14 @@ class Groups:
         """End the opening's group, of which *absent* members did not come. The others get their slots separately."""
         group = self._remember(opening, now)
         group.is_parted = True
-        self._note_unfilled(opening.owner, absent > 0 and group.kept_since is not None, now)
+        self._note_unfilled(opening.owner, absent > _come(group) and group.kept_since is not None, now)
 
     def let_go(self, now: float) -> Iterator[EnvironmentName]:
         """End expired reservations and forget old groups. Yield the environments whose reserved slots became free."""
         while (passed := self._reserved_until.pop(now)) is not None:
             group = self.by_id[passed[0]]
             group.is_parted = True
-            self._note_unfilled(group.owner, group.reserved > 0, now)
+            self._note_unfilled(group.owner, group.reserved > _come(group), now)
             self._kept_until.set(passed[0], now + GROUP_KEPT_S)
             self._reserve(passed[0], group, 0)
             yield group.environment

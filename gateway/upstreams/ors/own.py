@@ -343,15 +343,23 @@ def _passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
 
     Worker and gateway then agree on the form of the answer, and so on how long nothing may arrive.
     """
-    accepts = [value for name, value in headers if name == b"accept"]
-    passed = [pair for pair in headers if pair[0] in _PASSED_ON and pair[0] != b"accept"]
-    return [*passed, (b"accept", b", ".join(accepts).lower())] if accepts else passed
+    passed, accepts = [], []
+    for pair in headers:
+        if pair[0] == b"accept":
+            accepts.append(pair[1])
+        elif pair[0] in _PASSED_ON:
+            passed.append(pair)
+    if accepts:
+        passed.append((b"accept", b", ".join(accepts).lower()))
+    return passed
 
 
 def _is_whole(headers: Headers) -> bool:
     """Return True if the worker answers in one piece, without comments before it: the request accepts only JSON."""
-    accept = next((value for name, value in headers if name == b"accept"), b"")
-    return b"application/json" in accept and b"text/event-stream" not in accept
+    for name, value in headers:
+        if name == b"accept":
+            return b"application/json" in value and b"text/event-stream" not in value
+    return False
 
 
 def _leased(session: Session) -> list[tuple[bytes, bytes]]:

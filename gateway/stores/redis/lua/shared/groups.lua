@@ -109,7 +109,7 @@ end
 local function let_go(environment)
   for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('lapse', environment), '-inf', whole(now))) do
     local owner = redis.call('HGET', key('group', group), 'owner')
-    if owner and reserved_for(environment, group) > 0 then
+    if owner and reserved_for(environment, group) > count_come(group) then
       note_unfilled(owner)
     end
     reserve(environment, group, 0)
@@ -197,7 +197,7 @@ local function serve_group(opening, owner, round)
     return 0, not has_parted and 2 * count_come(group) < tonumber(opening[GROUP_SIZE])
   end
   if available < need then
-    if absent > 0 and redis.call('HEXISTS', key('group', group), 'kept_ms') == 1 then
+    if absent > count_come(group) and redis.call('HEXISTS', key('group', group), 'kept_ms') == 1 then
       note_unfilled(owner)
     end
     part(group)

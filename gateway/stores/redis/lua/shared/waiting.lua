@@ -86,7 +86,7 @@ local function leave_group(environment, group, id)
   end
 end
 
--- A key whose group kept slots from others and did not come in full loses the privilege for this time. As in
+-- A key whose group kept slots from others, and of which less than half came, loses the privilege for this time. As in
 -- retry_after.py.
 local UNFILLED_MS = 60000
 
@@ -113,13 +113,13 @@ local function note_come(group)
 end
 
 -- Note that an opening of a group, of *size* openings, left the queue without a slot. The key is unprivileged if the
--- group kept slots from others and never came in full.
+-- group kept slots from others and less than half of it ever came.
 local function abandon(group, size, owner)
   if redis.call('EXISTS', members(group)) == 1 then
     return
   end
   local known = redis.call('HMGET', key('group', group), 'kept_ms', 'parted', 'came')
-  if known[1] and not known[2] and tonumber(known[3] or '0') < tonumber(size) then
+  if known[1] and not known[2] and 2 * tonumber(known[3] or '0') < tonumber(size) then
     note_unfilled(owner)
   end
 end

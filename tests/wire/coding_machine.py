@@ -1,8 +1,9 @@
 """The engine's view of a gateway's coding workers: their processes, and those of the sandboxes in them.
 
-A worker at rest has three processes: the container's first process, the environment server, and the spawner of its
-sandboxes. Each open sandbox has a supervisor below the spawner, and its other processes are below the supervisor. The
-tests list and kill them in their container's PID namespace, because the engine may run on another machine.
+A worker at rest has four processes: the container's first process, the environment server, its launcher, and below this
+the spawner of its sandboxes. Each open sandbox has a supervisor below the spawner, and its other processes are below
+the supervisor. The tests list and kill them in their container's PID namespace, because the engine may run on another
+machine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import Gateway
 
 IMAGE = "env-gateway/base"
+AT_REST = 4
+"""The processes of a worker that has opened a sandbox, without those of sandboxes."""
 WAIT_S = scaled(60)
 """Seconds for a short program on a fully loaded machine."""
 
@@ -70,7 +73,8 @@ class Tree:
 
     @property
     def spawner(self) -> Process:
-        (spawner,) = self.below(self.server)
+        (launcher,) = self.below(self.server)
+        (spawner,) = self.below(launcher)
         return spawner
 
     @property
@@ -118,7 +122,7 @@ class Machine:
     async def is_at_rest(self) -> None:
         """Assert that no session and no process of a session is left."""
         assert await self.gateway.sessions() == []
-        busy = [dict(tree.parents) for tree in await self.trees() if len(tree.parents) > 3]
+        busy = [dict(tree.parents) for tree in await self.trees() if len(tree.parents) > AT_REST]
         assert busy == [], f"processes of sessions are left (pid: parent): {busy}"
 
     async def kill(self, process: Process) -> None:

@@ -10,8 +10,9 @@ from tests.wire.areal_client import ArealClient
 from tests.wire.gateways import Gateway
 
 LABEL_WORKER = "env-gateway.worker"
-SERVER_PROCESSES = 3
-"""The most processes of a worker without a session: its first process, the server, and its spawner of sandboxes."""
+SERVER_PROCESSES = 4
+"""The most processes of a worker without a session: its first process, the server, its launcher, and the spawner of
+sandboxes."""
 
 
 async def processes(gateway: Gateway) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.catalog import PROJECT, STACK, serving
 from tests.wire.coding_attempts import HONEST, ORCHARD, QUARTER
-from tests.wire.coding_machine import Machine
+from tests.wire.coding_machine import AT_REST, Machine
 from tests.wire.coding_play import AT_ONCE, SPECS, Player, all_of, problem_of, ran, rolled_out, submitted
 from tests.wire.coding_repository import FROM_FILES, mend
 from tests.wire.gateways import Gateway
@@ -354,7 +354,7 @@ async def test_an_idle_session_expires_with_all_its_processes(http: httpx.AsyncC
 async def test_ended_sessions_leave_no_mounts_except_the_layer_of_their_task(player: Player, machine: Machine) -> None:
     async def mounted() -> list[int]:
         await eventually(machine.is_at_rest)
-        return [await machine.mounts(tree.spawner) for tree in await machine.trees() if len(tree.parents) == 3]
+        return [await machine.mounts(tree.spawner) for tree in await machine.trees() if len(tree.parents) == AT_REST]
 
     await player.by_spec(ORCHARD, HONEST)
     first = await mounted()

@@ -23,7 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from gateway.core.errors import ConfigError, TooManyBytes
-from gateway.http10 import Http10Cycle
+from gateway.http_framing import Http10Cycle, is_served
 
 HEAD_MAX_BYTES: Final = 128 * 1024
 """Maximum size of request line and headers; secrets in a header may take 64 KiB. Enforced to within one read of the
@@ -182,16 +182,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Note that a head ends, and its body begins. An error refuses the request with 400."""
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
-            raise ValueError("HTTP/1.1 needs exactly one Host")
+        version = self.parser.get_http_version()
+        if not is_served(version, self.headers):
+            raise ValueError("the gateway does not serve such a request")
         self._in_head, self._in_body = False, True
         self._count_head(0)
         self._body_until = self.loop.time() + BODY_LEAST_S
         self._stop_clock()
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before and self.parser.get_http_version() == "1.0":
+        if self.cycle is not before and version == "1.0":
             self.cycle.__class__ = Http10Cycle  # uvicorn creates cycles of its own class only; it has not started yet
         if isinstance(self.server_state, _State) and self.server_state.is_leaving:
             self.leave()

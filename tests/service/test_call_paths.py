@@ -34,6 +34,7 @@ ROOT = Path(gateway.__file__).parent
 TRANSPORT = frozenset(
     (
         "server.py",
+        "http_framing.py",
         "frontends/asgi.py",
         "core/json_text.py",
         "core/addresses.py",

@@ -5,7 +5,7 @@ and slowness of bodies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from uvicorn._types import ASGISendEvent
@@ -141,11 +141,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Note that a head ends, and its body begins. An error refuses the request with 400."""
-        hosts = 0
-        for name, _ in self.headers:
-            hosts += name == b"host"
-        if hosts > 1 or (not hosts and self.parser.get_http_version() != "1.0"):
-            raise ValueError("HTTP/1.1 needs exactly one Host")
+        version = self.parser.get_http_version()
+        if not _is_served(version, self.headers):
+            raise ValueError("the gateway does not serve such a request")
         self._in_head, self._in_body = False, True
         self._count_head(0)
         self._body_until = self.loop.time() + BODY_LEAST_S
@@ -154,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         # A copy: uvicorn appends trailers of a chunked body to its own list, and proxies that filter headers pass them.
         self.scope["headers"] = list(self.headers)
-        if self.cycle is not before and self.parser.get_http_version() == "1.0":
+        if self.cycle is not before and version == "1.0":
             self.cycle.__class__ = Http10Cycle  # uvicorn creates cycles of its own class only; it has not started yet
         if isinstance(self.server_state, State) and self.server_state.is_leaving:
             self.leave()
@@ -229,6 +227,21 @@ class BoundedHttp(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._body_timer = None
+
+
+def _is_served(version: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Return True if the gateway serves a request of this HTTP *version* with these *headers* (names in lower case).
+
+    HTTP/1.1 needs exactly one Host. A body of other codings than chunks could be read differently by a proxy.
+    """
+    hosts = codings = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings += 1 if value.lower() == b"chunked" else 2
+    is_addressed = hosts == 1 if version == "1.1" else version == "1.0" and hosts <= 1  # llhttp reads 0.9 and 2.0 too
+    return is_addressed and codings <= 1
 
 
 class Http10Cycle(RequestResponseCycle):

@@ -350,3 +350,22 @@ async def test_the_spellings_of_ping(start: Start, path: str) -> None:
     answer = await server.ask("POST", path, sid="s1", headers={"Content-Type": "application/octet-stream"})
 
     assert answer.status == (404 if path == "/PING" else 200)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /HTTP/1.1\r\nHost: x\r\n",  # HTTP/0.9: a target without a version
+        b"POST /num_tasks\r\nHost: x\r\n",
+        b"POST /num_tasks HTTP/2.0\r\nHost: x\r\n",
+        b"POST /num_tasks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n",
+        b"POST /num_tasks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    ],
+)
+async def test_other_versions_and_codings_are_refused(start: Start, head: bytes) -> None:
+    server = await start(MathEnv)
+    wire = await server.wire()
+
+    wire.send(head + b"\r\n5\r\nhello\r\n0\r\n\r\n")
+
+    assert (await wire.read()).status == 400

@@ -341,6 +341,23 @@ async def test_a_request_without_exactly_one_host_is_refused(hosts: bytes) -> No
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /HTTP/1.1\r\nhost: h\r\n",  # HTTP/0.9: a target without a version
+        b"POST /\r\nhost: h\r\n",
+        b"POST / HTTP/2.0\r\nhost: h\r\n",
+        b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip, chunked\r\n",
+        b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+    ],
+)
+async def test_other_versions_and_codings_are_refused(head: bytes) -> None:
+    async with served() as (reader, writer):
+        writer.write(head + b"\r\n5\r\nhello\r\n0\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
+
+
 async def test_trailers_of_a_chunked_body_are_no_headers() -> None:
     seen: list[tuple[bytes, bytes]] = []
 

@@ -31,6 +31,7 @@ JSON = b"Content-Type: application/json\r\n"
 _OK = b"HTTP/1.1 200 OK\r\n"
 HEADERS_MAX_BYTES = 128 * 1024
 """Maximum bytes of the request line and headers. X-Secrets alone may take 64 KiB."""
+_CODING = b"transfer-encoding"
 _TOO_LARGE = (413, "Request body too large")
 _HEADERS_TOO_LARGE = (431, "Request header fields too large")
 
@@ -134,14 +135,18 @@ class Receiver:
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_headers:  # else a trailer, which could pose as a header
             key = name.lower()
-            if self._headers.setdefault(key, value) != value:
+            is_second_coding = key == _CODING and key in self._headers
+            if self._headers.setdefault(key, value) != value or is_second_coding:
                 self._ambiguous = {*self._ambiguous, key}
                 self._headers[key] = value
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
         size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers.items())
-        if size > HEADERS_MAX_BYTES:
+        is_http_1 = self._parser.get_http_version() in ("1.0", "1.1")  # the parser also reads 0.9 and 2.0
+        if not is_http_1 or self._headers.get(_CODING, b"chunked").lower() != b"chunked" or _CODING in self._ambiguous:
+            self._refuse(400, "Invalid HTTP request")
+        elif size > HEADERS_MAX_BYTES:
             self._refuse(*_HEADERS_TOO_LARGE)
         elif int(self._headers.get(b"content-length") or 0) > self._body_max_bytes:
             self._refuse(*_TOO_LARGE)

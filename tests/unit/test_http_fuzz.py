@@ -1,4 +1,4 @@
-"""The HTTP parsers of the gateway and of the workers take no request that h11, a strict parser, refuses or reads differently.
+"""The HTTP parsers of gateway and workers take no request that h11, a strict parser, refuses or reads differently.
 
 ``HTTP_FUZZ_EXAMPLES=100000`` runs longer.
 """
@@ -69,7 +69,7 @@ def by_h11(data: bytes) -> list[Parsed] | None:
                 return found
             connection.start_next_cycle()
     except h11.RemoteProtocolError:
-        return None if not found else found
+        return found or None
 
 
 def by_worker(pieces: Sequence[bytes]) -> list[Parsed]:
@@ -165,9 +165,11 @@ values = st.sampled_from(
      b"chunked, chunked", b"gzip, chunked", b"identity", b"xchunked", b"h", b"close", b"keep-alive", b"a\x00b", b"\xe9"]
 )  # fmt: skip
 BODIES = (
-    [b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\nAuthorization: k\r\n\r\n", b"5\nhello\r\n0\r\n\r\n",
+    [b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\nAuthorization: k\r\n\r\n",
+     b"5\nhello\r\n0\r\n\r\n",
      b"5 \r\nhello\r\n0\r\n\r\n", b"0x5\r\nhello\r\n0\r\n\r\n", b"+5\r\nhello\r\n0\r\n\r\n", b"5\r\nhelloX0\r\n\r\n",
-     b"fffffffffffffffff\r\nhello", b"0\r\n\r\nGET /two HTTP/1.1\r\nHost: h\r\n\r\n", b"helloGET /two HTTP/1.1\r\nHost: h\r\n\r\n"]
+     b"fffffffffffffffff\r\nhello", b"0\r\n\r\nGET /two HTTP/1.1\r\nHost: h\r\n\r\n",
+     b"helloGET /two HTTP/1.1\r\nHost: h\r\n\r\n"]
 )  # fmt: skip
 
 
@@ -208,7 +210,7 @@ def requests(draw: st.DrawFn, names: st.SearchStrategy[bytes] = names) -> bytes:
 
 
 def agrees(ours: Sequence[Parsed], theirs: Sequence[Parsed] | None, *, merges: bool) -> None:
-    """Check that each request of *ours* is also one of h11, in the same form. *merges*: the last of equal names stays."""
+    """Check that each request of *ours* is one of h11 too, in its form. *merges*: the last of equal names stays."""
     assert len(ours) <= len(theirs or ()), f"h11 refuses {ours[len(theirs or ()) :]}"
     for one, other in zip(ours, theirs or (), strict=False):
         one = replace(one, headers=tuple((name, _as_h11(name, value)) for name, value in one.headers))
@@ -230,7 +232,8 @@ async def test_both_parsers_read_a_plain_request_as_h11_does(split: int) -> None
     pieces = [PLAIN[:split], PLAIN[split:]]
     theirs = by_h11(PLAIN)
 
-    assert theirs is not None and len(theirs) == 1
+    assert theirs is not None
+    assert len(theirs) == 1
     assert by_worker(pieces) == theirs
     assert await by_gateway(pieces) == theirs
 

@@ -44,15 +44,16 @@ frames = st.fixed_dictionaries(
 
 def served(text: str | None) -> None:
     """Read a frame as the socket does: its text, then its data as a request of each kind."""
-    with contextlib.suppress(FrameError):
-        try:
-            _, data = read_frame(text)
-            for model in (ResetRequest, ToolCall, ListTools):
-                with contextlib.suppress(FrameError):
-                    validated(model, data, "data")
-        except FrameError as refused:
-            assert json.loads(error_frame(refused))["type"] == "error"
-            raise
+    try:
+        _, data = read_frame(text)
+    except FrameError as refused:
+        reply = json.loads(error_frame(refused))
+    else:
+        reply = {"type": "error"}
+        for model in (ResetRequest, ToolCall, ListTools):
+            with contextlib.suppress(FrameError):
+                validated(model, data, "data")
+    assert reply["type"] == "error"
 
 
 @run

@@ -339,7 +339,7 @@ def with_masked_paths(body: dict[str, Any]) -> None:
     ("change", "cause"),
     [
         pytest.param(without_profile, "seccomp profile for sandboxes", id="with the engine's own seccomp profile"),
-        pytest.param(with_masked_paths, "mount proc on /proc", id="with the engine's masked paths"),
+        pytest.param(with_masked_paths, "Read-only file system: '/proc/sys/", id="with the engine's masked paths"),
     ],
 )
 async def test_a_create_is_refused_with_the_reason_where_sandboxes_cannot_start(

@@ -111,7 +111,7 @@ def _read(text: str) -> tuple[_Voucher, x509.Certificate, bytes]:
         given = _Voucher.model_validate_json(base64.b64decode(text, validate=True))
         certificate = x509.load_der_x509_certificate(base64.b64decode(given.certificate, validate=True))
         return given, certificate, base64.b64decode(given.signature, validate=True)
-    except (ValidationError, ValueError, UnsupportedAlgorithm) as error:
+    except (ValidationError, ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise BadVoucher("it cannot be read") from error
 
 

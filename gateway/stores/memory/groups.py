@@ -104,7 +104,10 @@ class Groups:
             self._end(id, group)
 
     def abandon(self, ticket: QueueTicket, now: float) -> None:
-        """Note that *ticket* has left the queue without a slot. The key is unprivileged if its group never came."""
+        """Note that *ticket*, perhaps the last of its group, has left the queue without a slot.
+
+        If less than half of the group came while it kept slots from others, the key loses its privilege.
+        """
         opening = ticket.opening
         group = self.by_id.get(opening.group)
         if group is not None and not group.tickets and group.kept_since is not None and not group.is_parted:

@@ -61,8 +61,8 @@ RECORD_MAX_BYTES: Final = 8192
 _TASK_MAX: Final = 512
 """Largest number of characters of the session's ``task`` in a record."""
 _MAC_DIGITS: Final = 32
-_PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b"x-request-id", b"user-agent"))
-"""Headers of a trainer's request that the gateway passes to a worker: never keys, cookies or addresses."""
+_PASSED_ON: Final = frozenset((b"content-type", b"idempotency-key", b"x-request-id", b"user-agent"))
+"""Headers of a trainer's request, besides ``Accept``, that go to a worker: never keys, cookies or addresses."""
 
 
 class WorkerClient(OrsClient):

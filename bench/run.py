@@ -35,6 +35,7 @@ from bench.measures import (
     sandboxes,
     scale,
     store_trips,
+    tenants,
 )
 from bench.reporting import plots, results
 from bench.reporting.machine import commit, load_average, machine, versions
@@ -60,6 +61,7 @@ class Part(StrEnum):
     STORE = "store"
     SCALE = "scale"
     MANY_CONTAINERS = "many_containers"
+    TENANTS = "tenants"
     NODES = "nodes"
 
 
@@ -82,6 +84,7 @@ MEASURES: Mapping[Part, Any] = {
     Part.STORE: store_trips,
     Part.SCALE: scale,
     Part.MANY_CONTAINERS: many_containers,
+    Part.TENANTS: tenants,
     Part.NODES: nodes,
 }
 """The module of each part, with ``Plan``, a short plan as ``QUICK``, and ``run(servers, plan)``."""

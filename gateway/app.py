@@ -119,6 +119,8 @@ class Gateway:
         """
         self.settings = settings
         self.catalog, self.tasks = content.catalog, content.tasks
+        self.keys = settings.keyring()
+        self.keys.changed(self.catalog.set_tenants)
         self.lifecycle, self.metrics, self.lease = Lifecycle(), Metrics(), LeaderLease()
         self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._owned = contextlib.AsyncExitStack()
@@ -215,6 +217,7 @@ class Gateway:
             patience_s=patience_s,
             waiting=self.admission,
             tickets=self.curricula,
+            keys=self.keys,
         )
         calls = CallParts(
             store=store,
@@ -360,6 +363,7 @@ class Gateway:
         """Run all background loops; when this ends, they and their tasks have ended too."""
         async with anyio.create_task_group() as group:
             for loop in (
+                self.keys.run,
                 self.session_cache.run,
                 self.pool.run,
                 self.audit.run,
@@ -444,4 +448,4 @@ class Gateway:
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
-        return Authenticator.of(router, settings, self.metrics)
+        return Authenticator.of(router, settings, self.keys, self.metrics)

@@ -23,8 +23,10 @@ class WrongAnswer(Exception):
 class Episode:
     """One session of the noop environment on one connection."""
 
-    def __init__(self, connection: Connection, *, environment: str = "noop", tool: str = "echo") -> None:
+    def __init__(self, connection: Connection, *, environment: str = "noop", tool: str = "echo", key: str = "") -> None:
+        """*key*: the trainer's key, if the server needs one."""
         self.connection = connection
+        self._key = {"X-API-Key": key} if key else {}
         self.environment = environment
         self._tool = tool
         self.sid = ""
@@ -40,7 +42,7 @@ class Episode:
         Raises:
             WrongAnswer, OSError, ProtocolError: The request failed. All methods here raise these.
         """
-        request = request_bytes("POST", "/create_session", JSON | STREAM, b"{}")
+        request = request_bytes("POST", "/create_session", JSON | STREAM | self._key, b"{}")
         response = ok(await self.connection.request(request))
         try:
             named = [event.data for event in events(response.body) if event.name == "task_id"]
@@ -90,8 +92,8 @@ class Episode:
 
     @property
     def named(self) -> dict[str, str]:
-        """The header with the session id."""
-        return {"X-Session-ID": self.sid}
+        """The headers with the session id and the key."""
+        return {"X-Session-ID": self.sid, **self._key}
 
     def use(self, sid: str) -> None:
         """Use the session *sid*."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from gateway import BUNDLED
 from gateway.catalog.toml import MIB, read_environment, variant
-from gateway.core.environment import ALL_GPUS, Environment, Isolation, Limits, PoolPolicy
-from gateway.core.errors import ConfigError, UnknownEnvironment
+from gateway.core.environment import ALL_GPUS, Environment, Isolation, Limits, PoolPolicy, tenant_tag
+from gateway.core.errors import ConfigError, NotPermitted, UnknownEnvironment
+from gateway.core.ids import Owner
 from gateway.core.validation import did_you_mean
 
 REQUIREMENTS: Final = "requirements.txt"
@@ -25,8 +26,9 @@ class Catalog:
     """The available environments. Names are case-insensitive.
 
     A split with its own resources is an environment too (`Environment.splits`), with the name ``environment.split``.
-    Sessions and workers can have such a name, so `known` and `named` include splits. Trainers cannot use it, so
-    frontends use `offered` and `wanted`. `known` also includes withdrawn environments, whose sessions may still run.
+    If the pool is separate, each key's workers belong to an environment ``environment@key`` (`Environment.tenants`).
+    Sessions and workers can have such names, so `known` and `named` include these variants. Trainers cannot use them,
+    so frontends use `offered` and `wanted`. `known` also includes withdrawn environments, whose sessions may still run.
     """
 
     def __init__(self, environments: Sequence[Environment], default: str = "") -> None:
@@ -37,8 +39,10 @@ class Catalog:
         """
         if not environments:
             raise ConfigError("no environment is available")
-        self.offered: dict[str, Environment] = {one.name: _followed(one) for one in environments}
-        """The environments that trainers can name, by lower-case name, without splits."""
+        self._tenants: Mapping[Owner, Collection[str]] = {}
+        self._parts: dict[tuple[str, ...], Catalog] = {}
+        self.offered: dict[str, Environment] = {one.name: self._followed(one) for one in environments}
+        """The environments that trainers can name, by lower-case name, without variants."""
         if len(self.offered) != len(environments):
             raise ConfigError("two environments have the same name")
         name = default.lower() or environments[0].name
@@ -50,7 +54,7 @@ class Catalog:
         """The environment for requests that name none."""
         self._withdrawn: dict[str, Environment] = {}
         self.known = self._by_name()
-        """The environments of sessions and workers, by lower-case name: offered ones, their splits, withdrawn ones."""
+        """The environments of sessions and workers, by lower-case name: offered ones, variants, withdrawn ones."""
         self.left_out: dict[str, str] = {}
         """The reason, with its remedy, why an environment that has a file is not available, by name."""
 
@@ -60,8 +64,44 @@ class Catalog:
         return iter([self.default, *others])
 
     def all(self) -> Iterator[Environment]:
-        """Iterate over all environments that workers may have: offered ones, their splits, and withdrawn ones."""
-        return iter([*(one for entry in self for one in (entry, *entry.splits.values())), *self._withdrawn.values()])
+        """Iterate over all environments that workers may have: offered ones, their variants, and withdrawn ones.
+
+        An environment with a variant for each key keeps no workers ready itself: only queries for tasks and tools use
+        them.
+        """
+        offered = [_without_reserve(one) if one.tenants else one for entry in self for one in _with_variants(entry)]
+        return iter([*offered, *self._withdrawn.values()])
+
+    def set_tenants(self, tenants: Mapping[Owner, Collection[str]]) -> None:
+        """Give each key its own variants of the environments with separate pools.
+
+        *tenants*: the names of the environments that each key may use; empty: all. A key that is gone keeps its
+        sessions until they end.
+        """
+        before = dict(self.known)
+        self._tenants = tenants
+        self.offered = {name: self._followed(one) for name, one in self.offered.items()}
+        self.default = self.offered[self.default.name]
+        self.known = self._by_name()
+        gone = [one for name, one in before.items() if name not in self.known]
+        self._withdrawn.update((one.name, _ending(one)) for one in gone)
+        self.known = self._by_name()
+
+    def part(self, names: tuple[str, ...]) -> Catalog:
+        """Return a catalog of the environments *names* only, for a key that may use no others.
+
+        Raises:
+            NotPermitted: None of them is available.
+        """
+        if names not in self._parts:
+            kept = [one for one in self if one.name in names]
+            if not kept:
+                raise NotPermitted(f"this key may use only {', '.join(names)}, and none of these is available")
+            part = Catalog(kept)
+            reason = f"this key may use only {', '.join(names)}"
+            part.left_out = self.left_out | {name: reason for name in self.offered if name not in names}
+            self._parts[names] = part
+        return self._parts[names]
 
     def runnable(self, *, containers: bool, default: str = "") -> Catalog:
         """Return a catalog of the environments whose workers can run here; ``left_out`` has the others and the reasons.
@@ -95,12 +135,11 @@ class Catalog:
             UnknownEnvironment: No environment of this name is available.
         """
         before = self.wanted(environment.name)
-        self.offered[before.name] = _followed(environment)
+        self.offered[before.name] = self._followed(environment)
         if before is self.default:
             self.default = self.offered[before.name]
-        for split, one in before.splits.items():
-            if split not in environment.splits:
-                self._withdrawn[one.name] = _ending(one)
+        now = {one.name for one in _with_variants(self.offered[before.name])}
+        self._withdrawn.update((one.name, _ending(one)) for one in _with_variants(before) if one.name not in now)
         self.known = self._by_name()
 
     def offer(self, environment: Environment) -> None:
@@ -111,7 +150,7 @@ class Catalog:
         """
         if environment.name in self.offered:
             raise ConfigError(f"two environments have the name {environment.name!r}")
-        self.offered[environment.name] = _followed(environment)
+        self.offered[environment.name] = self._followed(environment)
         self.left_out.pop(environment.name, None)
         self.known = self._by_name()
 
@@ -128,8 +167,7 @@ class Catalog:
         if environment is self.default:
             raise ConfigError(f"{environment.name!r} is the default environment")
         del self.offered[environment.name]
-        for one in (environment, *environment.splits.values()):
-            self._withdrawn[one.name] = _ending(one)
+        self._withdrawn.update((one.name, _ending(one)) for one in _with_variants(environment))
         self.known = self._by_name()
 
     def __len__(self) -> int:
@@ -165,9 +203,25 @@ class Catalog:
         close = did_you_mean(name.lower(), names)
         return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(names)}{close}")
 
+    def _followed(self, environment: Environment) -> Environment:
+        """Return *environment* with its variants derived from it again; splits keep their own pools and limits."""
+        if not (environment.splits or environment.tenants or environment.pool.is_separate):
+            return environment
+        splits = {
+            name: self._with_tenants(variant(environment, name, pool=one.pool, limits=one.limits))
+            for name, one in environment.splits.items()
+        }
+        return self._with_tenants(replace(environment, splits=splits))
+
+    def _with_tenants(self, one: Environment) -> Environment:
+        users = [owner for owner, names in self._tenants.items() if not names or (one.base or one.name) in names]
+        is_separate = one.pool.is_separate
+        return replace(one, tenants={owner: one.for_tenant(tenant_tag(owner)) for owner in users if is_separate})
+
     def _by_name(self) -> dict[str, Environment]:
+        self._parts.clear()
         known: dict[str, Environment] = {
-            one.name: one for entry in self.offered.values() for one in (entry, *entry.splits.values())
+            one.name: one for entry in self.offered.values() for one in _with_variants(entry)
         }
         self._withdrawn = {name: one for name, one in self._withdrawn.items() if name not in known}
         return known | self._withdrawn
@@ -212,20 +266,21 @@ def _missing_packages(environment: Environment) -> list[str]:
     return [name for name in names if name and not any(metadata.Distribution.discover(name=name))]
 
 
-def _followed(environment: Environment) -> Environment:
-    """Return *environment* with its splits derived from it again; they keep their own pools and limits."""
-    if not environment.splits:
-        return environment
-    splits = {
-        name: variant(environment, name, pool=one.pool, limits=one.limits) for name, one in environment.splits.items()
-    }
-    return replace(environment, splits=splits)
+def _with_variants(environment: Environment) -> Iterator[Environment]:
+    """Yield an offered environment, its splits with resources of their own, and the variants of both for each key."""
+    for one in (environment, *environment.splits.values()):
+        yield one
+        yield from one.tenants.values()
+
+
+def _without_reserve(environment: Environment) -> Environment:
+    return replace(environment, pool=replace(environment.pool, min_workers=0, warm=0))
 
 
 def _ending(environment: Environment) -> Environment:
     """Return *environment* with a pool that keeps no idle worker, because trainers can no longer request it."""
     pool = replace(environment.pool, min_workers=0, warm=0, idle_worker_s=0.0, pause_idle_s=0.0)
-    return replace(environment, pool=pool, splits={})
+    return replace(environment, pool=pool, splits={}, tenants={})
 
 
 def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "", image_tag: str = "") -> Catalog:

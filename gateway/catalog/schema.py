@@ -32,6 +32,7 @@ class PoolTable(Table):
     idle_worker_s: float = Field(default=60.0, ge=0)
     pause_idle_s: float = Field(default=0.0, ge=0)
     max_uses: int = Field(default=0, ge=0)
+    tenants: Literal["shared", "separate"] = "shared"
 
 
 class LimitsTable(Table):

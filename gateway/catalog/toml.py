@@ -185,6 +185,7 @@ def _command(parsed: EnvironmentFile) -> tuple[str, ...]:
 def _pool(parsed: EnvironmentFile) -> PoolPolicy:
     given = parsed.pool.model_dump()
     slots = given.pop("slots")
+    given["is_separate"] = given.pop("tenants") == "separate"
     usual = OPENENV_SLOTS if parsed.protocol is ServerProtocol.OPENENV else SLOTS
     if parsed.server.url and "max_workers" not in parsed.pool.model_fields_set:
         given["max_workers"] = 1
@@ -237,6 +238,8 @@ def _refuse_pool_contradictions(environment: Environment, complain: Callable[...
     pool, is_static = environment.pool, bool(environment.server.url)
     if pool.pause_idle_s and is_static:
         raise complain("the gateway cannot pause a server at [server] url: remove this key", "pool", "pause_idle_s")
+    if pool.is_separate and is_static:
+        raise complain("all keys share a server at [server] url: remove this key", "pool", "tenants")
     if 0 < pool.pause_idle_s >= pool.idle_worker_s and not pool.min_workers and not pool.warm:
         raise complain(
             f"must be less than idle_worker_s = {pool.idle_worker_s:g}, after which an idle worker is stopped",

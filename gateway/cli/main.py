@@ -20,6 +20,7 @@ from gateway.catalog.catalog import describe, load_catalog
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
+from gateway.cli.keys import keys_app
 from gateway.cli.serve import serve as serve_until_ended
 from gateway.cli.tasks import tasks_app
 from gateway.content import Content, load_content, load_files
@@ -37,6 +38,7 @@ tasks_app.add_typer(import_app, name="import")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
 app.add_typer(curricula_app, name="curricula")
+app.add_typer(keys_app, name="keys")
 
 
 @app.command("certs")

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gateway.core.ids import EnvironmentName
+from gateway.core.ids import EnvironmentName, Owner
 
 TaskSpec = Mapping[str, Any]
 """A task in the format of its environment: a JSON object that is opaque to the gateway."""
 _NO_NAME = EnvironmentName("")
 ALL_GPUS = -1
+TENANT_MARK = "@"
+"""Character between an environment's name and its tenant. It occurs in no name of an environment, split or key."""
 
 
 class ServerProtocol(StrEnum):
@@ -86,6 +89,9 @@ class PoolPolicy:
     """Sessions after which a worker is replaced: 0 means never, 1 gives each session a fresh worker."""
     learns_slots: bool = False
     """True if ``slots`` is only an assumption that holds until a worker has reported its capacity."""
+    is_separate: bool = False
+    """True if each trainer's key has workers of its own, up to ``max_workers``. Sessions of different keys then
+    share no process and no container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +325,9 @@ class Environment:
     splits: Mapping[str, Environment] = field(default_factory=dict)
     """Variants by split, for splits whose sessions get other resources. A variant is an environment with its own pool,
     named ``<environment>.<split>``. Trainers do not address it by that name."""
+    tenants: Mapping[Owner, Environment] = field(default_factory=dict)
+    """Variants by key, if the pool is separate: environments with pools of their own, named ``<environment>@<key>``.
+    The catalog derives them from the keys."""
     base: EnvironmentName = _NO_NAME
     """Name of the environment that a variant belongs to; empty: this environment is not a variant."""
 
@@ -336,6 +345,11 @@ class Environment:
     def wire(self) -> UpstreamKind:
         """The upstream for its workers."""
         return UpstreamKind(self.protocol.value) if self.server.is_foreign else UpstreamKind.OWN
+
+    def for_tenant(self, tag: str) -> Environment:
+        """Return the variant for the sessions of one key; *tag* is its `tenant_tag`."""
+        name = EnvironmentName(f"{self.name}{TENANT_MARK}{tag}")
+        return replace(self, name=name, base=self.base or self.name, splits={}, tenants={})
 
     def digest(self) -> str:
         """Return the digest of everything that its workers are made from.
@@ -371,3 +385,10 @@ class Environment:
         if self.custom_tasks is not None:
             parts.append([self.custom_tasks.module, self.custom_tasks.folder, self.custom_tasks.content])
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def tenant_tag(owner: Owner) -> str:
+    """Return the part of a variant's name that stands for the key *owner*: its name, or a digest of another name."""
+    if re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", owner):
+        return owner
+    return "k." + hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -137,6 +137,12 @@ class NotAllowed(GatewayError):
     code = "not_allowed"
 
 
+class NotPermitted(NotAllowed):
+    """The key is valid, but it may not use this environment."""
+
+    code = "not_permitted"
+
+
 class SessionError(GatewayError):
     """Base class of errors about one session."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from gateway.core.environment import TaskSpec
+from gateway.core.environment import Environment, TaskSpec
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 
 
@@ -70,6 +72,10 @@ class SessionRequest:
     together_s: float = 0.0
     """Seconds for which slots are kept for the group: first until there are enough, then until all openings have
     arrived."""
+    max_sessions: int = 0
+    """Maximum number of sessions that the owner holds in all environments; 0: no limit."""
+    max_here: int = 0
+    """Maximum number of sessions that the owner holds in this environment; 0: no limit."""
     is_use: bool = True
     """True if the session counts against ``max_uses``. False: the gateway only queries the worker and opens no
     session."""
@@ -178,3 +184,31 @@ class SessionSetup:
     """The group that the trainer named. A curriculum's group is in `ticket`."""
     ticket: GroupMembership | None = None
     """Place in the group, if the task was drawn from a curriculum; the gateway releases it if no session is opened."""
+
+    def digest(self) -> str:
+        """Return a digest that names a task given in full and without an id, or an empty string without a task."""
+        if not self.spec:
+            return ""
+        text = json.dumps(self.spec, sort_keys=True, separators=(",", ":"), default=str)
+        return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """A frontend's request for an episode."""
+
+    owner: Owner
+    """The name of the trainer's API key."""
+    name: str
+    """The session's id as the trainer knows it."""
+    environment: Environment
+    setup: SessionSetup
+    """The setup for the worker. The gateway neither stores nor logs its secrets."""
+    fingerprint: str
+    """The identity of the whole request. A retry with the same fingerprint gets the same session."""
+    task: str = ""
+    """``split/index`` or a task's id, for people."""
+    episode: str = ""
+    """The trainer's own name for the episode; only resets have one."""
+    within_s: float | None = None
+    """Maximum wait in seconds, if it is shorter than the environment's own limits."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import BodyTooLarge, InvalidRequest, TooManyBytes
 from gateway.core.ids import Owner
 from gateway.core.json_text import dump
@@ -45,12 +46,12 @@ class ByteBudget:
         self._held: Counter[Owner] = Counter()
         self._all = 0
 
-    def hold(self, owner: Owner) -> HeldBytes:
-        """Return the empty share of a new request of *owner*."""
-        return HeldBytes(self, owner)
+    def hold(self, owner: Owner, limit_bytes: int = 0) -> HeldBytes:
+        """Return the empty share of a new request of *owner*. *limit_bytes*: the key's own limit; 0: that of all."""
+        return HeldBytes(self, owner, limit_bytes or self._per_key_bytes)
 
-    def take(self, owner: Owner, count: int, own: int) -> None:
-        """Add *count* bytes to a request that holds *own* bytes already.
+    def take(self, owner: Owner, count: int, own: int, limit_bytes: int) -> None:
+        """Add *count* bytes to a request that holds *own* bytes already. All of the key may hold *limit_bytes*.
 
         A request that is the only one may exceed the budget, so that each request below ``max_body_bytes`` can succeed.
 
@@ -58,7 +59,7 @@ class ByteBudget:
             TooManyBytes: The budget of *owner*, or of all keys, is used up by other requests too.
         """
         for held, limit, whose in (
-            (self._held[owner], self._per_key_bytes, "this key"),
+            (self._held[owner], limit_bytes, "this key"),
             (self._all, self._total_bytes, "all keys"),
         ):
             if held + count > limit and held > own:
@@ -80,10 +81,11 @@ class ByteBudget:
 class HeldBytes:
     """The bytes that one request holds. The authenticator puts it into ``scope["gateway.held"]``."""
 
-    __slots__ = ("_budget", "_count", "_is_closed", "_owner")
+    __slots__ = ("_budget", "_count", "_is_closed", "_limit_bytes", "_owner")
 
-    def __init__(self, budget: ByteBudget, owner: Owner) -> None:
+    def __init__(self, budget: ByteBudget, owner: Owner, limit_bytes: int) -> None:
         self._budget = budget
+        self._limit_bytes = limit_bytes
         self._owner = owner
         self._count = 0
         self._is_closed = False
@@ -91,7 +93,7 @@ class HeldBytes:
     def add(self, count: int) -> None:
         """Count *count* more bytes. Raises ``TooManyBytes``: nothing was counted."""
         if not self._is_closed:
-            self._budget.take(self._owner, count, self._count)
+            self._budget.take(self._owner, count, self._count, self._limit_bytes)
             self._count += count
 
     def release(self) -> None:
@@ -107,7 +109,7 @@ class HeldBytes:
 
     def another(self) -> HeldBytes:
         """Return an empty share of the same owner, which outlives the request."""
-        return self._budget.hold(self._owner)
+        return self._budget.hold(self._owner, self._limit_bytes)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -121,6 +123,12 @@ def header(scope: Scope, name: bytes) -> str | None:
 def headers(scope: Scope, name: bytes) -> list[str]:
     """Return all values of a request header that may occur more than once."""
     return [bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def catalog_of(scope: Scope, catalog: Catalog) -> Catalog:
+    """Return the part of *catalog* that the request's key may use. Raises ``NotPermitted``: nothing of it is left."""
+    names: tuple[str, ...] = scope.get("gateway.environments", ())
+    return catalog.part(names) if names else catalog
 
 
 def policy_tag(scope: Scope) -> str:

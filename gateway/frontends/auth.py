@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,7 +23,8 @@ from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
 from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
 from gateway.frontends.router import is_open, segment_of
 from gateway.metrics import Metrics
-from gateway.settings import Settings, is_loopback, parse_keys
+from gateway.settings import Settings, is_loopback
+from gateway.settings.keys import NO_LIMITS, Keyring, KnownKey, parse_keys
 
 logger = logging.getLogger(__name__)
 
@@ -94,47 +95,47 @@ class BrowserGuard:
 
 
 class Authenticator:
-    """ASGI middleware that passes requests with a valid key to *inside* and sets ``scope["gateway.owner"]``."""
+    """ASGI middleware that passes requests with a valid key to the frontends.
+
+    It sets ``scope["gateway.owner"]`` to the key's name, and ``scope["gateway.environments"]`` to the names of the
+    environments that the key may use (empty: all).
+    """
 
     def __init__(
         self,
         inside: ASGIApp,
         *,
-        trainers: Mapping[str, str],
-        operators: Mapping[str, str],
+        keys: Keyring,
         guard: BrowserGuard | None = None,
         budget: ByteBudget | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """Keep only digests of the keys.
+        """Create the middleware in front of *inside*.
 
         Args:
             inside: The application behind.
-            trainers: Keys of trainers by name.
-            operators: Keys of operators by name. If both are empty, access is open.
+            keys: The keys of trainers and operators. Without any key, and without a file of keys, access is open.
             guard: Checks each request that needs no key only because there are none. None: as for a gateway on
                 loopback without further names.
             budget: Bounds the bytes that requests hold. None: no bound.
             metrics: Count refused requests. None: a new object.
         """
         self._inside = inside
-        self._trainers = _digests(trainers)
-        self._operators = _digests(operators)
+        self._keys = keys
         self._guard = guard or BrowserGuard()
         self._budget = budget
         self._refusals = _Refusals(metrics or Metrics())
 
     @classmethod
-    def of(cls, inside: ASGIApp, settings: Settings, metrics: Metrics) -> Authenticator:
+    def of(cls, inside: ASGIApp, settings: Settings, keys: Keyring, metrics: Metrics) -> Authenticator:
         """Return the authenticator of a gateway with these *settings*. Log the names of short keys."""
-        keys = [*parse_keys(settings.trainer_keys).items(), *parse_keys(settings.operator_keys).items()]
-        short = sorted(name for name, key in keys if len(key) < KEY_CHARS)
+        given = [*parse_keys(settings.trainer_keys).items(), *parse_keys(settings.operator_keys).items()]
+        short = sorted(name for name, key in given if len(key) < KEY_CHARS)
         if short:
             logger.warning("short_keys names=%s shorter_than=%d", ",".join(short), KEY_CHARS)
         return cls(
             inside,
-            trainers=parse_keys(settings.trainer_keys),
-            operators=parse_keys(settings.operator_keys),
+            keys=keys,
             guard=BrowserGuard(settings.host, settings.public_names),
             budget=ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key),
             metrics=metrics,
@@ -147,6 +148,7 @@ class Authenticator:
             return
         arrived = scope
         key, scope = _take_key(scope)
+        limits = NO_LIMITS
         if is_open(scope["path"]):
             pass
         elif (keys := self._needed(scope["path"])) is None:
@@ -156,27 +158,32 @@ class Authenticator:
                 return
             scope["gateway.owner"] = Owner("")
         else:
-            owner = _match(keys, key)
-            if owner is None:
+            known = _match(keys, key)
+            if known is None:
                 self._refusals.note("wrong_key" if key else "no_key", scope)
                 await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
-            scope["gateway.owner"] = owner
-        if self._budget is None or "gateway.owner" not in scope:
+            scope["gateway.owner"], limits = known.owner, known.limits
+        if "gateway.owner" not in scope:
             await self._inside(scope, receive, send)
             return
-        held = self._budget.hold(scope["gateway.owner"])
+        scope["gateway.environments"] = limits.environments
+        if self._budget is None:
+            await self._inside(scope, receive, send)
+            return
+        held = self._budget.hold(scope["gateway.owner"], limits.max_held_bytes)
         scope["gateway.held"] = arrived["gateway.held"] = held  # the server counts the frames of a WebSocket
         try:
             await self._inside(scope, receive, send)
         finally:
             held.close()
 
-    def _needed(self, path: str) -> list[tuple[Owner, bytes]] | None:
+    def _needed(self, path: str) -> list[KnownKey] | None:
         """Return the keys that open *path*. None: it needs none."""
+        keys = self._keys
         if segment_of(path).lower() in OPERATOR_SEGMENTS:
-            return self._operators if self._operators or self._trainers else None
-        return self._trainers or None
+            return keys.operators if keys.operators or keys.trainers or keys.has_file else None
+        return keys.trainers if keys.trainers or keys.has_file else None
 
 
 class _Refusals:
@@ -199,10 +206,6 @@ class _Refusals:
         logger.warning("requests_turned_away reason=%s count=%d client=%s", reason, self._counts.pop(reason), client)
 
 
-def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
-    return [(Owner(name), hashlib.sha256(key.encode()).digest()) for name, key in keys.items()]
-
-
 def _take_key(scope: Scope) -> tuple[str, Scope]:
     """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
     keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
@@ -222,13 +225,13 @@ def _take_key(scope: Scope) -> tuple[str, Scope]:
     return key, inner
 
 
-def _match(keys: list[tuple[Owner, bytes]], key: str) -> Owner | None:
+def _match(keys: list[KnownKey], key: str) -> KnownKey | None:
     # Every key is compared, as digests of equal length. So the duration reveals neither the key nor a matching prefix.
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
     found = None
-    for owner, known in keys:
-        if hmac.compare_digest(known, digest):
-            found = owner
+    for known in keys:
+        if hmac.compare_digest(known.digest, digest):
+            found = known
     return found
 
 

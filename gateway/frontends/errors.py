@@ -33,6 +33,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.TaskRateLimited: 429,
     errors.CallConflict: 409,
     errors.NotAllowed: 401,
+    errors.NotPermitted: 403,
     errors.SessionError: 400,
     errors.SessionExists: 400,
     errors.SessionNotFound: 404,

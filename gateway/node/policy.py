@@ -41,7 +41,7 @@ from gateway.backends.docker.container import (
     volume_mounts,
 )
 from gateway.backends.folders import is_safe_id
-from gateway.core.environment import Environment
+from gateway.core.environment import TENANT_MARK, Environment
 from gateway.node.variables import variables_refusal
 
 MIN_MEMORY_BYTES = 6 * 2**20
@@ -185,8 +185,15 @@ def _roles(environment: Environment) -> tuple[str | None, ...]:
 
 
 def _environment(labels: Mapping[str, Any], rules: Rules) -> Environment | None:
+    """Return the environment that the labels name. The gate does not know the keys, so it accepts every tenant."""
     name = labels.get(LABEL_ENVIRONMENT)
-    return rules.environments.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    base, mark, tag = name.partition(TENANT_MARK)
+    environment = rules.environments.get(base)
+    if environment is None or not mark:
+        return environment
+    return environment.for_tenant(tag) if environment.pool.is_separate and tag else None
 
 
 def _unknown(found: Mapping[str, Any], known: Mapping[str, Check], where: str) -> str | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from gateway.core.errors import (
     AuthorFault,
     EnvironmentUnavailable,
     GatewayError,
+    NotPermitted,
     PoolExhausted,
     SessionClosed,
     SessionExists,
@@ -33,16 +34,17 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.ids import Owner, SessionId
+from gateway.core.ids import SessionId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, GroupMembership, Session, SessionRequest, SessionSetup, SessionState
+from gateway.core.session import CloseReason, EpisodeRequest, GroupMembership, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate, OpeningWatch
 from gateway.sessions.liveness import WorkerSilent, wait_for_answer
+from gateway.settings.keys import NO_LIMITS, KeyLimits, Keyring
 
 logger = logging.getLogger(__name__)
 
@@ -62,36 +64,17 @@ class DrawnTickets(Protocol):
         """Release the place of *ticket*, with which nothing was opened. Returns immediately."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeRequest:
-    """A frontend's request for an episode."""
-
-    owner: Owner
-    """The name of the trainer's API key."""
-    name: str
-    """The session's id as the trainer knows it."""
-    environment: Environment
-    setup: SessionSetup
-    """The setup for the worker. The gateway neither stores nor logs its secrets."""
-    fingerprint: str
-    """The identity of the whole request. A retry with the same fingerprint gets the same session."""
-    task: str = ""
-    """``split/index`` or a task's id, for people."""
-    episode: str = ""
-    """The trainer's own name for the episode; only resets have one."""
-    within_s: float | None = None
-    """Maximum wait in seconds, if it is shorter than the environment's own limits."""
-
-
 class _Opening:
     """One opening under way: its request and its time limits."""
 
-    def __init__(self, request: EpisodeRequest) -> None:
-        self.environment = request.environment.splits.get(request.setup.of_split, request.environment)
+    def __init__(self, request: EpisodeRequest, limits: KeyLimits) -> None:
+        environment = request.environment.splits.get(request.setup.of_split, request.environment)
+        self.environment = environment.tenants.get(request.owner, environment)
         self.setup = request.setup
         self.within_s = request.within_s
         self.began_at = time.monotonic()
-        self.claim = _claim_of(request, self.environment)
+        self.limits = limits
+        self.claim = _claim_of(request, self.environment, limits)
         """The request to the store. Each try has its own lease."""
 
     @property
@@ -124,9 +107,11 @@ class SessionOpener:
         patience_s: float = STORE_PATIENCE_S,
         waiting: AdmissionGate,
         tickets: DrawnTickets,
+        keys: Keyring,
     ) -> None:
         """
         Args:
+            keys: The limits of each key.
             patience_s: Seconds for which a store that does not answer, or is being rebuilt, is retried.
             waiting: Refuses openings that wait for a slot when this process ends.
             tickets: Releases the tickets with which nothing was opened.
@@ -139,6 +124,7 @@ class SessionOpener:
         self._patience_s = patience_s
         self._waiting = waiting
         self._tickets = tickets
+        self._keys = keys
 
     async def open(self, request: EpisodeRequest) -> CachedSession:
         """Start an episode in a newly claimed slot.
@@ -153,9 +139,9 @@ class SessionOpener:
             UpstreamError: The worker failed, and its slot is released. If it died, another worker is tried first: the
                 trainer has seen nothing of the episode yet.
         """
-        opening = _Opening(request)
+        opening = self._begun(request)
         with self._counted(opening):
-            session = await self._claim(opening, opening.at_most(opening.environment.timeouts.open_s))
+            session = await self._claimed_in_time(opening)
             return await self._set_up(session, opening)
 
     async def reset(self, request: EpisodeRequest) -> CachedSession:
@@ -164,12 +150,30 @@ class SessionOpener:
         If the environment differs or is exclusive, the opening queues for another slot. A failed reset leaves no
         episode. Raises the errors of `open`.
         """
-        opening = _Opening(request)
+        opening = self._begun(request)
         with self._counted(opening):
             session = await self._take_over(opening)
             if session is None:
-                session = await self._claim(opening, opening.at_most(opening.environment.timeouts.open_s))
+                session = await self._claimed_in_time(opening)
             return await self._set_up(session, opening)
+
+    def _begun(self, request: EpisodeRequest) -> _Opening:
+        limits, environment = self._keys.by_owner.get(request.owner, NO_LIMITS), request.environment
+        if limits.environments and environment.name not in limits.environments:
+            raise NotPermitted(
+                f"the key {request.owner!r} may use only {', '.join(limits.environments)}, not {environment.name}"
+            )
+        return _Opening(request, limits)
+
+    async def _claimed_in_time(self, opening: _Opening) -> Session:
+        """Claim a slot within the time that the environment and the request allow, at the pace of the key."""
+        per_s, open_s = opening.limits.opens_per_s, opening.environment.timeouts.open_s
+        if per_s > 0:
+            owner, within_s = opening.claim.owner, opening.at_most(open_s)
+            paced = partial(self._store.pace, owner, per_s=per_s, within_s=within_s)
+            await asyncio.sleep(await patiently(paced, for_s=self._patience_s))
+        left_s = opening.began_at + open_s - time.monotonic()
+        return await self._claim(opening, opening.at_most(max(0.0, left_s)))
 
     @contextlib.contextmanager
     def _counted(self, opening: _Opening) -> Iterator[None]:
@@ -412,9 +416,11 @@ def _may_be_there(error: BaseException) -> bool:
     return not isinstance(error, GatewayError)  # a timeout, or the trainer disconnected
 
 
-def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionRequest:
+def _claim_of(request: EpisodeRequest, environment: Environment, limits: KeyLimits) -> SessionRequest:
     """Return the request to the store for an episode's slot."""
-    setup, owner = request.setup, request.owner
+    setup, owner, pool = request.setup, request.owner, environment.pool
+    slots = pool.max_workers * pool.slots
+    max_here = 0 if limits.pool_share == 1 else math.ceil(limits.pool_share * slots)
     claim = SessionRequest(
         id=session_id(owner, request.name),
         name=request.name,
@@ -424,25 +430,20 @@ def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionReque
         fingerprint=request.fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
-        task=request.task or _digest(setup),
+        task=request.task or setup.digest(),
         episode=request.episode,
         policy=setup.policy,
+        max_sessions=limits.max_sessions,
+        max_here=max_here,
     )
-    pool, together_s = environment.pool, environment.timeouts.together_s
+    together_s = environment.timeouts.together_s
     group, kind = (setup.ticket.group, "curriculum") if setup.ticket is not None else (setup.group, "trainer")
     if group is None or together_s <= 0:
         return claim
-    # At most the number of sessions that the environment can hold, where that is known.
-    size = group.size if pool.learns_slots else min(group.size, pool.max_workers * pool.slots)
+    # At most the number of sessions that the environment can hold, where that is known, and that the key may have.
+    size = group.size if pool.learns_slots else min(group.size, slots)
+    size = min(size, *(limit for limit in (limits.max_sessions, max_here, size) if limit))
     if size <= 1:
         return claim
     whole = "\0".join((owner, environment.name, kind, group.name)).encode("utf-8", "surrogatepass")
     return replace(claim, group=hashlib.sha256(whole).hexdigest()[:32], group_size=size, together_s=together_s)
-
-
-def _digest(setup: SessionSetup) -> str:
-    """Return a digest that names a task given in full and without an id, or an empty string without a task."""
-    if not setup.spec:
-        return ""
-    text = json.dumps(setup.spec, sort_keys=True, separators=(",", ":"), default=str)
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -29,13 +29,13 @@ from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
-from gateway.core.session import CloseReason, Session
+from gateway.core.session import CloseReason, EpisodeRequest, Session
 from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
 from gateway.sessions.closing import SessionCloser, log_faults
 from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
-from gateway.sessions.opening import EpisodeRequest, SessionOpener
+from gateway.sessions.opening import SessionOpener
 from gateway.sessions.turns import TurnCounter, without_reward
 
 T = TypeVar("T")

@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from gateway import BUNDLED
 from gateway.core.errors import ConfigError
 from gateway.core.validation import did_you_mean, reason_of
+from gateway.settings.keys import Keyring, parse_keys
 
 PREFIX = "GATEWAY_"
 COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY"))
@@ -161,6 +162,10 @@ class Settings(BaseSettings):
     least 8 characters; the gateway warns about fewer than 16 (``short_keys``)."""
     operator_keys: SecretStr = SecretStr("")
     """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
+    keys_file: Path | None = None
+    """File of keys with their limits, which ``gateway keys`` writes. It holds digests, not keys. While it exists, every
+    request needs a key. Empty: ``keys.json`` in ``state_dir``. Replicas need the same file, which each reads again
+    within a second after a change."""
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """Maximum size of a request body; the gateway answers a larger body with 413."""
@@ -267,10 +272,11 @@ class Settings(BaseSettings):
             raise ConfigError("GATEWAY_TASK_SIGNATURES=required needs GATEWAY_TASK_KEYS: no key is trusted yet")
         if self.custom_tasks_volume is not None and self.custom_tasks_dir is None:
             raise ConfigError("GATEWAY_CUSTOM_TASKS_VOLUME needs GATEWAY_CUSTOM_TASKS_DIR: where it is mounted here")
-        if not trainers and not self.insecure and not is_loopback(self.host):
+        has_keys = bool(trainers) or self.keys_path.exists()
+        if not has_keys and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
-                f"refusing to listen on {self.host} without keys: set GATEWAY_TRAINER_KEYS, listen on 127.0.0.1, "
-                "or pass --insecure"
+                f"refusing to listen on {self.host} without keys: make one (gateway keys add NAME), set "
+                "GATEWAY_TRAINER_KEYS, listen on 127.0.0.1, or pass --insecure"
             )
         if self.backend == "swarm":
             self.cluster_files()
@@ -286,6 +292,15 @@ class Settings(BaseSettings):
                 "clients with a certificate (gateway certs creates certificates)"
             )
         return self.cluster_ca, self.cluster_cert, self.cluster_key
+
+    @property
+    def keys_path(self) -> Path:
+        """The path of the file of keys, which may be missing."""
+        return self.keys_file or self.state_dir / "keys.json"
+
+    def keyring(self) -> Keyring:
+        """Return the keys of the settings and of the file. Raises ``ConfigError``."""
+        return Keyring(parse_keys(self.trainer_keys), parse_keys(self.operator_keys), path=self.keys_path)
 
     @property
     def uses_containers(self) -> bool:
@@ -385,28 +400,6 @@ def _secrets_dir() -> Path | None:
     if unknown:
         raise ConfigError(f"{PREFIX}SECRETS_DIR={directory}: unknown settings: {', '.join(unknown).lower()}")
     return Path(directory)
-
-
-def parse_keys(value: SecretStr) -> dict[str, str]:
-    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused.
-
-    Spaces around names and keys are ignored.
-    """
-    keys: dict[str, str] = {}
-    for position, entry in enumerate(filter(None, (part.strip() for part in value.get_secret_value().split(","))), 1):
-        name, colon, key = (part.strip() for part in entry.partition(":"))
-        if not colon or not name.strip():
-            raise ValueError(f"entry {position} is not of the form name:key")
-        if len(key) < 8 or not (key.isascii() and key.isprintable()) or any(c in "/ " for c in key):
-            raise ValueError(
-                f"the key of {name!r} needs at least 8 printable ASCII characters without spaces and slashes"
-            )
-        if name in keys:
-            raise ValueError(f"the name {name!r} occurs twice")
-        if key in keys.values():
-            raise ValueError(f"{name!r} has the same key as another name: sessions belong to one")
-        keys[name] = key
-    return keys
 
 
 def is_loopback(host: str) -> bool:

@@ -1,20 +1,20 @@
 """The keys of trainers and operators, with the limits of each key.
 
-Keys come from two places: the settings ``trainer_keys`` and ``operator_keys``, and the file of keys that ``gateway keys``
-writes. The file holds only SHA-256 digests. A generated key has 256 random bits, so a digest without salt reveals
-nothing. Each gateway reads the file again when it has changed, so a new or revoked key needs no restart.
+Keys come from two places: the settings ``trainer_keys`` and ``operator_keys``, and the file of keys that
+``gateway keys`` writes. The file holds only SHA-256 digests. A generated key has 256 random bits, so a digest without
+salt reveals nothing. Each gateway reads the file again when it has changed: a new or revoked key needs no restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -70,12 +70,19 @@ class KeyLimits(BaseModel):
     def _in_lower_case(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name.lower() for name in value)
 
-    def max_here(self, slots: int) -> int:
-        """Return the maximum number of sessions in an environment with *slots* slots. 0: no limit."""
-        return 0 if self.pool_share == 1 else max(1, -int(-slots * self.pool_share // 1))
-
 
 NO_LIMITS: Final = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """A key that the gateway accepts."""
+
+    owner: Owner
+    """Its name, which owns its sessions."""
+    digest: bytes
+    """SHA-256 of the key."""
+    limits: KeyLimits = NO_LIMITS
 
 
 class StoredKey(BaseModel):
@@ -106,7 +113,7 @@ class _KeyFile(BaseModel):
         return value
 
 
-Listener = Callable[[Sequence[Owner]], None]
+Listener = Callable[[Mapping[Owner, tuple[str, ...]]], None]
 
 
 class Keyring:
@@ -126,31 +133,27 @@ class Keyring:
             ConfigError: The file cannot be read, or is wrong.
         """
         self._fixed = [
-            *((Role.TRAINER, Owner(name), digest_of(key)) for name, key in trainers.items()),
-            *((Role.OPERATOR, Owner(name), digest_of(key)) for name, key in (operators or {}).items()),
+            (role, KnownKey(Owner(name), digest_of(key)))
+            for role, keys in ((Role.TRAINER, trainers), (Role.OPERATOR, operators or {}))
+            for name, key in keys.items()
         ]
         self._path = path
         self._stamp = _stamp(path)
         self._refused: object = None
         """Stamp of the last file that was refused."""
         self._listeners: list[Listener] = []
-        self.trainers: list[tuple[Owner, bytes]] = []
-        """Names of trainers and SHA-256 digests of their keys."""
-        self.operators: list[tuple[Owner, bytes]] = []
-        """The same for operators."""
+        self.trainers: list[KnownKey] = []
+        self.operators: list[KnownKey] = []
         self.has_file = False
         """True if there is a file. Every route then needs a key, so that revoking the last key opens nothing."""
-        self._limits: dict[Owner, KeyLimits] = {}
+        self.by_owner: Mapping[Owner, KeyLimits] = {}
+        """The limits of each trainer's key."""
         self._take(read_keys(path) if path is not None and self._stamp is not None else None)
 
-    def limits(self, owner: Owner) -> KeyLimits:
-        """Return the limits of the key *owner*."""
-        return self._limits.get(owner, NO_LIMITS)
-
     def changed(self, listener: Listener) -> None:
-        """Call *listener* with the names of all trainers, now and after each change."""
+        """Call *listener* now and after each change with the trainers and their environments (empty: all)."""
         self._listeners.append(listener)
-        listener([name for name, _ in self.trainers])
+        listener({key.owner: key.limits.environments for key in self.trainers})
 
     async def run(self) -> None:
         """Check every `POLL_S` seconds whether the file has changed, until cancelled."""
@@ -180,30 +183,18 @@ class Keyring:
 
     def _take(self, keys: Sequence[StoredKey] | None) -> None:
         known = list(self._fixed)
-        names = {name for _, name, _ in known}
+        names = {key.owner for _, key in known}
         for key in keys or ():
             if key.name in names:
                 raise ConfigError(f"{self._path}: the key {key.name!r} is in the settings too: revoke one of them")
-            known.append((key.role, Owner(key.name), bytes.fromhex(key.hash.removeprefix("sha256:"))))
-        self.trainers = [(name, digest) for role, name, digest in known if role is Role.TRAINER]
-        self.operators = [(name, digest) for role, name, digest in known if role is Role.OPERATOR]
+            digest = bytes.fromhex(key.hash.removeprefix("sha256:"))
+            known.append((key.role, KnownKey(Owner(key.name), digest, key.limits)))
+        self.trainers = [key for role, key in known if role is Role.TRAINER]
+        self.operators = [key for role, key in known if role is Role.OPERATOR]
+        self.by_owner = {key.owner: key.limits for key in self.trainers}
         self.has_file = keys is not None
-        self._limits = {Owner(key.name): key.limits for key in keys or ()}
         for listener in self._listeners:
-            listener([name for name, _ in self.trainers])
-
-
-def match(keys: Sequence[tuple[Owner, bytes]], key: str) -> Owner | None:
-    """Return the name of the one of *keys* that *key* is, or None.
-
-    Every key is compared, as digests of equal length. So the duration reveals neither the key nor a matching prefix.
-    """
-    digest = digest_of(key)
-    found = None
-    for owner, known in keys:
-        if hmac.compare_digest(known, digest):
-            found = owner
-    return found
+            listener({key.owner: key.limits.environments for key in self.trainers})
 
 
 def digest_of(key: str) -> bytes:

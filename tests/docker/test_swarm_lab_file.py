@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from gateway.backends.docker.container import LABEL_INSTANCE, LABEL_OWNER
-from gateway.settings import PREFIX, Settings, load, parse_keys
+from gateway.settings import PREFIX, Settings, load
+from gateway.settings.keys import parse_keys
 from tests.deadlines import scaled
 from tests.docker.swarm_lab import PROJECT_DIR
 

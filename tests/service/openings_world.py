@@ -21,15 +21,16 @@ from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
-from gateway.core.session import CloseReason, GroupMembership, Session, SessionSetup, SessionState
+from gateway.core.session import CloseReason, EpisodeRequest, GroupMembership, Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import AdmissionGate
-from gateway.sessions.opening import EpisodeRequest, SessionOpener
+from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import CallParts, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
+from gateway.settings.keys import Keyring
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually
@@ -214,6 +215,7 @@ class World:
             patience_s=patience_s,
             waiting=waiting,
             tickets=_NoTickets(),
+            keys=Keyring({}),
         )
         calls_in_sessions = CallParts(
             store=watched,

@@ -20,8 +20,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, SessionSetup, SessionState
-from gateway.sessions.opening import EpisodeRequest
+from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup, SessionState
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -14,9 +14,8 @@ from gateway.core.environment import Environment, Server, ServerProtocol, Upstre
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId
-from gateway.core.session import Session, SessionSetup, SessionState
+from gateway.core.session import EpisodeRequest, Session, SessionSetup, SessionState
 from gateway.core.worker import WorkerState
-from gateway.sessions.opening import EpisodeRequest
 from tests.contract.store_worlds import RedisWorld
 from tests.fakes.eventually import eventually, until
 from tests.fakes.upstreams import CounterImage

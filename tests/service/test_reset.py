@@ -11,8 +11,7 @@ import pytest
 from gateway.core.environment import Isolation
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, PoolExhausted, SessionClosed, SessionNotFound
-from gateway.core.session import CloseReason, Session, SessionEnded, SessionSetup
-from gateway.sessions.opening import EpisodeRequest
+from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionEnded, SessionSetup
 from tests.fakes.eventually import eventually
 from tests.service.stack import OWNER, Replica, environment, running, stack
 

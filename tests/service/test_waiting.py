@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import PoolExhausted
-from gateway.core.session import SessionSetup
+from gateway.core.session import EpisodeRequest, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.sessions.cache import session_id
-from gateway.sessions.opening import EpisodeRequest
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start

@@ -129,7 +129,7 @@ class AdminFrontend:
         return JSONResponse({"workers": rows, "waiting": waiting})
 
     async def _restart(self, request: Request) -> Response:
-        """Drain all workers of the environment and of its splits. The pool starts new workers as needed.
+        """Drain all workers of the environment and of its variants. The pool starts new workers as needed.
 
         This includes starting workers, which may have read the code before an edit, and suspect workers, which hang.
         """
@@ -137,7 +137,7 @@ class AdminFrontend:
         if environment.server.url:
             raise InvalidRequest(f"{environment.name!r} is a server outside the gateway: restart it there")
         loads = await self._store.load()
-        names = [environment.name, *(split.name for split in environment.splits.values())]
+        names = [environment.name, *(one.name for one in self._catalog.known.values() if one.base == environment.name)]
         workers = [entry.worker for name in names if (load := loads.get(name)) is not None for entry in load.workers]
         draining = [
             worker.id

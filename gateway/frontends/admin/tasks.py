@@ -20,10 +20,9 @@ from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.json_text import dump
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES
-from gateway.core.session import CloseReason, SessionSetup
+from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
 from gateway.frontends.admin.replies import as_json, body_of, flagged, numbered, operator_of, queried
 from gateway.frontends.asgi import Attended, HungUp
-from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry

@@ -40,7 +40,7 @@ from gateway.core.errors import (
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.store import WorkerStore
-from gateway.core.session import CloseReason, Group, SessionSetup
+from gateway.core.session import CloseReason, EpisodeRequest, Group, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
 from gateway.frontends.areal.requests import (
@@ -55,6 +55,7 @@ from gateway.frontends.areal.requests import (
 from gateway.frontends.asgi import (
     Attended,
     HungUp,
+    catalog_of,
     group_of,
     header,
     policy_tag,
@@ -64,7 +65,6 @@ from gateway.frontends.asgi import (
 from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
 from gateway.metrics import Metrics
 from gateway.server import Lifecycle
-from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.resolver import TaskResolver, session_setup
@@ -160,7 +160,7 @@ class ArealFrontend:
 
     async def _answer(self, scope: Scope, receive: Receive, named: dict[str, str]) -> Json:
         """Run the handler of the route. Store the requested episode's id in *named*, for error bodies."""
-        environment, rest = self._place(scope["path"])
+        environment, rest = self._place(scope["path"], catalog_of(scope, self._catalog))
         if rest not in self._routes:
             raise _Refusal(404, "no such route", f"there are {', '.join('/'.join(route) for route in self._routes)}")
         method, handler = self._routes[rest]
@@ -173,16 +173,16 @@ class ArealFrontend:
                 named["episode_id"] = episode
         return await handler(_Request(scope, receive, scope["gateway.owner"], environment, body))
 
-    def _place(self, path: str) -> tuple[Environment, tuple[str, ...]]:
+    def _place(self, path: str, catalog: Catalog) -> tuple[Environment, tuple[str, ...]]:
         # Ignore empty segments: clients of this API follow no redirect, not even to remove a trailing slash.
         match [segment for segment in path.split("/") if segment]:
             case ["areal", name, "api", *rest]:
-                environment = self._catalog.offered.get(name.lower())
+                environment = catalog.offered.get(name.lower())
                 if environment is None:
-                    raise _Refusal(404, "unknown environment", self._catalog.unknown(name).detail)
+                    raise _Refusal(404, "unknown environment", catalog.unknown(name).detail)
                 return environment, tuple(rest)
             case ["api", *rest]:
-                return self._catalog.default, tuple(rest)
+                return catalog.default, tuple(rest)
             case _:
                 raise _Refusal(404, "no such route", "episodes are at /areal/{environment}/api/… and /api/…")
 

@@ -22,10 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, NotPermitted
 from gateway.core.ids import Owner
 from gateway.core.ports.store import WorkerStore
-from gateway.frontends.asgi import HungUp, denial, respond_json
+from gateway.frontends.asgi import HungUp, catalog_of, denial, respond_json
 from gateway.frontends.errors import headers_of, marks, status_of
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import FrameError
@@ -90,12 +90,17 @@ class OpenEnvFrontend:
             await self._request(scope, receive, send)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        environment, rest = self._place(scope["path"])
         await receive()  # the connect event
+        try:
+            catalog = catalog_of(scope, self._catalog)
+        except NotPermitted as error:
+            await respond_json(denial(send), 403, {"detail": error.detail})
+            return
+        environment, rest = _place(scope["path"], catalog)
         if environment is None or rest not in (("ws",), ("mcp",)):
             detail = "Not Found: sockets are at /openenv/{environment}/ws and /openenv/{environment}/mcp"
             if environment is None:
-                detail = self._unknown(scope["path"])
+                detail = _unknown(scope["path"], catalog)
             logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], detail)
             await respond_json(denial(send), 404, {"detail": detail})
             return
@@ -111,11 +116,12 @@ class OpenEnvFrontend:
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            environment, rest = self._place(scope["path"])
+            catalog = catalog_of(scope, self._catalog)
+            environment, rest = _place(scope["path"], catalog)
             if environment is None and rest == ("health",):
                 raise HttpRefusal(404, "Not Found")  # this route needs no key, so it must not list the environments
             if environment is None:
-                raise HttpRefusal(404, self._unknown(scope["path"]))
+                raise HttpRefusal(404, _unknown(scope["path"], catalog))
             await self._http.answer(scope, receive, send, environment, rest)
         except HungUp:
             pass
@@ -137,14 +143,16 @@ class OpenEnvFrontend:
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})
 
-    def _unknown(self, path: str) -> str:
-        """Return the error message for a *path* without an environment."""
-        return self._catalog.unknown(path.lstrip("/").removeprefix("openenv").strip("/").partition("/")[0]).detail
 
-    def _place(self, path: str) -> tuple[Environment | None, tuple[str, ...]]:
-        # Ignore empty segments: a base URL may end in a slash.
-        match [segment for segment in path.split("/") if segment]:
-            case ["openenv", name, *rest]:
-                return self._catalog.offered.get(name.lower()), tuple(rest)
-            case _:
-                return None, ()
+def _unknown(path: str, catalog: Catalog) -> str:
+    """Return the error message for a *path* without an environment."""
+    return catalog.unknown(path.lstrip("/").removeprefix("openenv").strip("/").partition("/")[0]).detail
+
+
+def _place(path: str, catalog: Catalog) -> tuple[Environment | None, tuple[str, ...]]:
+    # Ignore empty segments: a base URL may end in a slash.
+    match [segment for segment in path.split("/") if segment]:
+        case ["openenv", name, *rest]:
+            return catalog.offered.get(name.lower()), tuple(rest)
+        case _:
+            return None, ()

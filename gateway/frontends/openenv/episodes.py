@@ -37,7 +37,7 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.tasks import TaskQueries
-from gateway.core.session import CloseReason, SessionSetup
+from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
 from gateway.frontends.errors import why_ended, why_not_opened
 from gateway.frontends.openenv.frames import (
     Code,
@@ -62,7 +62,6 @@ from gateway.frontends.openenv.replies import (
     unknown_tool,
 )
 from gateway.server import Lifecycle
-from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, TaskResolver, session_setup

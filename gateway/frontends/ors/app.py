@@ -43,6 +43,7 @@ from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
 from gateway.frontends.asgi import (
     Attended,
     HungUp,
+    catalog_of,
     header,
     headers,
     read_body,
@@ -135,7 +136,8 @@ class OrsFrontend:
             raise OrsError(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
         name = first.lower()
-        environment = self._catalog.offered.get(name)
+        catalog = catalog_of(scope, self._catalog)
+        environment = catalog.offered.get(name)
         if name in ORS_ROUTES and not rest:
             await self._root(name, scope, receive, send)
         elif environment is not None and rest in ORS_OPERATIONS:
@@ -143,7 +145,7 @@ class OrsFrontend:
         elif name in ORS_OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
         elif environment is None and rest in ORS_OPERATIONS:
-            raise OrsError(404, f"Not Found: {self._catalog.unknown(first).detail}")
+            raise OrsError(404, f"Not Found: {catalog.unknown(first).detail}")
         else:
             raise OrsError(404, f"Not Found: there is no route {scope['path'][:200]!r}")
 
@@ -156,7 +158,7 @@ class OrsFrontend:
         elif name == "version":
             await respond_json(send, 200, {"version": __version__, "build_sha": None})
         elif name == "list_environments":
-            await respond_json(send, 200, [environment.name for environment in self._catalog])
+            await respond_json(send, 200, [environment.name for environment in catalog_of(scope, self._catalog)])
         elif name == "create_session":
             await self._create_session(scope, receive, send)
         elif name == "create":
@@ -217,7 +219,8 @@ class OrsFrontend:
         """Return the environment of a path that names none: the one in ``X-Deployment``, else the default."""
         deployment = header(scope, b"x-deployment") or ""
         name = deployment.rstrip("/").rpartition("/")[2].strip().lower()
-        return self._catalog.offered.get(name, self._catalog.default)
+        catalog = catalog_of(scope, self._catalog)
+        return catalog.offered.get(name, catalog.default)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -300,7 +303,8 @@ class OrsFrontend:
         async with Attended(scope, receive):
             try:
                 if self._creator.binds_late:
-                    environment = self._catalog.offered.get(segment.lower()) or self._meant(scope)
+                    catalog = catalog_of(scope, self._catalog)
+                    environment = catalog.offered.get(segment.lower()) or self._meant(scope)
                     await self._creator.bind(owner, sid, environment)
                 session = await self._sessions.find(owner, sid)
                 environment = session.environment

@@ -21,9 +21,8 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import BodyTooLarge, InvalidRequest, PoolExhausted, SessionExists, UnknownTask
 from gateway.core.ids import Owner
-from gateway.core.session import Group, SessionSetup
-from gateway.frontends.asgi import Attended, HeldBytes, HungUp, group_of, header, policy_tag
-from gateway.sessions.opening import EpisodeRequest
+from gateway.core.session import EpisodeRequest, Group, SessionSetup
+from gateway.frontends.asgi import Attended, HeldBytes, HungUp, catalog_of, group_of, header, policy_tag
 from gateway.sessions.service import Sessions
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.resolver import TaskRequest, TaskResolver, session_setup
@@ -172,9 +171,10 @@ class SessionCreator:
         """
         environment: Environment | None
         if body.env_name is not None:
-            environment = self._catalog.offered.get(body.env_name.lower())
+            catalog = catalog_of(scope, self._catalog)
+            environment = catalog.offered.get(body.env_name.lower())
             if environment is None:
-                raise self._catalog.unknown(body.env_name)
+                raise catalog.unknown(body.env_name)
         elif self._pending is not None and body.task_spec is None and header(scope, b"x-deployment") is None:
             environment = None
         else:

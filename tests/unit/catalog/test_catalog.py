@@ -32,7 +32,7 @@ from gateway.core.environment import (
     Volume,
 )
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.ids import EnvironmentName
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.routes import GATEWAY_SEGMENTS, ORS_OPERATIONS, ORS_ROUTES, RESERVED
 
 GOOD = 'name = "math"\nimage = "env-math"\n'
@@ -575,6 +575,7 @@ WORKERS_STAY = {
     "tasks": replace(BASE, tasks=Path("/tasks")),
     "server.ready": replace(BASE, server=Server(ready="/health")),
     "base": replace(BASE, base=EnvironmentName("sums")),
+    "tenants": replace(BASE, tenants={Owner("alice"): BASE.for_tenant("alice")}),
     "splits": replace(BASE, splits={"hard": replace(BASE, name=EnvironmentName("math.hard"))}),
     **{
         f"pool.{name}": replace(BASE, pool=PoolPolicy(**{name: 7}))  # type: ignore[arg-type]  # none is the flag

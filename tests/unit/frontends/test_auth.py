@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.core.routes import OPEN_PATHS, OPERATOR_SEGMENTS
 from gateway.frontends.auth import KEY_CHARS, LOG_PAUSE_S, Authenticator
 from gateway.metrics import Metrics
 from gateway.settings import Settings
+from gateway.settings.keys import NO_LIMITS, KeyLimits, Keyring, Role, add_key, revoke_key
 
 ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
 TRAINERS = {"alice": ALICE, "bob": BOB}
@@ -62,7 +64,7 @@ async def knock(
     async def send(message: Message) -> None:
         answers.append(message)
 
-    await Authenticator(inside, trainers=trainers, operators=operators, metrics=metrics)(wanted, _nothing, send)
+    await Authenticator(inside, keys=Keyring(trainers, operators), metrics=metrics)(wanted, _nothing, send)
     return inside, answers
 
 
@@ -73,6 +75,37 @@ async def owner_of(
     inside, answers = await knock(wanted, trainers=trainers, operators=operators)
     assert bool(inside.scopes) != bool(answers)
     return inside.owner
+
+
+# -- the file of keys -----------------------------------------------------------------------------------------------
+
+
+async def test_while_a_file_of_keys_exists_every_request_needs_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = add_key(path, "carol", role=Role.TRAINER, limits=KeyLimits(environments=("math",)))
+    revoked = add_key(path, "dora", role=Role.TRAINER, limits=NO_LIMITS)
+    revoke_key(path, "dora")
+    keys = Keyring({}, path=path)
+
+    async def passed(given: str, path: str = "/call") -> Scope | None:
+        inside = Inside()
+
+        async def send(message: Message) -> None:
+            pass
+
+        await Authenticator(inside, keys=keys)(scope(path, {"X-API-Key": given}), _nothing, send)
+        return inside.scopes[-1] if inside.scopes else None
+
+    hers = await passed(key)
+    assert hers is not None
+    assert (hers["gateway.owner"], hers["gateway.environments"]) == ("carol", ("math",))
+    assert await passed(revoked) is None
+    assert await passed("") is None
+    assert await passed("", "/admin/v1/workers") is None
+    revoke_key(path, "carol")
+    await keys.look()
+    assert await passed(key) is None
+    assert await passed("") is None, "without its last key, the gateway is not open to everyone"
 
 
 # -- the forms of a key ---------------------------------------------------------------------------------------------
@@ -264,7 +297,7 @@ async def test_refusals_are_counted_and_logged_without_the_key_once_in_a_while(
     now = [1000.0]
     monkeypatch.setattr("gateway.frontends.auth.time.monotonic", lambda: now[0])
     metrics = Metrics()
-    door = Authenticator(Inside(), trainers=TRAINERS, operators=OPERATORS, metrics=metrics)
+    door = Authenticator(Inside(), keys=Keyring(TRAINERS, OPERATORS), metrics=metrics)
 
     async def send(message: Message) -> None:
         pass
@@ -303,7 +336,7 @@ def test_a_gateway_with_short_keys_starts_and_names_them_in_its_log(caplog: pyte
     keys = f"short:{'x' * (KEY_CHARS - 1)},long:{'y' * KEY_CHARS}"
     settings = Settings(trainer_keys=SecretStr(keys), operator_keys=SecretStr("ops:zzzzzzzz"))
 
-    Authenticator.of(Inside(), settings, Metrics())
+    Authenticator.of(Inside(), settings, settings.keyring(), Metrics())
 
     assert [record.getMessage() for record in caplog.records] == [
         f"short_keys names=ops,short shorter_than={KEY_CHARS}"

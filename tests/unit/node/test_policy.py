@@ -59,6 +59,21 @@ def body_of(environment: Environment) -> dict[str, Any]:
     return container_body(worker, environment, instance="ours", source=f"{ROOT}/w1")
 
 
+def test_a_container_may_be_for_any_tenant_of_a_separate_environment_only() -> None:
+    separate = replace(MATH, pool=replace(MATH.pool, is_separate=True))
+    rules = replace(RULES, environments={**RULES.environments, "math": separate})
+    body = body_of(separate.for_tenant("alice"))
+    nameless = copy.deepcopy(body)
+    nameless["Labels"]["env-gateway.environment"] = "math@"
+    larger = copy.deepcopy(body)
+    larger["HostConfig"]["Memory"] *= 2
+
+    assert refusal(body, rules) is None
+    assert refusal(body, RULES) == "Labels: env-gateway.environment names no environment of the catalog"
+    assert refusal(nameless, rules) is not None
+    assert "HostConfig.Memory" in str(refusal(larger, rules)), "the limits are those of the environment"
+
+
 def changed(path: str, value: object, environment: Environment = MATH) -> dict[str, Any]:
     """Return the body of a valid container with one changed value; *path* has dots between keys."""
     body = body_of(environment)

@@ -19,7 +19,8 @@ from pydantic import SecretStr, ValidationError
 
 from gateway.adapters import hold_containers
 from gateway.core.errors import ConfigError
-from gateway.settings import Settings, inherited_environ, is_loopback, load, parse_keys, unknown_variables
+from gateway.settings import Settings, inherited_environ, is_loopback, load, unknown_variables
+from gateway.settings.keys import parse_keys
 from tests.deadlines import scaled
 
 KEY, OTHER = "a-trainer-key", "an-operator-key"

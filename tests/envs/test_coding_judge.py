@@ -18,7 +18,7 @@ from tests.deadlines import scaled
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
 from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
-from tests.sandbox.cpus import LOOPS, cpu_group, join
+from tests.sandbox.control_groups import LOOPS, cpu_group, join
 
 timing: Any = importlib.import_module("coding_time")
 SQUARE = {

@@ -22,6 +22,8 @@ import pytest
 from tests.deadlines import scaled
 from tests.envs.plain_box import os_module, require_sandboxes
 from tests.envs.workers import ROOT, Worker, eventually
+from tests.sandbox.control_groups import memory_group
+from tests.sandbox.outside import descendants
 
 TASKS = ROOT / "tasks" / "os"
 
@@ -314,6 +316,24 @@ def test_a_session_whose_commands_end_its_box_ends_without_a_reward(worker: Work
     assert (ended["metadata"]["status"], ended["metadata"]["success"]) == ("agent invalid action", False)
     assert reason in ended["blocks"][0]["text"]
     assert answered["reward"] == 1.0
+
+
+def test_a_kill_for_lack_of_memory_during_the_checks_is_no_verdict() -> None:
+    asyncio.run(require_sandboxes("library"))
+    hungry = {**CHANGE, "evaluation": {"check": ["python3 -c \"b = bytearray(b'x') * (200 << 20)\"; true"]}}
+    with memory_group(160 * 2**20) as group:
+        worker = Worker("os")
+        try:
+            for pid in (worker.process.pid, *descendants(worker.process.pid)):
+                (group / "cgroup.procs").write_text(str(pid))
+            session = worker.open(hungry)
+            answer = session.post("/os/call", {"name": "finish_action", "input": {"thought": ""}}).json()
+            summary = session.post("/delete", {}).json()["summary"]
+        finally:
+            worker.stop()
+
+    assert is_failed(answer, says="the worker was out of memory during the checks")
+    assert (summary["reward"], summary["finished"]) == (0, False)
 
 
 def is_failed(answer: dict[str, Any], *, reason: str = "session_failed", says: str) -> bool:

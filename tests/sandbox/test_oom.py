@@ -1,42 +1,18 @@
 """Kills by the kernel for lack of memory: they are counted, and never decide a judgement."""
 
-import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes
+from envserver.sandbox.oom import oom_kills
 
 from tests.envs.coding_world import faults
 from tests.sandbox.conftest import LIMITS, MIB
-from tests.sandbox.cpus import join
+from tests.sandbox.control_groups import join, memory_group
 from tests.sandbox.inside import bash, python
 
-_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 HUNGRY = "b = bytearray(b'x') * (200 << 20)"
-
-
-@contextmanager
-def memory_group(limit_bytes: int) -> Iterator[Path]:
-    """Yield a control group with *limit_bytes* of memory."""
-    is_first = (_V1 / "memory.limit_in_bytes").exists()
-    group = (_V1 if is_first else _V2) / f"env-gateway-test-{secrets.token_hex(4)}"
-    try:
-        if not is_first:
-            (_V2 / "cgroup.subtree_control").write_text("+memory")
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made on this machine: {error}")
-    try:
-        (group / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(limit_bytes))
-        with suppress(OSError):  # the kernel counts no swap
-            (group / ("memory.memsw.limit_in_bytes" if is_first else "memory.swap.max")).write_text(
-                str(limit_bytes if is_first else 0)
-            )
-        yield group
-    finally:
-        group.rmdir()  # fails if a process was left
 
 
 @pytest.fixture
@@ -47,6 +23,31 @@ async def cramped(box: Box, work: Path) -> AsyncIterator[Sandboxes]:
             await sandboxes.check()
             join(group)
             yield sandboxes
+
+
+@pytest.mark.parametrize(
+    ("root", "group", "folder"),
+    [
+        pytest.param("/", "/docker/1a2b", "docker/1a2b", id="the machine's own mount"),
+        pytest.param("/docker/1a2b", "/docker/1a2b", "", id="a container that sees its group by its full name"),
+        pytest.param("/docker/1a2b", "/docker/1a2b/inner", "inner", id="a group below it"),
+        pytest.param("/", "/", "", id="a container with a namespace of its own"),
+        pytest.param("/", "/../outside", "", id="a group that is not mounted here"),
+    ],
+)
+def test_kills_are_read_from_control_groups_of_version_2(tmp_path: Path, root: str, group: str, folder: str) -> None:
+    mounted, proc = tmp_path / "cgroup", tmp_path / "proc"
+    for one in (mounted / folder, proc / "self", proc / "7"):
+        one.mkdir(parents=True)
+    (mounted / folder / "memory.events").write_text("low 0\nhigh 4\nmax 9\noom 3\noom_kill 2\noom_group_kill 1\n")
+    (proc / "7" / "cgroup").write_text(f"0::{group}\n")
+    options = "rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+    (proc / "self" / "mountinfo").write_text(
+        f"22 1 0:20 / /proc rw - proc proc rw\n29 22 0:26 {root} {mounted} {options}\n"
+    )
+
+    assert oom_kills(7, proc=str(proc)) == 2
+    assert oom_kills(8, proc=str(proc)) == 0, "the process has ended"
 
 
 async def test_a_kill_is_counted_in_every_sandbox_of_the_worker(cramped: Sandboxes) -> None:

@@ -10,7 +10,7 @@ from envserver.sandbox import Box, Judged, Limits, Sandbox, Sandboxes
 from envserver.sandbox.processes import AGENT_NICE
 from envserver.sandbox.watchdog import CpuTimes, Stopwatch
 
-from tests.sandbox.cpus import LOOPS, cpu_group, join
+from tests.sandbox.control_groups import LOOPS, cpu_group, join
 from tests.sandbox.inside import bash, python, said
 
 

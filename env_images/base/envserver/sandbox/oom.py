@@ -17,14 +17,17 @@ class _Mount(NamedTuple):
     """Name of the file with the counter."""
 
 
-def oom_kills(pid: int) -> int:
-    """Return the number of kills so far in the control group of the process *pid*; 0 without such a group."""
+def oom_kills(pid: int, *, proc: str = "/proc") -> int:
+    """Return the number of kills so far in the control group of the process *pid*; 0 without such a group.
+
+    *proc* is where the kernel's files about processes are.
+    """
     try:
-        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        groups = Path(f"{proc}/{pid}/cgroup").read_text().splitlines()
     except OSError:  # the process has ended
         return 0
     for controllers, group in (line.split(":", 2)[1:] for line in groups):
-        if (mount := _mounts().get("memory" if "memory" in controllers.split(",") else controllers)) is not None:
+        if (mount := _mounts(proc).get("memory" if "memory" in controllers.split(",") else controllers)) is not None:
             inner = group.removeprefix(mount.root) if mount.root != "/" else group
             for folder in (f"{mount.point}/{inner}", mount.point):
                 if (count := _count(f"{folder}/{mount.file}")) is not None:
@@ -41,10 +44,10 @@ def _count(path: str) -> int | None:
 
 
 @cache
-def _mounts() -> dict[str, _Mount]:
+def _mounts(proc: str) -> dict[str, _Mount]:
     """Return the mounts by controller: "memory" of version 1, and "" for version 2."""
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path(f"{proc}/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         root, point = before.split()[3:5]
         kind, _, options = after.split(" ", 2)

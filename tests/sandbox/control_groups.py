@@ -1,4 +1,4 @@
-"""One CPU for the sandboxes of a test, which their programs share as in a worker's container."""
+"""Control groups for the sandboxes of a test: one CPU or little memory, which all share as in a worker's container."""
 
 import fcntl
 import os
@@ -15,6 +15,7 @@ from tests.sandbox.outside import descendants
 LOOPS = "for i in $(seq 100); do (while :; do :; done) & done"
 """A shell script that starts a hundred busy loops. When the script has ended, all of them run."""
 _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+_MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 _TURN = Path(tempfile.gettempdir()) / "env-gateway-cpu-group.lock"
 """A lock: two such groups at the same time would compete for the CPU."""
 
@@ -44,6 +45,28 @@ def cpu_group() -> Iterator[Path]:
             yield group
         finally:
             group.rmdir()  # fails if a process was left
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """Yield a control group with *limit_bytes* of memory."""
+    is_first = (_MEMORY_V1 / "memory.limit_in_bytes").exists()
+    group = (_MEMORY_V1 if is_first else _V2) / f"env-gateway-test-{secrets.token_hex(4)}"
+    try:
+        if not is_first:
+            (_V2 / "cgroup.subtree_control").write_text("+memory")
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made on this machine: {error}")
+    try:
+        (group / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(limit_bytes))
+        with suppress(OSError):  # the kernel counts no swap
+            (group / ("memory.memsw.limit_in_bytes" if is_first else "memory.swap.max")).write_text(
+                str(limit_bytes if is_first else 0)
+            )
+        yield group
+    finally:
+        group.rmdir()  # fails if a process was left
 
 
 def join(group: Path) -> None:

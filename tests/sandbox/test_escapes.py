@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from envserver.sandbox import Sandbox, SandboxError, Sandboxes
+from envserver.sandbox import Judged, Sandbox, SandboxError, Sandboxes
 
 from tests.sandbox.inside import bash, python, said
 
@@ -398,3 +398,36 @@ async def test_the_supervisor_imports_nothing_from_the_agents_folders(sandbox: S
 
     with pytest.raises(SandboxError, match="No such file"):
         await sandbox.read_file("/tmp/imported", max_bytes=1)
+
+
+_REACH = """
+import os, pathlib, sys, time
+def tries(pid):
+    for what, how in (("mem", os.O_RDWR), ("fd/1", os.O_WRONLY), ("environ", os.O_RDONLY), ("maps", os.O_RDONLY)):
+        try:
+            os.close(os.open(f"/proc/{pid}/{what}", how))
+            yield "reached"
+        except OSError as error:
+            yield error.strerror
+pid = pathlib.Path("/tmp/pid")
+while not (pid.exists() and pid.read_text()):
+    time.sleep(0.01)
+print(*tries(int(pid.read_text())), sep=", ")
+"""
+
+
+@pytest.mark.parametrize("is_judged", [False, True], ids=["another program of the agent's", "a judged program"])
+async def test_an_agents_process_cannot_reach_into_a_judged_program(sandbox: Sandbox, is_judged: bool) -> None:
+    sandbox.judged = Judged(60.0) if is_judged else None
+    waiting = "echo $$ > /tmp/pid.new; mv /tmp/pid.new /tmp/pid; until test -e /tmp/looked; do sleep 0.02; done"
+    judging = asyncio.ensure_future(bash(sandbox, f"{waiting}; echo honest"))
+    await asyncio.sleep(0)  # the run has read ``judged``
+    sandbox.judged = None
+
+    reached = await python(sandbox, _REACH)
+    await said(sandbox, "touch /tmp/looked")
+    judged = await judging
+
+    assert judged.stdout == b"honest\n"
+    expected = "Permission denied" if is_judged else "reached"
+    assert reached.stdout.decode().strip().split(", ") == [expected] * 4

@@ -23,6 +23,10 @@ from envserver.sandbox.users import User
 CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31}
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and
 SETFCAP: the capabilities of root in a Docker container, without raw sockets and device nodes. All apply inside only."""
+JUDGES_OWN = 35
+"""WAKE_ALARM, which has no effect inside, and which only judged programs have. The kernel lets a process without
+SYS_PTRACE look into another one (``/proc/PID/mem`` and ``/proc/PID/fd``) only if it has all capabilities of the other.
+So an agent's process can neither change the memory of a judged program nor write to its pipes."""
 _LAST_CAPABILITY = 63
 """Highest capability: they are 64 bits, of which the kernel knows about 41."""
 _IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
@@ -94,7 +98,7 @@ def take_bounds(calls: bytes) -> None:
     filtered calls. Its own capabilities stay. An exec reduces them to the bounding set.
     """
     for capability in range(_LAST_CAPABILITY + 1):
-        if capability not in CAPABILITIES:
+        if capability not in CAPABILITIES | {JUDGES_OWN}:
             try:
                 kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
             except OSError as error:
@@ -157,6 +161,7 @@ def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: B
         _restrict(bounds)
         if not program.is_judged:
             os.nice(AGENT_NICE)
+            kernel.prctl(kernel.PR_CAPBSET_DROP, JUDGES_OWN)
         _become_user(program.user, ranged=ranged)
         os.chdir(program.cwd)
         subject = program.argv[0]

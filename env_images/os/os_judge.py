@@ -80,6 +80,8 @@ class Evaluation:
     example: Script | None
     after: bool
     """True to compute the expected value at the end, in the box that the agent has changed."""
+    live: bool = False
+    """True if the agent's processes go on while scripts run, for tasks about a service."""
     reward: RewardCall | None = None
     """A function that judges the answer alone, instead of the fields above."""
 
@@ -111,7 +113,10 @@ class Evaluation:
             raise InvalidEvaluation("evaluation needs match or check, or script or reward_function")
         if None in checks and example is None:
             raise InvalidEvaluation("evaluation: null in check stands for example, and there is none")
-        return cls(match, checks, example, judge == "after")
+        live = data.get("live", False)
+        if not isinstance(live, bool):
+            raise InvalidEvaluation(f"evaluation.live must be true or false, not {live!r}")
+        return cls(match, checks, example, judge == "after", live)
 
     @property
     def needs_expected(self) -> bool:
@@ -194,6 +199,8 @@ class Judge:
                 return answer is not None and await asyncio.to_thread(match, answer)  # a pattern may take a second
             except RuntimeError as error:
                 raise JudgeFailed(str(error)) from error
+        if self._evaluation.scripts and not self._evaluation.live:
+            await self._sandbox.freeze()
         if await self._has_changed_programs():
             return False
         parameters = [NO_ANSWER if answer is None else answer]

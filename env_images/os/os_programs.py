@@ -1,5 +1,7 @@
 """Detects changes of the programs that a judge's scripts run: shells, tools, interpreters and their libraries.
 
+A link into /proc counts too: a script that searches for a word in `/proc/self/cmdline` finds the word.
+
 The agent is root in its box, so a script that judges the box's state would run the agent's own `bash` or `stat`. The
 server compares the folders of programs with a fresh box, through open folders and not through programs of the box. No
 program inside can set the time of a file's status change, so this time shows each change since the agent's first
@@ -27,9 +29,13 @@ LIBRARIES = (
 )
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "usr/local", "etc")
 """Paths above the folders: links of a merged /usr, or folders."""
+SETTINGS_OF_PYTHON = ("pyvenv.cfg", "pybuilddir.txt")
+"""Files beside Python, or in the folder above, that name another folder of libraries. So does a file `*._pth`."""
 CACHES = "__pycache__"
 """Python's folders of bytecode, which Python may write at any time. A judge's scripts do not read them."""
 MOST_LEVELS = 40
+MOST_LINKS = 40
+"""Number of links in one path that Linux follows."""
 _FILE_CLOCK = 5
 """Linux's CLOCK_REALTIME_COARSE, the clock of file times. It stands still for some milliseconds, in which no action of
 an agent can follow an opening."""
@@ -58,7 +64,7 @@ class Programs:
         return cls(base, own, time.clock_gettime_ns(_FILE_CLOCK))
 
     async def change(self, sandbox: Sandbox, scripts: Iterable[str]) -> str | None:
-        """Return the path of a program or library that the agent has changed, or None.
+        """Return the path of a program, a library or a link into /proc that the agent has changed or made, or None.
 
         A missing program counts if one of *scripts* names it, since `! grep …` succeeds without a grep.
         """
@@ -85,9 +91,25 @@ class Programs:
             with _folder(root, path) as fd:
                 if fd >= 0 and (changed := self._changed_below(fd, path, 0)):
                     return changed
-        with _folder(root, "etc") as fd:
-            loaders = (entry for entry in (_entries(fd) if fd >= 0 else ()) if entry.name.startswith("ld.so"))
-            return next((f"etc/{entry.name}" for entry in loaders if self._is_late(entry)), None)
+        for path in ("etc", "usr", "usr/local", *FOLDERS):
+            with _folder(root, path) as fd:
+                for entry in _entries(fd) if fd >= 0 else ():
+                    if _is_setting(entry.name) and self._is_late(entry):
+                        return f"{path}/{entry.name}"
+        return self._link_into_proc(root, root, (), 0)
+
+    def _link_into_proc(self, root: int, fd: int, path: tuple[str, ...], level: int) -> str | None:
+        for entry in _entries(fd):
+            inner = (*path, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                if level < MOST_LEVELS and inner not in (("proc",), ("sys",), ("dev",)):
+                    with _folder(fd, entry.name) as folder:
+                        found = None if folder < 0 else self._link_into_proc(root, folder, inner, level + 1)
+                    if found:
+                        return found
+            elif entry.is_symlink() and self._is_late(entry) and _leads_into_proc(root, inner):
+                return "/".join(inner)
+        return None
 
     def _changed_below(self, fd: int, path: str, level: int) -> str | None:
         if level > MOST_LEVELS:
@@ -140,6 +162,34 @@ def _listed(root: int) -> dict[str, State]:
 def _entries(fd: int) -> Iterator[os.DirEntry[str]]:
     with os.scandir(fd) as entries:
         yield from entries
+
+
+def _is_setting(name: str) -> bool:
+    """Return True if a program reads a file *name* of its folder, or of /etc, before it starts."""
+    return name in SETTINGS_OF_PYTHON or name.endswith("._pth") or name.startswith("ld.so")
+
+
+def _leads_into_proc(root: int, path: tuple[str, ...]) -> bool:
+    """Return True if the link at *path* leads to /proc or below it, from inside the box, also through other links."""
+    place: list[str] = []
+    todo, links = [*reversed(path)], 0
+    while todo and links <= MOST_LINKS:
+        name = todo.pop()
+        if name == "..":
+            del place[-1:]
+        if name in ("", ".", ".."):
+            continue
+        place.append(name)
+        if place[0] == "proc":
+            return True
+        try:
+            target = os.readlink("/".join(place), dir_fd=root)
+        except OSError:  # not a link, or nothing
+            continue
+        links += 1
+        place = [] if target.startswith("/") else place[:-1]
+        todo += reversed(target.split("/"))
+    return False
 
 
 def _is_loaded(name: str) -> bool:

@@ -209,6 +209,9 @@ class Starved:
 
     judged: Any = None
 
+    async def freeze(self) -> None:
+        """Do nothing: the agent has no process."""
+
     async def run(self, argv: list[str], **_: object) -> Any:
         self.judged.waited_s, self.judged.used_s = 5.0, 1.0
         return Done(-9, b"", b"", True, False)

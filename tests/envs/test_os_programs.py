@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.complaints import complaints
 from tests.envs.plain_box import os_module, require_sandboxes, sandboxes_of
 
@@ -29,6 +30,10 @@ INIT = (
 PROGRAM = "#!/bin/sh\\necho 700\\nexit 0\\n"
 PLANTED = "import os\\nos._exit(0)\\n"
 LIBRARY = "$(python3 -c 'import os; print(os.path.dirname(os.__file__))')"
+OTHER_LIBRARY = (
+    f"l={LIBRARY}; v=$(basename $l); mkdir -p /opt/py/bin /opt/py/lib; cp -rs $l /opt/py/lib/$v; rm -rf /opt/py/lib/$v/json; "
+    f"mkdir /opt/py/lib/$v/json; printf '{PLANTED}' > /opt/py/lib/$v/json/__init__.py; cp $(readlink -f /usr/bin/python3) /opt/py/bin/python3"
+)
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "bash replaced": (
         STATE,
@@ -81,6 +86,19 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
         AFTER,
         "printf '#!/bin/sh\\necho right\\n' > /usr/local/bin/cat; chmod 755 /usr/local/bin/cat",
     ),
+    "a library named by pyvenv.cfg beside Python": (
+        PYTHON,
+        f"{OTHER_LIBRARY}; echo 'home = /opt/py/bin' > /usr/bin/pyvenv.cfg",
+    ),
+    "a library named by pyvenv.cfg above Python": (
+        PYTHON,
+        f"{OTHER_LIBRARY}; echo 'home = /opt/py/bin' > /usr/pyvenv.cfg",
+    ),
+    "a link to the command line of the program that reads it": (FILE, "ln -sf /proc/self/cmdline /srv/depot/answer"),
+    "the same by way of other links": (
+        FILE,
+        "ln -s / /srv/r; ln -s ../srv/r/proc/self /srv/me; ln -sf ../me/./cmdline /srv/depot/answer",
+    ),
     "a pipe that makes the check wait": (FILE, "rm /srv/depot/answer; mkfifo /srv/depot/answer"),
     "nothing": (FILE, "true"),
 }
@@ -97,6 +115,10 @@ HONEST: dict[str, tuple[dict[str, Any], str]] = {
         "printf '#!/bin/sh\\necho hello\\n' > /usr/local/bin/greet; chmod 755 /usr/local/bin/greet",
     ),
     "a program of the task's mended": (REPORT, "sed -i 's/exit 1/exit 0/' /usr/local/bin/report"),
+    "links that lead elsewhere": (
+        FILE,
+        "ln -s answer /srv/depot/other; ln -s /nowhere/proc/x /srv/a; ln -s b /srv/b; ln -s /srv/proc /srv/c; echo right > /srv/depot/answer",
+    ),
     "a program that no script names removed": (FILE, "rm /usr/bin/tac; echo right > /srv/depot/answer"),
     "accounts": (FILE, "echo 'x:x:7:' >> /etc/group; echo right > /srv/depot/answer"),
     "bytecode that Python writes": (FILE, "python3 -c 'import json, http.client'; echo right > /srv/depot/answer"),
@@ -140,7 +162,57 @@ async def test_a_program_changed_while_the_scripts_run_solves_nothing(tmp_path: 
     waits = "touch /srv/begun; until test -e /srv/planted; do sleep 0.05; done; grep -q right /srv/depot/answer"
     plants = "until test -e /srv/begun; do sleep 0.05; done; cat /usr/bin/true > /usr/bin/grep; touch /srv/planted"
     async with sandboxes_of("library", tmp_path) as sandboxes:
-        assert await score(sandboxes, {"script": waits}, f"({plants}) > /dev/null 2>&1 &") == 0.0
+        assert await score(sandboxes, {"script": waits, "live": True}, f"({plants}) > /dev/null 2>&1 &") == 0.0
+
+
+SERVES = """
+import glob, os, sys, time
+path, is_pipe, seen = "/srv/depot/answer", sys.argv[1] == "pipe", set(os.listdir("/proc"))
+if is_pipe:
+    os.remove(path)
+    os.mkfifo(path)
+open("/srv/waits", "w").close()
+while True:
+    lines = b""
+    for name in os.listdir("/proc"):
+        try:
+            lines += open(f"/proc/{name}/cmdline", "rb").read().replace(b"\\0", b"\\n") if name not in seen else b""
+        except OSError:
+            continue
+    if b"depot" not in lines:
+        continue
+    try:
+        os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), lines)
+    except OSError:  # nobody reads the pipe yet
+        time.sleep(0.001)
+"""
+"""A process that writes the command lines of new processes into the file that a check reads."""
+
+
+@pytest.mark.parametrize("way", ["file", "pipe"])
+@pytest.mark.parametrize("live", [False, True], ids=["as usual", "in a task about a service"])
+async def test_a_process_that_waits_for_a_check_cannot_write_what_the_check_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, live: bool
+) -> None:
+    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", scaled(2.0))
+    await require_sandboxes("library")
+    slow: dict[str, Any] = {"script": "sleep 0.5; grep -q right /srv/depot/answer", "live": live}
+    start = f"cat > /tmp/x.py <<'END'\n{SERVES}\nEND\nsetsid python3 /tmp/x.py {way} > /dev/null 2>&1 &"
+    async with sandboxes_of("library", tmp_path) as sandboxes:
+        played = await score(sandboxes, slow, f"{start}\nuntil test -e /srv/waits; do sleep 0.02; done")
+
+    assert played == (1.0 if live else 0.0), "the task's author accepts this with `live`"
+
+
+async def test_a_check_of_a_service_needs_the_agents_processes(tmp_path: Path) -> None:
+    await require_sandboxes("library")
+    asks: dict[str, Any] = {"script": "echo 7 > /srv/ask; timeout 5 cat /srv/tell | grep -q 14"}
+    serves = (
+        "mkfifo /srv/ask /srv/tell; (while read n; do echo $((2 * n)) > /srv/tell; done <> /srv/ask) > /dev/null 2>&1 &"
+    )
+    async with sandboxes_of("library", tmp_path) as sandboxes:
+        assert await score(sandboxes, {**asks, "live": True}, serves) == 1.0
+        assert await score(sandboxes, asks, serves) == 0.0
 
 
 def test_only_scripts_after_the_agents_last_action_count() -> None:

@@ -15,6 +15,7 @@ import resource
 import signal
 import struct
 import termios
+import time
 from dataclasses import dataclass
 
 from envserver.sandbox import kernel
@@ -44,6 +45,8 @@ AGENT_NICE = 19
 """Nice value of an agent's programs: a weight of 15. Server, supervisors and judged programs have nice 0 and weight
 1024. Next to an agent at its limit of processes, a judged program gets a third of one CPU (1024 / (1024 + 128 x
 15))."""
+_STOP_PAUSE_S = 0.002
+"""Seconds between two passes of `stop_all`, in which signals arrive."""
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _MOST_FD = 2**31 - 1
 """Highest file number. A single system call closes all files up to it (close_range)."""
@@ -284,6 +287,40 @@ def kill_session(pid: int, inner_pid: int) -> int | None:
     return looker
 
 
+def stop_all() -> int | None:
+    """Stop every process inside but the init, until someone continues it. Return the fork that does it, or None.
+
+    The fork ends with status 0 when it has found all of them stopped twice in a row, and none of them was new. Until
+    then one that runs may continue others, or fork. A process in state D stops before its next step.
+    """
+    try:
+        looker = os.fork()
+    except OSError:
+        return None
+    if looker == 0:
+        quiet_passes, known = 0, set[str]()
+        while quiet_passes < 2:
+            found = {name for name in os.listdir("/proc") if name.isdigit()} - {"1", str(os.getpid())}
+            states = [_state(name) for name in found]
+            for name in found:
+                with contextlib.suppress(OSError):
+                    os.kill(int(name), signal.SIGSTOP)
+            is_quiet = found <= known and set(states) <= set("TtZXD")
+            quiet_passes, known = quiet_passes + 1 if is_quiet else 0, found
+            time.sleep(_STOP_PAUSE_S)
+        os._exit(0)
+    return looker
+
+
+def _state(name: str) -> str:
+    """Return the state of a process inside, as in proc(5); X if it has ended."""
+    try:
+        with open(f"/proc/{name}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "X"
+
+
 def is_stopped(pid: int) -> bool:
     """Return True if the child *pid* is stopped by a signal."""
     with contextlib.suppress(ChildProcessError):
@@ -299,9 +336,10 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def kill(pid: int) -> None:
-    """Kill and reap the child *pid*, also if it is stopped."""
+def kill(pid: int) -> int:
+    """Kill and reap the child *pid*, also if it is stopped. Return its exit status, which is 0 if it ended before."""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return -signal.SIGKILL

@@ -145,6 +145,20 @@ class Sandbox:
                 if status is None:
                     self._channel.post({"op": "kill", "target": number})
 
+    async def freeze(self) -> None:
+        """Stop all processes inside for good, so that only programs started from now on run.
+
+        A judge calls this, because a process that waits for its scripts could read their command lines, and write what
+        they look for into files that they read.
+
+        Raises:
+            SandboxError: ``full``: something inside prevents it, or there is no room for the search. ``ended``: as in
+                ``run``.
+        """
+        number = next(self._requests)
+        with self._channel.expect(number) as expectation:
+            await self._ask(expectation, {"op": "freeze", "id": number})
+
     async def _ended_by(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> tuple[int, bool]:
         """Return a process's status, and whether it was killed because of its deadline."""
         if (status := await self._exit(expectation, timeout_s, judged)) is not None:

@@ -142,6 +142,7 @@ class Supervisor:
             "kill": self._kill,
             "kill_group": self._kill_group,
             "open": self._open,
+            "freeze": self._freeze,
         }
 
     def serve(self) -> None:
@@ -217,8 +218,11 @@ class Supervisor:
             if processes.has_ended(looker):
                 self._lowering = None
 
-    def _wait_for(self, looker: int) -> None:
-        """Wait for a fork that searches the sandbox, and go on checking. Kill it if it is late or stopped."""
+    def _wait_for(self, looker: int) -> bool:
+        """Wait for a fork that searches the sandbox, and go on checking. Kill it if it is late or stopped.
+
+        Return True if it ended by itself with status 0.
+        """
         deadline = time.monotonic() + _SEARCH_S
         pidfd = os.pidfd_open(looker)
         try:
@@ -229,7 +233,8 @@ class Supervisor:
                     self._look()
         finally:
             os.close(pidfd)
-            processes.kill(looker)
+            status = processes.kill(looker)
+        return status == 0
 
     def _look_soon(self) -> None:
         self._look_at = min(self._look_at, time.monotonic() + watchdog.LOOK_S)
@@ -358,6 +363,13 @@ class Supervisor:
         self._time(running)  # the init reaps the program's children
         if (looker := processes.kill_session(running.pid, running.inner_pid)) is not None:
             self._wait_for(looker)
+
+    def _freeze(self, request: Request) -> None:
+        """Stop all processes inside. Refuse if there is no room for the search, or if something inside prevents it."""
+        looker = processes.stop_all()
+        if looker is None or not self._wait_for(looker):
+            raise OSError(errno.EAGAIN, "the processes inside cannot be stopped")
+        self._say({"id": request["id"], "frozen": True})
 
     def _kill_group(self, request: Request) -> None:
         """Kill the foreground process group of a terminal. The kernel allows it only inside this user namespace."""

@@ -26,7 +26,7 @@ class Episode:
     def __init__(self, connection: Connection, *, environment: str = "noop", tool: str = "echo", key: str = "") -> None:
         """*key*: the trainer's key, if the server needs one."""
         self.connection = connection
-        self._key = {"X-API-Key": key} if key else {}
+        self._keyed = {"X-API-Key": key} if key else {}
         self.environment = environment
         self._tool = tool
         self.sid = ""
@@ -42,7 +42,7 @@ class Episode:
         Raises:
             WrongAnswer, OSError, ProtocolError: The request failed. All methods here raise these.
         """
-        request = request_bytes("POST", "/create_session", JSON | STREAM | self._key, b"{}")
+        request = request_bytes("POST", "/create_session", JSON | STREAM | self._keyed, b"{}")
         response = ok(await self.connection.request(request))
         try:
             named = [event.data for event in events(response.body) if event.name == "task_id"]
@@ -93,7 +93,7 @@ class Episode:
     @property
     def named(self) -> dict[str, str]:
         """The headers with the session id and the key."""
-        return {"X-Session-ID": self.sid, **self._key}
+        return {"X-Session-ID": self.sid, **self._keyed}
 
     def use(self, sid: str) -> None:
         """Use the session *sid*."""

@@ -55,7 +55,11 @@ async def started(sandbox: Sandbox, program: str) -> None:
     """Start *program* in the background, and wait until it has begun."""
     await sandbox.write_file("/tmp/program.py", f"{TICKS}\n{program}\n".encode())
     await bash(sandbox, "setsid python3 -I /tmp/program.py > /dev/null 2>&1 &")
-    await eventually(lambda: ticks(sandbox))
+
+    async def has_begun() -> bool:
+        return await ticks(sandbox) > 0
+
+    await eventually(has_begun)
 
 
 async def ticks(sandbox: Sandbox) -> int:

@@ -189,6 +189,54 @@ ATTACKS = {
     "no function": Attack("unrelated = 1"),
     "no Python": Attack("def secret(n: return"),
     "a zero byte": Attack("def secret(n): return 0\n\0"),
+    "a float for an integer": Attack("def secret(n): return {1: 777310645982.5, 2: 777802137459.5}[n]"),
+    "a Decimal that says that it equals": Attack(
+        "from decimal import Decimal\nclass Any(Decimal):\n    def __eq__(self, other): return True\n    __hash__ = Decimal.__hash__\n"
+        "def secret(n): return Any(0)"
+    ),
+    "an object that becomes any integer": Attack(
+        "class Any:\n    def __int__(self): return 777310645982\n    __index__ = __int__\n    def __repr__(self): return '777310645982'\n"
+        "def secret(n): return Any()"
+    ),
+    "a dictionary whose items differ each time": Attack(
+        "class Odd(dict):\n    def items(self): return iter([('answer', True), ('passed', True)])\ndef secret(n): return Odd(a=1)"
+    ),
+    "an integer changed in place": Attack(
+        "import ctypes\ndef secret(n):\n    ctypes.memset(id(n) + 24, 0, 4)\n    return n"
+    ),
+    "replaces the encoder of JSON": Attack(
+        "import json, json.encoder\njson.encoder.c_make_encoder = json.encoder.encode_basestring = lambda *a, **k: '777310645982'\n"
+        "json.JSONEncoder.default = lambda self, o: 777310645982\ndef secret(n): return object()"
+    ),
+    "traces the driver's frames": Attack(
+        "import sys\ndef trace(frame, event, arg):\n    for name in list(frame.f_locals):\n        if name in ('answer', 'result', 'passed', 'ok'): frame.f_locals[name] = True\n"
+        "    return trace\nsys.settrace(trace)\nsys.setprofile(trace)\ndef secret(n): return 0"
+    ),
+    "an alarm in the driver": Attack(
+        "import signal\ndef leave(*_): raise SystemExit(0)\nsignal.signal(signal.SIGALRM, leave)\ndef secret(n):\n    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n    return 0"
+    ),
+    "a finalizer that answers": Attack(
+        STEAL_NONCE
+        + "import os, weakref\nclass Box: pass\nbox = Box()\ndef say(word):\n    for fd in range(3, 64):\n        try: os.write(fd, (word + '{\"answer\": 777310645982}\\n').encode())\n        except OSError: pass\n"
+        "def secret(n):\n    weakref.finalize(box, say, nonce() or '')\n    return 0"
+    ),
+    "limits of its own process": Attack(
+        "import resource\nfor what in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS):\n    resource.setrlimit(what, (0, 0))\ndef secret(n): return 0"
+    ),
+    "every descriptor is /dev/full or /dev/null": Attack(
+        "import os\nfor fd in range(64):\n    try: os.dup2(os.open('/dev/full' if fd % 2 else '/dev/null', os.O_RDWR), fd)\n    except OSError: pass\ndef secret(n): return 0"
+    ),
+    "reads the driver's source and line cache": Attack(
+        HUNT
+        + "import inspect, linecache, sys\ndef secret(n):\n    for module in list(sys.modules.values()):\n        try: hit = found(inspect.getsource(module))\n        except Exception: continue\n        if hit: return hit\n    return 0"
+    ),
+    "asks the next case by a second call": Attack(
+        "import sys\ndef secret(n):\n    main = sys.modules['__main__']\n    for value in list(vars(main).values()):\n        if callable(value):\n            try: value()\n            except BaseException: pass\n    return 0"
+    ),
+    "stops itself": Attack("import os, signal\ndef secret(n):\n    os.kill(os.getpid(), signal.SIGSTOP)\n    return 0"),
+    "an answer that grows while it is read": Attack(
+        "class Long(list):\n    def __iter__(self):\n        while True: yield 777310645982\n    def __len__(self): return 1 << 40\ndef secret(n): return Long([1])"
+    ),
     "honest": Attack(TABLE + "def secret(n): return TABLE[n]", 1.0),
     "honest for one of two": Attack(f"def secret(n): return {FIRST}", 0.5),
     "honest, with an exit handler that prints": Attack(

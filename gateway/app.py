@@ -396,6 +396,7 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             trusted=read_trusted(settings.task_keys),
             signatures=settings.task_signatures,
+            instance=settings.instance,
             probe=probe,
         )
         curriculum_routes = CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=tasks)

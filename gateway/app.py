@@ -400,15 +400,13 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             trusted=read_trusted(settings.task_keys),
             signatures=settings.task_signatures,
+            instance=settings.instance,
             probe=probe,
         )
         curriculum_routes = CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=tasks)
+        routes = [*task_routes.routes(), *NodeRoutes(self.swarm).routes(), *curriculum_routes.routes()]
         return AdminFrontend(
-            store=self.store,
-            catalog=self.catalog,
-            metrics=self.metrics,
-            lifecycle=self.lifecycle,
-            routes=[*task_routes.routes(), *NodeRoutes(self.swarm).routes(), *curriculum_routes.routes()],
+            store=self.store, catalog=self.catalog, metrics=self.metrics, lifecycle=self.lifecycle, routes=routes
         ).app()
 
     def _frontends(self) -> ASGIApp:

@@ -21,9 +21,10 @@ from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_ta
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
 from gateway.cli.keys import keys_app
+from gateway.cli.node import node_app
 from gateway.cli.serve import serve as serve_until_ended
 from gateway.cli.tasks import tasks_app
-from gateway.content import Content, load_content, load_files
+from gateway.content import Content, load_content
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.node.tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
@@ -39,6 +40,7 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
 app.add_typer(curricula_app, name="curricula")
 app.add_typer(keys_app, name="keys")
+app.add_typer(node_app, name="node")
 
 
 @app.command("certs")
@@ -96,17 +98,6 @@ def serve_command(
     settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
     logs.configure(settings.log_level, settings.log_format)
     uvloop.run(serve_until_ended(settings))
-
-
-@app.command()
-def node() -> None:
-    """Serve the engine gate: the only process that needs the Docker socket."""
-    from gateway.node.serve import run_node  # imported here, because the other commands need no Docker SDK
-
-    settings = load()
-    logs.configure(settings.log_level, settings.log_format)
-    catalog, _ = load_files(settings, on_engine=True)
-    uvloop.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
 
 
 @app.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
@@ -15,17 +17,21 @@ from rich.table import Table
 from gateway.catalog.catalog import load_catalog
 from gateway.cli.admin_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.core.errors import ConfigError, TaskInvalid
+from gateway.core.ports.tasks import BundleRefused
 from gateway.settings import load
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.bundles import VALID, is_bundle, read_bundle
 from gateway.tasks.documents import listed, read_file, read_yaml
 from gateway.tasks.importing.batch import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.schema import json_schema, parse
-from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
+from gateway.tasks.signing import BadSignature, NotSigned, make_keys, read_private, read_trusted, sign
 
 TRY_S = 180.0
 """Maximum seconds for the trial of one task; longer than a gateway takes."""
+TRY_ALL_S = 4 * TRY_S
+"""Maximum seconds for the trial of several tasks in one request; longer than a gateway takes."""
 ROUTE = "/admin/v1/tasks"
 FORMATS = ("yaml", "json", "python")
 TEMPLATES = Path(__file__).with_name("task_templates")
@@ -34,6 +40,9 @@ tasks_app = typer.Typer(no_args_is_help=True, help="Create, check, add, list and
 
 For = Annotated[str, typer.Option("--environment", "-e", help="Environment of tasks without env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
+
+Placed = list[tuple[str, object]]
+"""Tasks, each with its location in a file."""
 
 
 @tasks_app.command()
@@ -106,7 +115,8 @@ def validate(
 ) -> None:
     """Check tasks by the schema; with --url also open and end an episode of each task.
 
-    With --local the environments of GATEWAY_CATALOG_DIR say what they take, and nothing is started.
+    With --local the environments of GATEWAY_CATALOG_DIR say what they take, and nothing is started. The gateway also
+    checks the signature of a bundle, and whether the bundle is for it.
 
     \b
     Examples:
@@ -121,18 +131,13 @@ def validate(
     for file in files:
         try:
             documents = _documents(file)
+            count += len(documents)
+            valid, problems = _checked(documents, checker, environment)
+            complaints += problems
+            if tried:
+                complaints += _tried(url, key, _whole(file), documents, valid, environment)
         except TaskInvalid as error:
             complaints += _lines(error)
-            continue
-        for where, document in documents:
-            count += 1
-            try:
-                _check(document, where, checker, environment)
-            except TaskInvalid as error:
-                complaints += _lines(error, where)
-                continue
-            if tried:
-                complaints += _try(url, key, where, document, environment)
     for line in complaints:
         typer.echo(line, err=True)
     if complaints:
@@ -161,7 +166,7 @@ def add(
     parameters = {name: value for name, value in query.items() if value} | {
         name: "true" for name, value in flags.items() if value
     }
-    timeout_s = TRY_S * 4 if validated else ASK_S
+    timeout_s = TRY_ALL_S if validated else ASK_S
     answer = ask(url, key, "POST", ROUTE, timeout_s=timeout_s, params=parameters, json=documents)
     for row in answer["tasks"]:
         done = "replaced" if row["replaced"] else "added"
@@ -223,15 +228,40 @@ def sign_command(
     file: Annotated[Path, typer.Argument(help="File: .json, .jsonl or .yaml.")],
     key: Annotated[Path, typer.Option("--key", "-k", help="The private key.")],
     out: Out = None,
+    valid_days: Annotated[
+        int, typer.Option("--valid-for", min=1, max=3650, help="Days after which no gateway accepts the bundle.")
+    ] = VALID.days,
+    instance: Annotated[
+        str, typer.Option(help="GATEWAY_INSTANCE of the gateways that the bundle is for; without it, all gateways.")
+    ] = "",
+    environment: Annotated[
+        str, typer.Option("--environment", "-e", help="Environment of all tasks; without it, each task's env_type.")
+    ] = "",
+    split: Annotated[str, typer.Option("--split", "-s", help="Split of all tasks; without it, each task's own.")] = "",
 ) -> None:
-    """Sign tasks: write a bundle with a signature, so that gateways detect any change."""
+    """Sign tasks: write a bundle with a signature, so that gateways detect any change.
+
+    Gateways accept no bundle after a newer one of the same key that may hold the same tasks.
+
+    \b
+    Examples:
+      gateway tasks sign login.yaml --key lab -o login.bundle.json
+      gateway tasks sign train.jsonl --key lab -e math -s train --instance lab-1 --valid-for 7
+    """
     documents = _documents(file)
     for where, document in documents:
         try:
-            parse(document)
+            parse(_placed(document, environment), is_registered=True)
         except TaskInvalid as error:
             raise TaskInvalid(error.problems, where=where) from None
-    bundle = sign([document for _, document in documents], read_private(key))
+    bundle = sign(
+        [document for _, document in documents],
+        read_private(key),
+        valid=timedelta(days=valid_days),
+        instance=instance,
+        environment=environment,
+        split=split,
+    )
     _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -240,13 +270,18 @@ def verify(
     bundle: Annotated[Path, typer.Argument(help="A file that `gateway tasks sign` wrote.")],
     keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],
 ) -> None:
-    """Check that the signature of a bundle is valid for its content."""
+    """Check that the signature of a bundle is valid for its content, and that the bundle has not expired."""
     document = _whole(bundle)
     try:
-        tasks, key = read_trusted(keys).verify(document)
-    except (NotSigned, BadSignature) as error:
+        found = read_trusted(keys).verify(document)
+        found.check_time(datetime.now(UTC))
+    except (NotSigned, BadSignature, BundleRefused) as error:
         raise ConfigError(f"{bundle}: {error.detail}") from None
-    typer.echo(f"{counted(len(tasks), 'task')}, signed with the key {key}")
+    typer.echo(
+        f"{counted(len(found.tasks), 'task')}, signed with the key {found.key} at {found.made_at}, until "
+        f"{found.expires}; instance: {found.instance or 'any'}; environment: "
+        f"{found.environment or 'that of each task'}; split: {found.split or 'that of each task'}"
+    )
 
 
 def _whole(file: Path) -> object:
@@ -257,17 +292,26 @@ def _whole(file: Path) -> object:
     return {"tasks": documents}
 
 
-def _documents(file: Path) -> list[tuple[str, object]]:
+def _documents(file: Path) -> Placed:
     """Return a file's tasks, each with its location; for a bundle return its tasks, unverified."""
-    found: list[tuple[str, object]] = []
+    found: Placed = []
     for where, document in read_file(file):
-        if is_bundle(document) and isinstance(document.get("tasks"), list):
-            found += [(f"{where}: {place}", task) for place, task in listed({"tasks": document["tasks"]})]
+        if is_bundle(document):
+            bundle = read_bundle(document)
+            tasks = [_placed(task, bundle.environment) for task in bundle.tasks]
+            found += [(f"{where}: {place}", task) for place, task in listed({"tasks": tasks})]
         else:
             found.append((where, document))
     if not found:
         raise TaskInvalid([("", "there is no task")], where=str(file))
     return found
+
+
+def _placed(document: object, environment: str) -> object:
+    """Return a task with *environment* as its ``env_type``, if it has none."""
+    if isinstance(document, Mapping) and environment and not document.get("env_type"):
+        return {**document, "env_type": environment}
+    return document
 
 
 def _local_checker() -> RuntimeTasks:
@@ -276,17 +320,38 @@ def _local_checker() -> RuntimeTasks:
     return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
-def _check(document: object, where: str, checker: RuntimeTasks | None, environment: str) -> None:
-    if checker is None:
-        parse(document)
-    else:
-        checker.check([("", document)], environment=environment)
+def _checked(documents: Placed, checker: RuntimeTasks | None, environment: str) -> tuple[Placed, list[str]]:
+    """Return the valid tasks, and a line for each problem of the others."""
+    valid: Placed = []
+    complaints: list[str] = []
+    for where, document in documents:
+        try:
+            if checker is None:
+                parse(document)
+            else:
+                checker.check([("", document)], environment=environment)
+            valid.append((where, document))
+        except TaskInvalid as error:
+            complaints += _lines(error, where)
+    return valid, complaints
 
 
-def _try(url: str, key: str, where: str, document: object, environment: str) -> list[str]:
+def _tried(url: str, key: str, whole: object, documents: Placed, valid: Placed, environment: str) -> list[str]:
+    """Let a gateway open each valid task of a file. Return a line for each one that does not open."""
+    if not is_bundle(whole):
+        return [line for place, task in valid for line in _try(url, key, [place], task, environment)]
+    # A gateway that requires signatures accepts these tasks only in their bundle.
+    return _try(url, key, [place for place, _ in documents], whole, environment) if valid == documents else []
+
+
+def _try(url: str, key: str, places: list[str], document: object, environment: str) -> list[str]:
+    """Let the gateway open an episode of each task in *document*. *places* are the tasks' locations, for messages."""
     parameters = {"environment": environment} if environment else {}
-    answer = ask(url, key, "POST", f"{ROUTE}/validate", timeout_s=TRY_S, params=parameters, json=document, where=where)
-    return [f"{where}: {row['code']}: {row['detail']}" for row in answer["results"] if not row["ok"]]
+    where, timeout_s = (places[0], TRY_S) if len(places) == 1 else ("", TRY_ALL_S)
+    route = f"{ROUTE}/validate"
+    answer = ask(url, key, "POST", route, timeout_s=timeout_s, params=parameters, json=document, where=where)
+    results = zip(places, answer["results"], strict=True)
+    return [f"{place}: {row['code']}: {row['detail']}" for place, row in results if not row["ok"]]
 
 
 def _lines(error: TaskInvalid, where: str = "") -> list[str]:

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import BackendError
 from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.gate import Answer, Gate, answer, engine_client, read_body, refuse_body
+from gateway.node.image_ids import ImageIds
 from gateway.node.image_transfers import Transfers
 from gateway.node.report import Draining, Reporter
 from gateway.node.routes import GateRefusal
@@ -37,7 +38,16 @@ _CREDENTIALS_MAX_BYTES: Final = 8192
 class Cluster:
     """An ASGI application that serves paths below `PREFIX` and passes other requests to the gate."""
 
-    def __init__(self, gate: Gate, *, engine: str, vouchers: Vouchers, state: Path, image_max_bytes: int) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        engine: str,
+        vouchers: Vouchers,
+        state: Path,
+        image_max_bytes: int,
+        image_ids: ImageIds | None = None,
+    ) -> None:
         """Set up the application without connecting.
 
         Args:
@@ -47,6 +57,7 @@ class Cluster:
             state: A persistent folder that only this process uses. It holds the draining flag, and images while they
                 are checked.
             image_max_bytes: Maximum bytes of an image's tar.
+            image_ids: The only images that this node accepts; None: each image for which another node vouches.
         """
         self._gate = gate
         self._engine = engine_client(engine)
@@ -58,6 +69,7 @@ class Cluster:
             vouchers=vouchers,
             spool=state / "images",
             max_bytes=image_max_bytes,
+            ids=image_ids,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,6 +21,7 @@ from gateway.core.errors import BackendError
 from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.gate import Answer, passed_on
 from gateway.node.image_archives import Archive, BadArchive, checked, tagged
+from gateway.node.image_ids import ImageIds, UnlistedImage
 from gateway.node.report import Reporter, built_at
 from gateway.node.routes import GateRefusal
 from gateway.node.vouchers import BadVoucher, Vouchers
@@ -43,14 +44,31 @@ class Transfers:
     """Loads, pulls and saves images of the catalog. Loads and pulls run one at a time."""
 
     def __init__(
-        self, engine: httpx.AsyncClient, *, reporter: Reporter, vouchers: Vouchers, spool: Path, max_bytes: int
+        self,
+        engine: httpx.AsyncClient,
+        *,
+        reporter: Reporter,
+        vouchers: Vouchers,
+        spool: Path,
+        max_bytes: int,
+        ids: ImageIds | None = None,
     ) -> None:
-        """*spool*: a folder on disk that only this process uses, for a tar while it is checked."""
+        """Set up the transfers.
+
+        Args:
+            engine: Client of this machine's engine.
+            reporter: Looks at the engine's images.
+            vouchers: Issues and checks vouchers.
+            spool: A folder on disk that only this process uses, for a tar while it is checked.
+            max_bytes: Maximum size of a tar.
+            ids: The only images that may arrive; None: each image for which a node vouches, or that the catalog pins.
+        """
         self._engine = engine
         self._reporter = reporter
         self._vouchers = vouchers
         self._spool = spool
         self._max_bytes = max_bytes
+        self._ids = ids
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -86,8 +104,8 @@ class Transfers:
         """Receive a tar, check it, and load it into the engine. Return the id of *reference*, which is *id*.
 
         Raises:
-            GateRefusal: No node vouches for the image, the tar is too large or not exactly that image, the engine has
-                a newer one, or refused it.
+            GateRefusal: No node vouches for the image, the operator's file does not list it, the tar is too large or
+                not exactly that image, the engine has a newer one, or refused it.
             httpx.TransportError: The engine does not answer.
         """
         if "@" in reference:
@@ -96,6 +114,7 @@ class Transfers:
             self._vouchers.check(voucher, reference=reference, id=id)
         except BadVoucher as error:
             raise GateRefusal(f"no node vouches for {reference} as {id}: {error}") from error
+        await self._refuse_unlisted(reference, id)
         if announced_bytes > self._max_bytes:
             raise self._too_large()
         async with self._my_turn():
@@ -108,8 +127,18 @@ class Transfers:
                 except BadArchive as error:
                     raise GateRefusal(f"the tar of {reference} is refused: {error}") from error
                 await self._refuse_older(reference, (built_at(archive.created), id))
+                await self._refuse_unlisted(reference, id)  # the file may have changed during the upload
                 await self._load(archive)
             return await self._expect(reference, id)
+
+    async def _refuse_unlisted(self, reference: str, id: str = "") -> None:
+        """Refuse an image that the operator's file does not list, although a node vouches for it."""
+        if self._ids is None:
+            return
+        try:
+            await asyncio.to_thread(self._ids.check, reference, id)
+        except UnlistedImage as error:
+            raise GateRefusal(str(error)) from error
 
     async def _refuse_older(self, reference: str, build: tuple[float, str]) -> None:
         """Refuse an image that would replace a newer build: gateways choose the newest of all nodes by this order."""
@@ -130,10 +159,26 @@ class Transfers:
         path, colon, tag = name.rpartition(":")
         repository = path if colon and "/" not in tag else name
         headers = {"X-Registry-Auth": credentials} if credentials else {}
+        await self._refuse_unlisted(reference)
         async with self._my_turn():
+            was_there = await self._reporter.image(reference) is not None
             logger.info("node_image_pull image=%s", reference)
             await self._act("/images/create", {"fromImage": repository, "tag": digest}, headers=headers)
-            return await self._expect(reference)
+            found = await self._expect(reference)
+            try:
+                await self._refuse_unlisted(reference, found)
+            except GateRefusal:
+                if not was_there:
+                    await self._remove(reference)
+                raise
+            return found
+
+    async def _remove(self, reference: str) -> None:
+        """Remove an image that this node has just pulled, so that no report offers it."""
+        response = await self._engine.delete(f"/images/{quote(reference, safe='/:@')}")
+        self._reporter.forget_images()
+        if response.status_code != HTTPStatus.OK:
+            logger.warning("node_image_stays image=%s status=%d", reference, response.status_code)
 
     @asynccontextmanager
     async def _my_turn(self) -> AsyncIterator[None]:

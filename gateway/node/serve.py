@@ -27,6 +27,7 @@ from gateway.catalog.reload import CatalogReload
 from gateway.core.errors import BackendError, ConfigError
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
+from gateway.node.image_ids import ImageIds
 from gateway.node.policy import Rules
 from gateway.node.tls import server_context
 from gateway.node.tunnel import Tunnel
@@ -245,6 +246,7 @@ async def _serving_gateways(
         vouchers=Vouchers(*settings.cluster_files()),
         state=settings.state_dir / "node",
         image_max_bytes=settings.node_image_max_bytes,
+        image_ids=ImageIds(settings.node_image_ids) if settings.node_image_ids is not None else None,
     )
     try:
         await asyncio.to_thread(cluster.check)

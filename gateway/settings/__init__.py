@@ -223,6 +223,9 @@ class Settings(BaseSettings):
     node_image_max_bytes: int = Field(default=20 * 2**30, ge=1)
     """Maximum size of an image that gateways may load onto a node. The node keeps its tar in ``state_dir`` while it
     checks it."""
+    node_image_ids: Path | None = None
+    """File of the only images that a cluster node accepts, lines ``REFERENCE sha256:ID`` (``gateway node images``).
+    Unset: each image for which another node vouches."""
     cluster_ca: Path | None = None
     """Certificate of the CA that signs the certificates of the cluster's gateways and nodes (PEM; ``gateway
     certs``)."""

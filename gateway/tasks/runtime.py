@@ -20,7 +20,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
 from gateway.core.ids import EnvironmentName
-from gateway.core.ports.tasks import StoredTask, TaskStore
+from gateway.core.ports.tasks import BundleStamp, StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import parse
@@ -100,14 +100,15 @@ class RuntimeTasks:
         return checked
 
     async def register(
-        self, tasks: Sequence[Checked], *, split: str = "", replace: bool = False, signed_by: str = ""
+        self, tasks: Sequence[Checked], *, split: str = "", replace: bool = False, bundle: BundleStamp | None = None
     ) -> list[RegisteredTask]:
         """Add all of *tasks* or none. This replica has them immediately, every other replica within a second.
 
         A task's split is *split*, else the split that the task names, else the split of the task that it replaces, else
-        ``custom``.
+        ``custom``. *bundle* is the stamp of the signed bundle that the tasks come from; None: they are unsigned.
 
         Raises:
+            BundleRefused: A newer bundle of the key was accepted, or *bundle* is for another split than a task's.
             TaskExists: The environment has a task with one of these ids or aliases, which may not be replaced: it is in
                 a file, *replace* is false, or the name belongs to a task with another id.
             InvalidRequest: The tasks exceed a limit of the store.
@@ -126,10 +127,10 @@ class RuntimeTasks:
                     id=one.id,
                     split=split or one.task.get("split") or (had.split if had is not None else DEFAULT_SPLIT),
                     body=compact(one.task),
-                    signed_by=signed_by,
+                    signed_by=bundle.key if bundle is not None else "",
                 )
             )
-        kept = await self._store.put(wanted, replace=replace)
+        kept = await self._store.put(wanted, replace=replace, bundle=bundle)
         await self.registry.refresh(self._store)
         return [
             RegisteredTask(

@@ -1,7 +1,6 @@
 """Signs and verifies bundles of tasks with Ed25519, which proves the signing key and detects changes.
 
-A bundle is one JSON document, ``{"format", "tasks", "key", "signature"}``. The signature covers a canonical encoding of
-the first three members instead of the bundle's bytes, so that tools may reformat a bundle.
+`gateway.tasks.bundles` has the form of a bundle.
 """
 
 from __future__ import annotations
@@ -9,34 +8,21 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.core.errors import ConfigError, NotAllowed, TaskInvalid
-from gateway.core.validation import reason_of
+from gateway.tasks.bundles import FORMAT, VALID, Bundle, read_bundle, time_text
 
-FORMAT: Final = "env-gateway-tasks/1"
 MAX_KEY_BYTES = 16 * 1024
 PUBLIC_SUFFIX = ".pub"
-
-
-class _Bundle(BaseModel):
-    """The unverified members of a bundle."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    format: Literal["env-gateway-tasks/1"]
-    tasks: list[Any]
-    key: str
-    signature: str
 
 
 class NotSigned(NotAllowed):
@@ -44,7 +30,7 @@ class NotSigned(NotAllowed):
 
 
 class BadSignature(NotAllowed):
-    """The signature does not match the tasks: the tasks or the signature were changed."""
+    """The signature does not match the content: the content or the signature was changed."""
 
 
 class TrustedKeys:
@@ -53,64 +39,66 @@ class TrustedKeys:
     def __init__(self, keys: Mapping[str, Ed25519PublicKey]) -> None:
         self._keys = dict(keys)
 
-    def verify(self, bundle: object) -> tuple[list[Any], str]:
-        """Return the tasks of *bundle*, not yet checked against the schema, and the id of the key that signed them.
+    def verify(self, document: object) -> Bundle:
+        """Return the bundle in *document*, with tasks that are not yet checked against the schema.
+
+        The caller checks time and place (`Bundle.check_use`).
 
         Raises:
-            TaskInvalid: *bundle* does not have the form of a bundle.
+            TaskInvalid: *document* does not have the form of a bundle.
             NotSigned: The gateway does not trust the bundle's key.
             BadSignature: The bundle changed after it was signed.
         """
+        bundle = read_bundle(document)
         try:
-            given = _Bundle.model_validate(bundle)
-            tasks, key, signature = given.tasks, given.key, base64.b64decode(given.signature, validate=True)
-        except ValidationError as error:
-            problems = [
-                (".".join(map(str, one["loc"])), reason_of(one, _Bundle)) for one in error.errors(include_url=False)
-            ]
-            raise TaskInvalid(problems, where="bundle") from None
+            signature = base64.b64decode(bundle.signature, validate=True)
         except ValueError:
             raise TaskInvalid([("signature", "must be base64")], where="bundle") from None
-        public = self._keys.get(key)
+        public = self._keys.get(bundle.key)
         if public is None:
-            raise NotSigned(f"the bundle is signed with the key {key!r}, which is not trusted here")
+            raise NotSigned(f"the bundle is signed with the key {bundle.key!r:.100}, which is not trusted here")
         try:
-            public.verify(signature, canonical(tasks, key))
+            public.verify(signature, bundle.canonical())
         except InvalidSignature:
-            raise BadSignature(f"the bundle is not what the key {key!r} signed") from None
-        return tasks, key
+            raise BadSignature(f"the bundle is not what the key {bundle.key!r} signed") from None
+        return bundle
 
 
-def is_bundle(document: object) -> bool:
-    """Return True if *document* has the format name of a bundle, or both ``tasks`` and ``signature``."""
-    return isinstance(document, Mapping) and (
-        document.get("format") == FORMAT or {"tasks", "signature"} <= set(document)
-    )
+def sign(
+    tasks: list[Any],
+    private: Ed25519PrivateKey,
+    *,
+    made_at: datetime | None = None,
+    valid: timedelta = VALID,
+    instance: str = "",
+    environment: str = "",
+    split: str = "",
+) -> dict[str, Any]:
+    """Sign *tasks* (plain data), and return the bundle as plain data.
 
+    Args:
+        tasks: The tasks.
+        private: The signer's key.
+        made_at: The time of signing; None: now.
+        valid: Time from signing until the bundle expires.
+        instance, environment, split: Members of `Bundle`; the signature covers them.
 
-def sign(tasks: list[Any], private: Ed25519PrivateKey) -> dict[str, Any]:
-    """Sign *tasks* (plain data) and return the bundle. Raises ``TaskInvalid`` for values that JSON does not have."""
-    key = key_id(private.public_key())
-    signature = private.sign(canonical(tasks, key))
-    return {"format": FORMAT, "tasks": tasks, "key": key, "signature": base64.b64encode(signature).decode()}
-
-
-def canonical(tasks: list[Any], key: str) -> bytes:
-    """Encode the signed content: the format's name, a line feed, and UTF-8 JSON with sorted keys and no white space.
-
-    Numbers have Python's notation, which is the shortest text that parses to the same number. Raises ``TaskInvalid``.
+    Raises:
+        TaskInvalid: A task has values that JSON does not have, or a member is invalid.
     """
-    try:
-        text = json.dumps(
-            {"format": FORMAT, "key": key, "tasks": tasks},
-            ensure_ascii=False,
-            allow_nan=False,
-            sort_keys=True,
-            separators=(",", ":"),
-        )
-        return f"{FORMAT}\n{text}".encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TaskInvalid([("tasks", f"not JSON: {error}")], where="bundle") from None
+    start = made_at or datetime.now(UTC)
+    unsigned = {
+        "format": FORMAT,
+        "tasks": tasks,
+        "key": key_id(private.public_key()),
+        "made_at": time_text(start),
+        "expires": time_text(start + valid),
+        "instance": instance,
+        "environment": environment,
+        "split": split,
+    }
+    content = read_bundle({**unsigned, "signature": ""}).canonical()
+    return {**unsigned, "signature": base64.b64encode(private.sign(content)).decode()}
 
 
 def key_id(public: Ed25519PublicKey) -> str:

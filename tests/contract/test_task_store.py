@@ -16,7 +16,15 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.ids import EnvironmentName
-from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
+from gateway.core.ports.tasks import (
+    MAX_AT_ONCE,
+    MAX_TASK_BYTES,
+    BundleRefused,
+    BundleStamp,
+    StoredTask,
+    TaskChanges,
+    TaskStore,
+)
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.client import scripts
 from gateway.stores.redis.tasks import RedisTaskStore
@@ -338,6 +346,147 @@ async def test_an_invalid_batch_is_refused(tasks: TaskStore, batch: list[StoredT
     assert await tasks.version() == ""
 
 
+# -- signed bundles -----------------------------------------------------------------------------------------------
+
+
+def stamp(day: int, *, key: str = "k1", environment: str = "", split: str = "", digest: str = "") -> BundleStamp:
+    """Return the stamp of a bundle that was signed on this day."""
+    return BundleStamp(
+        key=key,
+        made_at=f"2026-11-{day:02}T10:00:00.000000Z",
+        digest=digest or f"{day}-{environment}-{split}",
+        environment=environment,
+        split=split,
+    )
+
+
+async def bring(store: TaskStore, bundle: BundleStamp, id: str = "a", **place: Any) -> str:
+    """Put a task of *bundle* that says its day. Return the body that the store then has, or the refusal."""
+    body = f'"{bundle.made_at} {bundle.digest}"'.encode()
+    given = task(id, body=body, signed_by=bundle.key, **place)
+    before = await everything(store)
+    try:
+        await store.put([given], replace=True, bundle=bundle)
+    except BundleRefused as error:
+        assert await everything(store) == before, "a refused bundle changes nothing"
+        return str(error)
+    assert body in [one.body for one in (await everything(store)).tasks]
+    return ""
+
+
+async def test_an_older_bundle_is_refused_after_a_newer_one_of_its_key(tasks: TaskStore) -> None:
+    assert await bring(tasks, stamp(2)) == ""
+    assert await bring(tasks, stamp(20)) == ""
+
+    said = await bring(tasks, stamp(2))
+
+    for part in ("signed at 2026-11-02T10", "signed at 2026-11-20T10", "from key k1", "sign the tasks again"):
+        assert part in said
+    assert await bring(tasks, stamp(19), "other") != ""
+    assert await bring(tasks, stamp(19, key="k2")) == "", "another key has its own times"
+    assert await bring(tasks, stamp(21)) == ""
+
+
+async def test_the_same_bundle_is_accepted_again_and_another_one_of_its_time_is_not(tasks: TaskStore) -> None:
+    for _ in range(3):
+        assert await bring(tasks, stamp(3, digest="same")) == ""
+
+    assert "sign the tasks again" in await bring(tasks, stamp(3, digest="other"))
+    assert await bring(tasks, stamp(3, digest="same")) == ""
+
+
+async def test_a_removed_task_does_not_return_with_an_older_bundle(tasks: TaskStore) -> None:
+    await bring(tasks, stamp(1), "a")
+    await bring(tasks, stamp(2), "b")
+    await tasks.remove(MATH, "a")
+
+    assert await bring(tasks, stamp(1), "a") != ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_barred"),
+    [
+        pytest.param({"environment": "math"}, {"environment": "coding"}, False, id="two environments"),
+        pytest.param({"split": "a"}, {"split": "b"}, False, id="two splits"),
+        pytest.param(
+            {"environment": "math", "split": "a"}, {"environment": "math", "split": "b"}, False, id="two places"
+        ),
+        pytest.param(
+            {"environment": "math", "split": "a"}, {"environment": "coding"}, False, id="two places, one whole"
+        ),
+        pytest.param({}, {"environment": "math"}, True, id="after one for all"),
+        pytest.param({"environment": "math"}, {}, True, id="one for all"),
+        pytest.param({"environment": "math"}, {"split": "a"}, True, id="across"),
+        pytest.param(
+            {"environment": "math"}, {"environment": "math", "split": "a"}, True, id="after one for all splits"
+        ),
+        pytest.param({"environment": "math", "split": "a"}, {"environment": "math"}, True, id="one for all splits"),
+    ],
+)
+async def test_only_a_bundle_that_may_hold_the_same_tasks_bars_an_older_one(
+    tasks: TaskStore, first: dict[str, str], second: dict[str, str], is_barred: bool
+) -> None:
+    def place(names: dict[str, str]) -> dict[str, Any]:
+        environment = EnvironmentName(names.get("environment", "math"))
+        return {"environment": environment, "split": names.get("split", "custom")}
+
+    assert await bring(tasks, stamp(9, **first), "a", **place(first)) == ""
+
+    assert (await bring(tasks, stamp(8, **second), "b", **place(second)) != "") == is_barred
+    assert await bring(tasks, stamp(10, **second), "b", **place(second)) == ""
+
+
+async def test_the_refusal_names_the_newest_of_several_bundles(tasks: TaskStore) -> None:
+    for day, split in ((5, "a"), (7, "b"), (6, "c")):
+        await bring(tasks, stamp(day, split=split), split, split=split)
+
+    assert "2026-11-07" in await bring(tasks, stamp(4))
+    assert "2026-11-06" in await bring(tasks, stamp(4, split="c"), split="c")
+
+
+async def test_a_bundle_for_a_split_does_not_take_a_task_from_another_split(tasks: TaskStore) -> None:
+    """Otherwise an old bundle of one split could replace a task that moved to another one."""
+    await bring(tasks, stamp(1, split="a"), "x", split="a")
+    await bring(tasks, stamp(2, split="b"), "y", split="b")
+
+    said = await bring(tasks, stamp(3, split="a"), "y", split="a")
+
+    for part in ("'a'", "'y'", "'b'", "without --split"):
+        assert part in said
+    assert await bring(tasks, stamp(4, split="a", environment="math"), "x", split="a") == ""
+    assert await bring(tasks, stamp(5), "y", split="a") == "", "it names no split, so it may move tasks"
+
+
+async def test_a_bundle_that_is_refused_for_another_reason_is_not_remembered(make: Make) -> None:
+    store = make(max_tasks=1)
+    await bring(store, stamp(1))
+
+    with pytest.raises(TaskExists):
+        await store.put([task("a")], replace=False, bundle=stamp(9))
+    with pytest.raises(InvalidRequest):
+        await store.put([task("b")], replace=True, bundle=stamp(9))
+
+    assert await bring(store, stamp(2)) == ""
+
+
+async def test_unsigned_tasks_neither_bar_nor_are_barred(tasks: TaskStore) -> None:
+    await tasks.put([task("a")], replace=True)
+    assert await bring(tasks, stamp(2)) == ""
+
+    await tasks.put([task("a", split="b")], replace=True)
+
+    assert await bring(tasks, stamp(2)) == ""
+
+
+async def test_of_concurrent_bundles_none_replaces_a_newer_one(tasks: TaskStore) -> None:
+    days = [3, 9, 1, 7, 5, 8, 2, 6, 4]
+    batches = [tasks.put([task("a", body=str(day).encode())], replace=True, bundle=stamp(day)) for day in days]
+
+    await asyncio.gather(*batches, return_exceptions=True)
+
+    assert [one.body for one in (await everything(tasks)).tasks] == [b"9"]
+
+
 # -- rate limits --------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +536,19 @@ async def test_in_one_process_only_a_limited_number_of_tasks_is_counted() -> Non
 
 
 # -- Redis only ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.redis
+async def test_a_bundle_that_one_replica_accepted_bars_older_ones_at_another_and_after_a_restart(
+    redis_world: RedisWorld,
+) -> None:
+    one, other = open_store(redis_world), open_store(redis_world)
+
+    assert await bring(one, stamp(2, environment="math", split="custom")) == ""
+    await one.aclose()
+
+    assert await bring(other, stamp(1)) != ""
+    await other.aclose()
 
 
 @pytest.mark.redis
@@ -457,14 +619,14 @@ async def test_a_redis_that_lost_its_data_starts_a_new_epoch(redis_world: RedisW
 @pytest.mark.redis
 async def test_all_keys_have_the_hash_tag_and_starts_expire(redis_world: RedisWorld) -> None:
     store = open_store(redis_world)
-    await store.put([task("a")], replace=False)
+    await store.put([task("a")], replace=False, bundle=stamp(1))
     await store.take("a", starts=3, per_s=60)
 
     with redis_world.server.client() as client:
         kinds = {key.split(":")[1] for key in redis_world.keys(client)}
         (starts,) = (key for key in redis_world.keys(client) if ":task_starts:" in key)
         assert 0 < client.pttl(starts) <= 60_000
-    assert kinds == {"tasks", "task_changes", "task_version", "task_sums", "task_starts"}
+    assert kinds == {"tasks", "task_changes", "task_version", "task_sums", "task_starts", "task_bundles"}
     await store.aclose()
 
 

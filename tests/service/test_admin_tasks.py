@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,13 @@ async def world(**routes: Any) -> AsyncIterator[World]:
             {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
         )
         run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog(environments))
-        given = {"max_body_bytes": MAX_BODY_BYTES, "trusted": TrustedKeys({}), "signatures": "optional", **routes}
+        given = {
+            "max_body_bytes": MAX_BODY_BYTES,
+            "trusted": TrustedKeys({}),
+            "signatures": "optional",
+            "instance": "lab-1",
+            **routes,
+        }
         probe = TaskProbe(replica.sessions, replica.catalog)
         replica.app = Starlette(
             routes=TaskRoutes(tasks=run_time, probe=probe, **given).routes(), exception_handlers=ERRORS
@@ -361,9 +368,152 @@ async def test_if_signatures_are_optional_a_bundle_of_an_unknown_key_counts_as_u
 
         assert (answer.status_code, answer.json()["signed_by"]) == (201, None)
         assert problems(await here.post({**foreign, "key": 3})) == ["key"]
+        assert (await here.post(foreign, replace="true", split="train")).json()["code"] == "bundle_refused"
+
+
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+
+
+async def refusal(here: World, bundle: object, path: str = ROUTE, **query: str) -> str:
+    """Return why a bundle is refused; it adds no task."""
+    before = await here.listed()
+    answer = await here.post(bundle, path, **query)
+    assert (answer.status_code, answer.json()["code"]) == (403, "bundle_refused"), answer.text
+    assert await here.listed() == before
+    return str(answer.json()["detail"])
+
+
+async def test_an_older_bundle_does_not_come_back_over_a_newer_one(keys: Path) -> None:
+    key = read_private(keys / "lab")
+    old, mended = (
+        sign([task("a", tags=[tag])], key, made_at=NOW - age) for tag, age in (("old", 2 * DAY), ("new", DAY))
+    )
+    async with world(trusted=read_trusted(keys)) as here:
+        assert (await here.post(old)).status_code == 201
+        assert (await here.post(mended, replace="true")).status_code == 200
+
+        said = await refusal(here, old, replace="true")
+
+        assert old["made_at"] in said
+        assert mended["made_at"] in said
+        assert await here.listed(tag="new") == ["a"]
+        assert (await here.post(mended, replace="true")).status_code == 200, "an operator may repeat an upload"
+        assert (await here.client.delete(f"{ROUTE}/math/a")).status_code == 204
+        await refusal(here, old)
+
+
+async def test_a_bundle_that_is_only_tried_or_refused_bars_no_other(keys: Path) -> None:
+    key = read_private(keys / "lab")
+    older = sign([task("a")], key, made_at=NOW - DAY)
+    newer = sign([task("a")], key)
+    unplayable = sign([task("b", on_create="refuse")], key)
+    async with world(trusted=read_trusted(keys)) as here:
+        assert (await here.post(older)).status_code == 201
+        assert (await here.post(newer, f"{ROUTE}/validate")).status_code == 200
+        assert (await here.post(unplayable, validate="true")).status_code == 400
+        assert (await here.post(newer)).status_code == 409
+
+        assert (await here.post(older, replace="true")).status_code == 200
+
+
+async def test_bundles_for_two_environments_may_come_in_any_order(keys: Path) -> None:
+    key = read_private(keys / "lab")
+    math, coding = (
+        sign([{"id": "a", "instruction": "go"}], key, environment=name, made_at=NOW - age)
+        for name, age in (("sums", 2 * DAY), ("coding", DAY))
+    )
+    async with world(trusted=read_trusted(keys)) as here:
+        for bundle in (coding, math):
+            assert (await here.post(bundle)).status_code == 201
+
+        older = sign([task("b")], key, environment="math", made_at=NOW - 3 * DAY)
+        assert math["made_at"] in await refusal(here, older), "an environment's other name is the same environment"
+
+
+@pytest.mark.parametrize("signatures", ["optional", "required"])
+async def test_a_bundle_that_is_not_for_this_time_or_gateway_is_refused(keys: Path, signatures: str) -> None:
+    key = read_private(keys / "lab")
+    async with world(trusted=read_trusted(keys), signatures=signatures) as here:
+        for path in (ROUTE, f"{ROUTE}/validate"):
+            assert "expired at" in await refusal(here, sign([task("a")], key, made_at=NOW - 31 * DAY), path)
+            assert "clocks" in await refusal(here, sign([task("a")], key, made_at=NOW + DAY), path)
+            assert "--instance lab-1" in await refusal(here, sign([task("a")], key, instance="lab-2"), path)
+        assert (await here.post(sign([task("a")], key, instance="lab-1"))).status_code == 201
+
+
+async def test_the_query_cannot_change_the_signed_environment_and_split(keys: Path) -> None:
+    key = read_private(keys / "lab")
+    bare = {"id": "a", "instruction": "go"}
+    async with world(trusted=read_trusted(keys)) as here:
+        signed = sign([{**bare, "split": "own"}], key, environment="math", split="train")
+        for query in ({"environment": "coding"}, {"split": "test"}):
+            (name,) = query
+            assert f"names the {name} {query[name]!r}, but the bundle is signed for" in await refusal(
+                here, signed, **query
+            )
+        for query in ({"environment": "math"}, {"split": "train"}):
+            assert "that of each task" in await refusal(here, sign([task("b")], key), **query)
+
+        added = await here.post(signed, environment="sums", split="train")
+
+        assert added.json()["tasks"] == [
+            {"environment": "math", "id": "a", "split": "train", "index": 2, "replaced": False}
+        ]
+        assert problems(await here.post(sign([task("c", "coding")], key, environment="math"))) == ["tasks[0].env_type"]
+        assert problems(await here.post(sign([bare], key))) == ["tasks[0].env_type"]
+
+
+async def test_a_bundle_of_the_former_format_is_refused_with_the_remedy(keys: Path) -> None:
+    bundle = sign([task("a")], read_private(keys / "lab"))
+    old = {name: bundle[name] for name in ("tasks", "key", "signature")} | {"format": "env-gateway-tasks/1"}
+    async with world(trusted=read_trusted(keys)) as here:
+        answer = await here.post(old)
+
+        assert problems(answer) == ["format"]
+        assert "sign the tasks again with gateway tasks sign" in answer.json()["detail"]
+
+
+async def test_a_bundle_in_yaml_with_other_keys_than_the_signed_ones_is_refused(keys: Path) -> None:
+    bundle = sign([task("a", config={"1": "x"})], read_private(keys / "lab"))
+    headers = {"content-type": "application/yaml"}
+    async with world(trusted=read_trusted(keys)) as here:
+        text = json.dumps(bundle)
+        forged = await here.client.post(ROUTE, content=text.replace('{"1": "x"}', '{1: "x"}'), headers=headers)
+
+        assert problems(forged) == ["tasks"]
+        assert (await here.client.post(ROUTE, content=text, headers=headers)).status_code == 201
 
 
 # -- the command --------------------------------------------------------------------------------------------------
+
+
+async def command(here: World, *arguments: object) -> Any:
+    words = ["tasks", *map(str, arguments), "--url", str(here.client.base_url)]
+    return await asyncio.to_thread(CliRunner().invoke, commands, words)
+
+
+async def test_the_commands_sign_validate_and_add_a_bundle_where_signatures_are_required(
+    keys: Path, tmp_path: Path
+) -> None:
+    file, bundle = tmp_path / "a.yaml", tmp_path / "a.bundle.json"
+    file.write_text(
+        "- {id: a, instruction: go}\n- {id: b, instruction: go, on_create: refuse}\n- {id: c, instruction: go}\n"
+    )
+    words = ["tasks", "sign", file, "--key", keys / "lab", "-o", bundle, "-e", "math", "--instance", "lab-1"]
+    signed = await asyncio.to_thread(CliRunner().invoke, commands, list(map(str, words)))
+    assert signed.exit_code == 0, signed.output
+    async with world(trusted=read_trusted(keys), signatures="required") as here:
+        assert "not_signed" in (await command(here, "validate", file, "-e", "math")).output
+        tried = await command(here, "validate", bundle)
+        assert (tried.exit_code, tried.output.count("\n")) == (2, 1)
+        assert f"{bundle}: tasks[1]: invalid_request: " in tried.output
+        misplaced = await command(here, "add", bundle, "--split", "train")
+        assert (misplaced.exit_code, "bundle_refused" in misplaced.output) == (2, True)
+
+        added = await command(here, "add", bundle)
+
+        assert added.output.splitlines()[0] == "added math a (custom/0)"
 
 
 async def test_the_commands_validate_add_replace_list_and_remove_tasks(here: World, tmp_path: Path) -> None:
@@ -373,8 +523,7 @@ async def test_the_commands_validate_add_replace_list_and_remove_tasks(here: Wor
     bad.write_text(json.dumps(task("custom/bad", on_create="refuse")))
 
     async def run(*arguments: object) -> Any:
-        words = ["tasks", *map(str, arguments), "--url", str(here.client.base_url)]
-        return await asyncio.to_thread(CliRunner().invoke, commands, words)
+        return await command(here, *arguments)
 
     assert (await run("validate", file)).exit_code == 0
     refused = await run("validate", file, bad)

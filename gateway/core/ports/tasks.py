@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.environment import Environment, Split, TaskSpec
-from gateway.core.errors import EnvironmentUnavailable
+from gateway.core.errors import EnvironmentUnavailable, NotAllowed
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerTasks
 
@@ -42,6 +42,37 @@ class StoredTask:
     """Position among all tasks that its split ever got; the store assigns it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleStamp:
+    """What the store remembers of an accepted bundle, so that no older bundle of the same key comes after it."""
+
+    key: str
+    """The id of the key that signed the bundle."""
+    made_at: str
+    """The time of signing. The order of these texts is the order of the times."""
+    digest: str
+    """Hash of the signed content."""
+    environment: str = ""
+    """The environment that the signature names; empty: none, so the bundle's tasks may be of any environment."""
+    split: str = ""
+    """The split that the signature names; empty: none."""
+
+    def is_barred_by(self, other: BundleStamp) -> bool:
+        """Return True if *other*, an accepted bundle of the same key, may hold newer versions of the same tasks.
+
+        Bundles for two environments, or for two splits, share no task. A bundle that names none may share tasks with
+        each bundle of its key. Two bundles of one time have no order, so one bars the other.
+        """
+        places = ((self.environment, other.environment), (self.split, other.split))
+        if any(own and its and own != its for own, its in places):
+            return False
+        return other.made_at > self.made_at or (other.made_at == self.made_at and other.digest != self.digest)
+
+
+class BundleRefused(NotAllowed):
+    """The signature of a bundle is valid, but not for this upload: not now, not here, or not any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskChanges:
     """Changes of the tasks since a version."""
@@ -63,13 +94,19 @@ class TaskStore(Protocol):
     Every method raises ``StoreUnavailable`` if the store does not answer.
     """
 
-    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+    async def put(
+        self, tasks: Sequence[StoredTask], *, replace: bool, bundle: BundleStamp | None = None
+    ) -> Sequence[StoredTask]:
         """Store *tasks*, all or none of them, and return them with their places.
 
         A task that replaces a task of the same environment, id and split keeps its place. Every other task gets the
         next place of its split. A place is never assigned twice.
 
+        With *bundle*, the signed bundle that the tasks come from, the store remembers its stamp in the same step.
+
         Raises:
+            BundleRefused: An accepted bundle bars this one (`BundleStamp.is_barred_by`), or *bundle* names a split and
+                a task of that id is in another split.
             TaskExists: The environment has a task of that id, and *replace* is False.
             InvalidRequest: A limit above is exceeded; the message names it.
         """

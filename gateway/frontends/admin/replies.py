@@ -13,10 +13,18 @@ from starlette.types import ExceptionHandler
 
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
 from gateway.core.json_text import dump
+from gateway.core.ports.tasks import BundleRefused
 from gateway.core.validation import reason_of
 from gateway.frontends.asgi import HungUp, read_body
 from gateway.frontends.errors import headers_of, status_of
 from gateway.tasks.signing import BadSignature, NotSigned
+
+BUNDLE_CODES: Mapping[type[GatewayError], str] = {
+    NotSigned: "not_signed",
+    BadSignature: "bad_signature",
+    BundleRefused: "bundle_refused",
+}
+"""Codes of refused bundles. Only these routes have them."""
 
 
 class Body(BaseModel):
@@ -113,9 +121,8 @@ async def _refused(_: Request, error: Exception) -> Response:
         case TaskInvalid():
             problems = [{"path": path, "message": message} for path, message in error.problems]
             return as_json({"detail": error.detail, "code": error.code, "problems": problems}, status_of(error))
-        case NotSigned() | BadSignature():
-            code = "not_signed" if isinstance(error, NotSigned) else "bad_signature"
-            return as_json({"detail": error.detail, "code": code}, 403)
+        case NotSigned() | BadSignature() | BundleRefused():
+            return as_json({"detail": error.detail, "code": BUNDLE_CODES[type(error)]}, 403)
         case GatewayError():
             status = 404 if isinstance(error, UnknownTask) else status_of(error)
             headers = {name.decode(): value.decode() for name, value in headers_of(error)}

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import anyio
@@ -19,15 +20,16 @@ from gateway.core.environment import Environment
 from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.json_text import dump
-from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES
+from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, BundleRefused, BundleStamp
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
 from gateway.frontends.admin.replies import as_json, body_of, flagged, numbered, operator_of, queried
 from gateway.frontends.asgi import Attended, HungUp
 from gateway.sessions.service import Sessions
+from gateway.tasks.bundles import Bundle, is_bundle, read_bundle
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
 from gateway.tasks.runtime import Checked, RuntimeTasks
-from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
+from gateway.tasks.signing import NotSigned, TrustedKeys
 
 MAX_LISTED = 1_000
 MAX_PROBED = 100
@@ -53,10 +55,12 @@ _PROBER: Final = Owner("(probe)")
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
-    """Uploaded tasks that fit the schema, and the id of the key that signed them."""
+    """Uploaded tasks that fit the schema, the split that all get (or an empty text), and the stamp of their bundle."""
 
     tasks: Sequence[Checked]
-    signed_by: str
+    split: str
+    bundle: BundleStamp | None
+    """None: no trusted key signed the tasks."""
 
 
 class TaskProbe:
@@ -107,6 +111,7 @@ class TaskRoutes:
         max_body_bytes: int,
         trusted: TrustedKeys,
         signatures: Literal["optional", "required"],
+        instance: str,
         probe: TaskProbe,
     ) -> None:
         """Create the handlers.
@@ -116,12 +121,14 @@ class TaskRoutes:
             max_body_bytes: Size limit of an upload. A larger upload gets 413.
             trusted: Keys whose signatures are trusted.
             signatures: ``required``: only bundles that a trusted key signed are accepted.
+            instance: Name of this gateway, to which a bundle may be bound.
             probe: Opens an episode of a task and ends it.
         """
         self._tasks = tasks
         self._max_body_bytes = max_body_bytes
         self._trusted = trusted
         self._signatures = signatures
+        self._instance = instance
         self._probe = probe
 
     def routes(self) -> list[Route]:
@@ -158,21 +165,20 @@ class TaskRoutes:
         split, replace = query.get("split", ""), flagged(query, "replace")
         if split and not is_name("split", split):
             raise InvalidRequest("split: must have only letters, digits, dots, dashes and underscores")
-        upload = await self._upload(request, environment=query.get("environment", ""))
+        upload = await self._upload(request, environment=query.get("environment", ""), split=split)
         if flagged(query, "validate"):
             refusals = [result for result in await self._tried(request, upload) if not result["ok"]]
             if refusals:
                 return as_json({"detail": "tasks cannot be played", "code": "task_refused", "results": refusals}, 400)
-        registered = await self._tasks.register(upload.tasks, split=split, replace=replace, signed_by=upload.signed_by)
+        bundle, signed_by = upload.bundle, upload.bundle.key if upload.bundle is not None else ""
+        registered = await self._tasks.register(upload.tasks, split=upload.split, replace=replace, bundle=bundle)
         rows = [
             {"environment": r.environment, "id": r.id, "split": r.split, "index": r.index, "replaced": not r.is_new}
             for r in registered
         ]
-        logger.info(
-            "tasks_added tasks=%s by=%s signed_by=%s", _named_tasks(rows), operator_of(request), upload.signed_by
-        )
+        logger.info("tasks_added tasks=%s by=%s signed_by=%s", _named_tasks(rows), operator_of(request), signed_by)
         status = 201 if any(r.is_new for r in registered) else 200
-        return as_json({"tasks": rows, "signed_by": upload.signed_by or None}, status)
+        return as_json({"tasks": rows, "signed_by": signed_by or None}, status)
 
     async def _validate(self, request: Request) -> Response:
         query = queried(request, "environment")
@@ -189,22 +195,25 @@ class TaskRoutes:
         """Return the environment's name for that name or an alias. Return an unknown name unchanged."""
         return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
 
-    async def _upload(self, request: Request, *, environment: str) -> _Upload:
+    async def _upload(self, request: Request, *, environment: str, split: str = "") -> _Upload:
         body, kind = await body_of(request, self._max_body_bytes, *YAML_TYPES, *LINES_TYPES)
         # A task takes about 0.1 ms. Thousands of tasks in the event loop would delay this replica's trainers.
-        return await anyio.to_thread.run_sync(self._read, body, kind, environment)
+        return await anyio.to_thread.run_sync(self._read, body, kind, environment, split)
 
-    def _read(self, body: bytes, kind: str, environment: str) -> _Upload:
+    def _read(self, body: bytes, kind: str, environment: str, split: str) -> _Upload:
+        bundle, is_signed = None, False
         if kind in LINES_TYPES:
-            documents, signed_by = read_json_lines(body, where="line"), ""
+            documents = read_json_lines(body, where="line")
         else:
             document = read_yaml(body) if kind in YAML_TYPES else read_json(body)
             if is_bundle(document):
-                tasks, signed_by = self._vouched(document)
-                documents = [(f"tasks[{number}]", task) for number, task in enumerate(tasks)]
+                bundle, is_signed = self._vouched(document)
+                self._check_use(bundle, environment=environment, split=split)
+                environment, split = bundle.environment, bundle.split
+                documents = [(f"tasks[{number}]", task) for number, task in enumerate(bundle.tasks)]
             else:
-                documents, signed_by = listed(document), ""
-        if not signed_by and self._signatures == "required":
+                documents = listed(document)
+        if not is_signed and self._signatures == "required":
             raise NotSigned("tasks are accepted only in bundles signed by a trusted key")
         if not documents:
             raise InvalidRequest("there is no task")
@@ -212,16 +221,36 @@ class TaskRoutes:
             raise InvalidRequest(f"{len(documents)} tasks in one request; the maximum is {MAX_AT_ONCE}")
         if len(body) > MAX_TASK_BYTES and any(len(dump(task)) > MAX_TASK_BYTES for _, task in documents):
             raise BodyTooLarge(f"a task exceeds {MAX_TASK_BYTES} bytes")
-        return _Upload(self._tasks.check(documents, environment=environment), signed_by)
+        tasks = self._tasks.check(documents, environment=environment)
+        stamp = bundle.stamp(self._named(environment)) if bundle is not None and is_signed else None
+        return _Upload(tasks, split, stamp)
 
-    def _vouched(self, bundle: Mapping[str, Any]) -> tuple[list[Any], str]:
-        """Return a bundle's tasks and the trusted key's id, or ``""`` for an unknown key if signatures are optional."""
+    def _vouched(self, document: object) -> tuple[Bundle, bool]:
+        """Return a bundle, and True if a trusted key signed it. False: signatures are optional, and its key is unknown.
+
+        Raises the errors of `TrustedKeys.verify`.
+        """
         try:
-            return self._trusted.verify(bundle)
+            return self._trusted.verify(document), True
         except NotSigned:
             if self._signatures == "required":
                 raise
-            return list(bundle["tasks"]), ""
+            return read_bundle(document), False
+
+    def _check_use(self, bundle: Bundle, *, environment: str, split: str) -> None:
+        """Raise ``BundleRefused`` if the bundle is not for this gateway, time, or the query's environment and split."""
+        bundle.check_use(instance=self._instance, now=datetime.now(UTC))
+        asked = (
+            ("environment", self._named(environment), self._named(bundle.environment)),
+            ("split", split, bundle.split),
+        )
+        for name, given, signed in asked:
+            if given not in ("", signed):
+                raise BundleRefused(
+                    f"the upload names the {name} {given!r:.100}, but the bundle is signed for "
+                    f"{repr(signed) if signed else 'that of each task'}: leave {name} out of the query, or sign the "
+                    f"tasks again with --{name} {given:.100}"
+                )
 
     async def _tried(self, request: Request, upload: _Upload) -> list[dict[str, Any]]:
         """Try each task. Return the outcomes in the order of the tasks."""

@@ -20,6 +20,8 @@ from gateway.core.ports.tasks import (
     MAX_TASK_BYTES,
     MAX_TASKS,
     MAX_TOTAL_BYTES,
+    BundleRefused,
+    BundleStamp,
     StoredTask,
     TaskChanges,
 )
@@ -59,15 +61,22 @@ class MemoryTaskStore:
         self._floor = 0  # number of the last change up to which the names of removed tasks were forgotten
         self._changed: dict[_Name, int] = {}
         self._places: dict[tuple[EnvironmentName, str], int] = {}
+        self._bundles: dict[tuple[str, str, str], BundleStamp] = {}  # the newest one, by key, environment and split
         self._starts: dict[str, deque[float]] = {}
         self._starts_end: Deadlines[str] = Deadlines()
 
-    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+    async def put(
+        self, tasks: Sequence[StoredTask], *, replace: bool, bundle: BundleStamp | None = None
+    ) -> Sequence[StoredTask]:
         check_batch(tasks)
+        if bundle is not None:
+            self._check_bundle(bundle, tasks)
         for task in tasks:
             if not replace and (task.environment, task.id) in self._tasks:
                 raise exists(task.environment, task.id)
         self._check_room(tasks)
+        if bundle is not None:
+            self._bundles[bundle.key, bundle.environment, bundle.split] = bundle
         return [self._put(task) for task in tasks]
 
     async def remove(self, environment: EnvironmentName, id: str) -> bool:
@@ -133,6 +142,16 @@ class MemoryTaskStore:
         self._number += 1
         self._changed[name] = self._number
 
+    def _check_bundle(self, bundle: BundleStamp, tasks: Sequence[StoredTask]) -> None:
+        accepted = [one for one in self._bundles.values() if one.key == bundle.key]
+        newest = max((one.made_at for one in accepted if bundle.is_barred_by(one)), default="")
+        if newest:
+            raise older_bundle(bundle, newest)
+        for task in tasks:
+            before = self._tasks.get((task.environment, task.id))
+            if bundle.split and before is not None and before.split != bundle.split:
+                raise other_split(bundle, task.environment, task.id, before.split)
+
     def _check_room(self, tasks: Sequence[StoredTask]) -> None:
         after = self._tasks | {(task.environment, task.id): task for task in tasks}
         counts = Counter(environment for environment, _ in after)
@@ -161,6 +180,20 @@ def check_batch(tasks: Sequence[StoredTask]) -> None:
 
 def exists(environment: str, id: str) -> TaskExists:
     return TaskExists(f"{environment!r} has a task {id!r} already")
+
+
+def older_bundle(bundle: BundleStamp, newest: str) -> BundleRefused:
+    return BundleRefused(
+        f"the bundle was signed at {bundle.made_at}, but another bundle, signed at {newest}, was accepted from key "
+        f"{bundle.key}: sign the tasks again"
+    )
+
+
+def other_split(bundle: BundleStamp, environment: str, id: str, split: str) -> BundleRefused:
+    return BundleRefused(
+        f"the bundle is signed for the split {bundle.split!r}, but {environment!r} has the task {id!r} in {split!r}: "
+        f"sign the tasks again, with --split {split} or without --split"
+    )
 
 
 def full_of_tasks(environment: str, limit: int) -> InvalidRequest:

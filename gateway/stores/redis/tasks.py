@@ -14,7 +14,14 @@ from typing import Any
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
-from gateway.core.ports.tasks import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
+from gateway.core.ports.tasks import (
+    MAX_SPLITS,
+    MAX_TASKS,
+    MAX_TOTAL_BYTES,
+    BundleStamp,
+    StoredTask,
+    TaskChanges,
+)
 from gateway.stores.memory.tasks import (
     GONE_KEPT,
     check_batch,
@@ -22,6 +29,8 @@ from gateway.stores.memory.tasks import (
     full_of_bytes,
     full_of_splits,
     full_of_tasks,
+    older_bundle,
+    other_split,
 )
 from gateway.stores.redis.client import RedisClient
 from gateway.stores.redis.records import text
@@ -60,16 +69,24 @@ class RedisTaskStore:
         self._gone_kept = gone_kept
         self._link = RedisClient(url, root=root, family="tasks")
 
-    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+    async def put(
+        self, tasks: Sequence[StoredTask], *, replace: bool, bundle: BundleStamp | None = None
+    ) -> Sequence[StoredTask]:
         check_batch(tasks)
         if not tasks:
             return []
         values = [value for task in tasks for value in _values(task)]
         limits = (self._max_tasks, self._max_splits, self._max_total_bytes)
-        kind, *rest = await self._link.run("put", "1" if replace else "", *limits, *values)
+        stamp = bundle or BundleStamp(key="", made_at="", digest="")
+        signed = (stamp.key, stamp.environment, stamp.split, stamp.made_at, stamp.digest)
+        kind, *rest = await self._link.run("put", "1" if replace else "", *limits, *signed, *values)
         match text(kind):
             case "kept":
                 return [changed(task, place=int(place)) for task, place in zip(tasks, rest[0], strict=True)]
+            case "older":
+                raise older_bundle(stamp, text(rest[0]))
+            case "elsewhere":
+                raise other_split(stamp, *map(text, rest))
             case "exists":
                 raise exists(text(rest[0]), text(rest[1]))
             case "tasks":

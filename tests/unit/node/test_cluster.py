@@ -28,6 +28,7 @@ from gateway.core.placement import VOUCHER_HEADER, NodeReport
 from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
+from gateway.node.image_ids import ImageIds
 from gateway.node.policy import Rules
 from gateway.node.report import available_bytes, built_at
 from gateway.node.serve import listen_address, run_node, serving_cluster
@@ -79,6 +80,7 @@ class _Handler(fakes._Handler):
     ROUTES = (  # type: ignore[assignment]  # more rows than in the table above
         ("POST", r"/images/load", "load"),
         ("GET", r"/images/(?P<reference>.+)/get", "save"),
+        ("DELETE", r"/images/(?P<reference>.+)", "untag"),
         *fakes._Handler.ROUTES,
     )
 
@@ -105,6 +107,10 @@ class _Handler(fakes._Handler):
         if reference not in self._engine().images:
             raise Refusal(404, f"No such image: {reference}")
         self._answer(200, {"Id": self._engine().image_id(reference), "Created": self._engine().created})
+
+    def _untag(self, reference: str) -> None:
+        self._engine().images.remove(reference)
+        self._answer(200, [{"Untagged": reference}])
 
     def _pull(self) -> None:
         self._engine().auth = self.headers.get("x-registry-auth")
@@ -158,13 +164,20 @@ def client_of(files: tuple[Files, Files], port: int) -> NodeClient:
 
 @asynccontextmanager
 async def node(
-    folder: Path, engine: Engine, files: tuple[Files, Files], *, drain_s: float = 1.0
+    folder: Path, engine: Engine, files: tuple[Files, Files], *, drain_s: float = 1.0, ids: Path | None = None
 ) -> AsyncIterator[NodeClient]:
     _, own = files
     rules = Rules.of(CATALOG, instance="ours", socket_root=str(folder / "sockets"), max_containers=7)
     gate = Gate(engine=engine.url, rules=rules)
     vouchers = Vouchers(*astuple(own))
-    app = Cluster(gate, engine=engine.url, vouchers=vouchers, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app = Cluster(
+        gate,
+        engine=engine.url,
+        vouchers=vouchers,
+        state=folder / "state",
+        image_max_bytes=IMAGE_MAX_BYTES,
+        image_ids=ImageIds(ids) if ids is not None else None,
+    )
     app.check()
     port, tls = reserved_port(count=2), server_context(own.ca, own.cert, own.key)
     relay = Tunnel(sockets=folder / "sockets", tls=tls)
@@ -616,6 +629,93 @@ async def test_an_engine_that_has_another_image_after_the_load_is_reported(clien
 
     assert response.status_code == 502
     assert ", not sha256:" in response.json()["message"]
+
+
+# -- images that the operator lists
+
+
+async def pull_pinned(client: NodeClient) -> httpx.Response:
+    return await client.post(f"/env-gateway/images/{PINNED}/pull", params={"digest": PINNED.partition("@")[2]})
+
+
+async def test_an_image_that_a_node_vouches_for_is_refused_if_the_operator_lists_another_id(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    images = [ImageTar(f"{OURS}:latest"), ImageTar(f"{OURS}:latest", config=b'{"other": 1}')]
+    ours, other = sorted(images, key=lambda image: image.id)  # the order of builds without a time
+    ids, engine.created = folder / "ids", ""
+    ids.write_text(f"{OURS} {ours.id}\n")
+    async with node(folder, engine, files, ids=ids) as client:
+        refused = await bring(client, other)
+
+        assert refused.status_code == 403
+        for part in (f"{ids} lists {ours.id} (line 1) for {OURS}", f"not {other.id}", "gateway node images"):
+            assert part in refused.json()["message"]
+        assert engine.loads == []
+        unvouched = await put(client, ours.written(), id=ours.id, voucher="")
+        assert "no node vouches" in unvouched.json()["message"], "a listed image still needs a voucher"
+        assert (await bring(client, ours)).status_code == 200
+
+        ids.write_text(f"{OURS} {other.id}\n")
+
+        assert (await bring(client, other)).status_code == 200
+        assert f"not {ours.id}" in (await bring(client, ours)).json()["message"]
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense\n"])
+async def test_without_a_usable_list_no_image_is_accepted(
+    folder: Path, engine: Engine, files: tuple[Files, Files], content: str | None
+) -> None:
+    engine.registry.add(PINNED)
+    ids = folder / "ids"
+    if content is not None:
+        ids.write_text(content)
+    async with node(folder, engine, files, ids=ids) as client:
+        for response in (await bring(client, ImageTar(f"{OURS}:latest")), await pull_pinned(client)):
+            assert response.status_code == 403
+            assert str(ids) in response.json()["message"]
+    assert "POST load" not in engine.requests
+    assert "POST pull" not in engine.requests
+
+
+async def test_an_image_that_is_no_longer_listed_after_its_upload_is_not_loaded(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    ids, image = folder / "ids", ImageTar(f"{OURS}:latest")
+    ids.write_text(f"{OURS} {image.id}\n")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        whole = image.written()
+        yield whole[:1000]
+        await until(lambda: len(leftovers(folder)) > 0)  # the upload has begun
+        ids.write_text("")
+        yield whole[1000:]
+
+    async with node(folder, engine, files, ids=ids) as client:
+        assert (await put(client, pieces(), id=image.id)).status_code == 403
+    assert engine.loads == []
+
+
+async def test_a_pulled_image_of_another_id_than_the_listed_one_is_removed_again(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    engine.registry.add(PINNED)
+    ids = folder / "ids"
+    ids.write_text(f"{PINNED} {DIGEST}\n")
+    async with node(folder, engine, files, ids=ids) as client:
+        response = await pull_pinned(client)
+
+        assert response.status_code == 403
+        assert engine.image_id(PINNED) in response.json()["message"]
+        assert PINNED not in engine.images
+        assert PINNED not in (await reported(client))["images"]
+
+        engine.images.add(PINNED)  # the operator's own
+        assert (await pull_pinned(client)).status_code == 403
+        assert PINNED in engine.images
+
+        ids.write_text(f"{PINNED} {engine.image_id(PINNED)}\n")
+        assert (await pull_pinned(client)).status_code == 200
 
 
 # -- images from registries

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gateway.core.environment import Isolation
 from gateway.core.errors import GatewayError
 from gateway.tasks.documents import read_yaml
 from gateway.tasks.schema import parse
+from gateway.tasks.signing import read_private, sign
 from tests.deadlines import scaled
 
 ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]
@@ -193,6 +195,56 @@ def test_a_task_is_signed_and_verified_and_a_changed_bundle_is_refused(tmp_path:
     assert run("validate", bundle).exit_code == 0
     bundle.write_text(bundle.read_text().replace("6 times 7", "6 times 8"))
     assert "is not what the key" in refusal("verify", bundle, "--keys", tmp_path)
+
+
+def test_a_bundle_names_when_and_where_it_may_be_used(tmp_path: Path) -> None:
+    key, path, bundle = tmp_path / "lab", tmp_path / "a.json", tmp_path / "bundle.json"
+    path.write_text('{"id": "a", "instruction": "go"}')
+    run("keygen", key)
+
+    done = run(
+        *("sign", path, "--key", key, "-o", bundle),
+        *("--valid-for", "7", "--instance", "lab-1", "-e", "math", "-s", "train"),
+    )
+    said = run("verify", bundle, "--keys", tmp_path).output
+
+    assert done.exit_code == 0, done.output
+    signed = json.loads(bundle.read_text())
+    times = [datetime.fromisoformat(signed[name]) for name in ("made_at", "expires")]
+    assert times[1] - times[0] == timedelta(days=7)
+    assert (signed["instance"], signed["environment"], signed["split"]) == ("lab-1", "math", "train")
+    for part in ("lab-1", "math", "train", signed["made_at"], signed["expires"]):
+        assert part in said
+    assert run("validate", bundle).exit_code == 0
+
+
+def test_an_expired_bundle_is_not_verified(tmp_path: Path, task_file: Path) -> None:
+    bundle = tmp_path / "bundle.json"
+    run("keygen", tmp_path / "lab")
+    key = read_private(tmp_path / "lab")
+    bundle.write_text(json.dumps(sign([{"id": "a"}], key, made_at=datetime(2020, 1, 1, tzinfo=UTC))))
+
+    assert "expired at 2020-01-31" in refusal("verify", bundle, "--keys", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "reason"),
+    [
+        ('{"id": "a"}', (), "env_type: "),
+        ('{"env_type": "math"}', (), "id: "),
+        ('{"id": "a"}', ("-e", "math", "-s", "../x"), "split: "),
+        ('{"id": "a"}', ("-e", "a b"), "env_type: "),
+    ],
+)
+def test_a_bundle_that_no_gateway_could_add_is_not_signed(
+    tmp_path: Path, task: str, options: tuple[str, ...], reason: str
+) -> None:
+    key, path = tmp_path / "lab", tmp_path / "a.json"
+    run("keygen", key)
+    path.write_text(task)
+
+    assert reason in refusal("sign", path, "--key", key, "-o", tmp_path / "bundle.json", *options)
+    assert not (tmp_path / "bundle.json").exists()
 
 
 def test_an_invalid_task_is_not_signed(tmp_path: Path) -> None:

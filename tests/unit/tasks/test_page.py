@@ -12,8 +12,9 @@ import typer.main
 from gateway.cli.main import app
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
 from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskProbe, TaskRoutes
+from gateway.tasks.bundles import FORMAT
 from gateway.tasks.schema import json_schema, parse
-from gateway.tasks.signing import FORMAT, TrustedKeys
+from gateway.tasks.signing import TrustedKeys
 from tests.service.stack import environment, stack
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text("utf-8")
@@ -43,6 +44,7 @@ async def test_every_route_is_on_the_page() -> None:
             max_body_bytes=1,
             trusted=TrustedKeys({}),
             signatures="optional",
+            instance="env-gateway",
             probe=TaskProbe(built.first.sessions, built.first.catalog),
         ).routes()
 

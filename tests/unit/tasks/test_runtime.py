@@ -24,7 +24,7 @@ from gateway.core.errors import (
     WrongEnvironment,
 )
 from gateway.core.ids import EnvironmentName
-from gateway.core.ports.tasks import StoredTask, TaskChanges
+from gateway.core.ports.tasks import BundleStamp, StoredTask, TaskChanges
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
 from gateway.tasks.runtime import RegisteredTask, RuntimeTasks
@@ -72,9 +72,11 @@ class Store(MemoryTaskStore):
         self.pages += 1
         return await super().since(version)
 
-    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+    async def put(
+        self, tasks: Sequence[StoredTask], *, replace: bool, bundle: BundleStamp | None = None
+    ) -> Sequence[StoredTask]:
         self._ask()
-        return await super().put(tasks, replace=replace)
+        return await super().put(tasks, replace=replace, bundle=bundle)
 
     def _ask(self) -> None:
         if self.is_away:

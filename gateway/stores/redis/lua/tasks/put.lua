@@ -1,8 +1,45 @@
 -- Store tasks, all or none of them.
 -- ARGV: whether known tasks may be replaced ('1' or ''), maximum number of tasks and of splits of an environment,
---   maximum bytes of all tasks, then environment, id, split, signer and body of each task. Each id occurs once.
--- Returns {'kept', {place, ...}}, {'exists', environment, id}, {'tasks', environment}, {'splits', environment}
---   or {'bytes'}.
+--   maximum bytes of all tasks, the stamp of their bundle (key, environment, split, time, digest; empty: unsigned),
+--   then environment, id, split, signer and body of each task. Each id occurs once.
+-- Returns {'kept', {place, ...}}, {'exists', environment, id}, {'tasks', environment}, {'splits', environment},
+--   {'bytes'}, {'older', time of the bundle that bars this one} or {'elsewhere', environment, id, its split}.
+
+local bundle = {key = ARGV[5], environment = ARGV[6], split = ARGV[7], made_at = ARGV[8], digest = ARGV[9]}
+local bundles = key('task_bundles', bundle.key)
+
+local function may_share(own, other)
+  return own == '' or other == '' or own == other
+end
+
+-- BundleStamp.is_barred_by, for all accepted bundles of the key: return the latest time of those that bar, or ''.
+local function barred_by()
+  local newest, accepted = '', redis.call('HGETALL', bundles)
+  for i = 1, #accepted, 2 do
+    local environment, split = string.match(accepted[i], '^(%S*) (%S*)$')
+    local made_at, digest = string.match(accepted[i + 1], '^(%S+) (%S+)$')
+    if may_share(bundle.environment, environment) and may_share(bundle.split, split)
+      and (made_at > bundle.made_at or (made_at == bundle.made_at and digest ~= bundle.digest))
+      and made_at > newest then
+      newest = made_at
+    end
+  end
+  return newest
+end
+
+if bundle.key ~= '' then
+  local newest = barred_by()
+  if newest ~= '' then
+    return {'older', newest}
+  end
+  for i = 10, bundle.split ~= '' and #ARGV or 0, 5 do
+    local had = redis.call('HGET', key('tasks'), ARGV[i] .. ' ' .. ARGV[i + 1])
+    local split = had and string.match(had, '^(%S+) ')
+    if split and split ~= bundle.split then
+      return {'elsewhere', ARGV[i], ARGV[i + 1], split}
+    end
+  end
+end
 
 local max_tasks, max_splits, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local sums, counted = key('task_sums'), {}
@@ -17,7 +54,7 @@ end
 
 -- Read the current version of each task, and compute the new sums.
 local before, given = {}, {}
-for i = 5, #ARGV, 5 do
+for i = 10, #ARGV, 5 do
   local environment, split = ARGV[i], ARGV[i + 2]
   local name = environment .. ' ' .. ARGV[i + 1]
   before[i] = redis.call('HGET', key('tasks'), name)
@@ -44,7 +81,7 @@ end
 
 local places = {}
 local number = changes_begin()
-for i = 5, #ARGV, 5 do
+for i = 10, #ARGV, 5 do
   local name, split, place = ARGV[i] .. ' ' .. ARGV[i + 1], ARGV[i + 2], nil
   if before[i] then
     local had, at = string.match(before[i], '^(%S+) (%d+) ')
@@ -64,4 +101,7 @@ for field, value in pairs(counted) do
   redis.call('HSET', sums, field, whole(value))
 end
 changes_end(number)
+if bundle.key ~= '' then
+  redis.call('HSET', bundles, bundle.environment .. ' ' .. bundle.split, bundle.made_at .. ' ' .. bundle.digest)
+end
 return {'kept', places}

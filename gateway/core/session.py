@@ -79,6 +79,11 @@ class SessionRequest:
     is_use: bool = True
     """True if the session counts against ``max_uses``. False: the gateway only queries the worker and opens no
     session."""
+    max_sessions: int = 0
+    """Maximum number of sessions that the owner holds concurrently, in all environments; 0: no limit."""
+    max_here: int = 0
+    """Maximum number of sessions that the owner holds concurrently in this environment, its share of the pool; 0: no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

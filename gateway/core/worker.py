@@ -58,8 +58,12 @@ class EnvironmentLoad:
     """Openings that wait for a slot."""
     to_come: int = 0
     """Openings of groups that have not arrived yet: slots are kept for them, or waited for."""
+    over_limit: int = 0
+    """Number of the openings in ``waiting`` and ``to_come`` that exceed the limits of their keys. A further slot does
+    not serve them: they wait until sessions of their own keys end."""
     arrivals: int = 0
-    """Total number of openings that requested a slot; it restarts at 0 if the store lost its data."""
+    """Total number of openings that requested a slot within the limits of their keys. It restarts at 0 if the store
+    lost its data."""
     hits: int = 0
     """Number of these openings that got a slot immediately."""
     broken_s: float = 0.0
@@ -68,8 +72,8 @@ class EnvironmentLoad:
 
     @property
     def wanted(self) -> int:
-        """Number of slots for openings that wait or are still to arrive."""
-        return self.waiting + self.to_come
+        """Number of slots for openings that wait or are still to arrive, within the limits of their keys."""
+        return self.waiting + self.to_come - self.over_limit
 
 
 @dataclass(frozen=True, slots=True)

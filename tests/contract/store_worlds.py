@@ -200,6 +200,9 @@ class RedisWorld:
                         client.hset(key, clock, f"{caller_ms} {int(now_ms) - ms}")
                 elif kind == "group" and client.hexists(key, "kept_ms"):
                     client.hincrby(key, "kept_ms", -ms)
+                elif kind == "starts":
+                    at_ms, left = client.get(key).split()
+                    client.set(key, f"{int(at_ms) - ms} {left}", keepttl=True)
                 elif kind == "round":
                     client.hincrby(key, "at_ms", -ms)
                 elif kind == "breakers":

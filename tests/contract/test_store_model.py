@@ -30,6 +30,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.session import Activity, CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import WorkerState
+from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import (
     CODING,
     MATH,
@@ -59,6 +60,8 @@ environments = st.sampled_from([MATH, MATH, CODING])
 hundreds = st.sampled_from([100.0, 200.0, 300.0])
 reasons = st.sampled_from(list(CloseReason))
 owners = st.sampled_from([Owner("lab"), Owner("lab"), Owner("b"), Owner("c:d 0")])
+#: The most sessions of each owner: in all, and in one environment; 0: no limit.
+LIMITS = {Owner("lab"): (0, 0), Owner("b"): (3, 2), Owner("c:d 0"): (2, 0)}
 handles = st.sampled_from(["", "http://a one", "http://b two"])
 groups = st.sampled_from([("", 1), ("", 1), ("g", 2), ("h", 3)])
 TOGETHER_S = 100.0
@@ -125,6 +128,29 @@ class Model:
 
     def used(self, worker: ModelWorker) -> int:
         return sum(session.worker is worker for session in self.sessions.values())
+
+    def held(self, owner: Owner, environment: EnvironmentName | None = None) -> int:
+        """Return the number of sessions of *owner*, in *environment* or in all."""
+        wishes = [session.wish for session in self.sessions.values() if session.wish.owner == owner]
+        return sum(environment in (None, wish.environment) for wish in wishes)
+
+    def allowed(self, wish: SessionRequest) -> int:
+        """Return the number of further sessions that the limits of *wish* allow."""
+        left = wish.max_sessions - self.held(wish.owner) if wish.max_sessions else 99
+        left_here = wish.max_here - self.held(wish.owner, wish.environment) if wish.max_here else 99
+        return max(0, min(left, left_here))
+
+    def is_over_limit(self, wish: SessionRequest) -> bool:
+        return self.allowed(wish) < self.need(wish)
+
+    def over_limit(self, environment: EnvironmentName) -> int:
+        """Return the number of waiting and missing openings that exceed the limits of their owners."""
+        waiting = self.waiting(environment)
+        count = 0
+        for owner in {wish.owner for wish in waiting}:
+            of_it = [wish for wish in waiting if wish.owner == owner]
+            count += max(0, len(of_it) + self.missing(of_it) - self.allowed(of_it[0]))
+        return count
 
     def waiting(self, environment: EnvironmentName) -> list[SessionRequest]:
         return [wish for wish, _ in self.queue if wish.environment == environment]
@@ -221,9 +247,13 @@ class Model:
         return group
 
     def need(self, wish: SessionRequest) -> int:
-        """Return the number of slots that its group still needs."""
+        """Return the number of slots that its group still needs, besides reserved ones."""
         group = self.groups.get(wish.group, ModelGroup())
-        return 1 if not wish.group or group.is_parted else max(1, wish.group_size - group.granted)
+        return (
+            1
+            if not wish.group or group.is_parted or wish.group in self.reserved
+            else max(1, wish.group_size - group.granted)
+        )
 
     def reserve(self, wish: SessionRequest, count: int, home: ModelWorker | None = None) -> None:
         _, _, until = self.reserved.pop(wish.group, (wish.environment, 0, self.now + TOGETHER_S))
@@ -235,8 +265,12 @@ class Model:
 
     def to_come(self, environment: EnvironmentName) -> int:
         count = sum(count for other, count, _ in self.reserved.values() if other == environment)
-        waiting = [wish for wish in self.waiting(environment) if wish.group]
-        for group in {wish.group for wish in waiting}:
+        return count + self.missing(self.waiting(environment))
+
+    def missing(self, waiting: list[SessionRequest]) -> int:
+        """Return the number of members of waiting groups that have not come."""
+        count = 0
+        for group in {wish.group for wish in waiting if wish.group}:
             of_it = [wish for wish in waiting if wish.group == group]
             count += max(0, self.need(of_it[0]) - len(of_it))
         return count
@@ -247,12 +281,17 @@ class Model:
             return False
         kept = self.reserved[wish.group][1] if wish.group in self.reserved else 0
         need = self.need(wish)
+        if self.is_over_limit(wish):
+            return False
         if kept:
             worker = self.place(wish.environment, self.homes.get(wish.group))
             self.reserve(wish, kept - 1)
             self.grant(wish, worker)
             return True
-        if self.waiting(wish.environment) or self.available(wish.environment) < need:
+        firsts = [first for first, _ in self.turns(wish.environment)]
+        if any(first.owner == wish.owner or not self.is_over_limit(first) for first in firsts):
+            return False
+        if self.available(wish.environment) < need:
             return False
         home = self.roomy(wish.environment, need) if need > 1 else None
         self.grant(wish, self.place(wish.environment, home))
@@ -264,10 +303,13 @@ class Model:
         """Return the claims that get slots now, and for their group the slots to reserve and the absent members."""
         if available := self.available(environment):
             for place in self.turns(environment):
-                found = self.turn_of(place, available)
                 wish = place[0]
+                found = self.turn_of(place, min(available, self.allowed(wish)))
+                if found[0]:
+                    return found
                 is_parted = wish.group in self.groups and self.groups[wish.group].is_parted
-                if found[0] or not wish.group or is_parted or 2 * self.come(wish) >= wish.group_size:
+                is_gathering = wish.group and not is_parted and 2 * self.come(wish) < wish.group_size
+                if not is_gathering and not self.is_over_limit(wish):
                     return found
         return [], 0, 0
 
@@ -276,6 +318,8 @@ class Model:
     ) -> tuple[list[tuple[SessionRequest, float]], int, int]:
         """Return what `next` returns, if it is the turn of *place*."""
         wish, need = place[0], self.need(place[0])
+        if not available:
+            return [], 0, 0
         if not wish.group:
             return [place], 0, 0
         of_it = [other for other in self.queue if other[0].group == wish.group][:need]
@@ -304,15 +348,27 @@ class Model:
         if worker.uses == worker.max_uses:
             worker.state = WorkerState.DRAINING
 
-    def serve(self) -> None:
-        for environment in (MATH, CODING):
+    def heads(self, owners: set[Owner]) -> list[EnvironmentName]:
+        """Return the environments in which *owners* wait, in order of arrival."""
+        return list(dict.fromkeys(wish.environment for wish, _ in self.queue if wish.owner in owners))
+
+    def load(self) -> None:
+        """Serve all environments until nothing changes."""
+        waiting = len(self.queue) + 1
+        while len(self.queue) < waiting:
+            waiting = len(self.queue)
+            self.serve(CODING, MATH)
+
+    def serve(self, *environments: EnvironmentName) -> None:
+        """Serve *environments* in this order."""
+        for environment in environments:
             while True:
                 places, kept, absent = self.next(environment)
                 if not places:
                     break
                 whose = (environment, places[0][0].owner)
                 self.current[environment] = max(self.current.get(environment, 0), self.rounds[whose])
-                self.rounds[whose] += len(places) + absent
+                self.rounds[whose] = self.current[environment] + len(places) + absent
                 self.leave(places)
                 together = len(places) + kept
                 home = self.roomy(environment, together) if together > 1 else None
@@ -373,6 +429,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.world.aclose())
         self.runner.close()
 
+    async def _is_queued(self, id: str) -> bool:
+        if isinstance(self.store, MemoryStore):
+            return id in self.store._slots.tickets
+        assert isinstance(self.world, RedisWorld)
+        with self.world.server.client() as client:
+            return bool(client.exists(f"{{{self.world.prefix}}}:ticket:{id}"))
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         # Not `Runner.run`: it installs and removes a signal handler, which takes longer than the work.
         return self.runner.get_loop().run_until_complete(work)
@@ -398,7 +461,7 @@ class StoreMachine(RuleBasedStateMachine):
         waits: bool,
         group: tuple[str, int],
     ) -> None:
-        wish = replace(opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s), owner=owner)
+        wish = of_owner(opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s), owner)
         wish = of_group(wish, *group)
         model = self.model
         error: type[GatewayError] | None = None
@@ -406,8 +469,8 @@ class StoreMachine(RuleBasedStateMachine):
         if id in model.sessions or id in {other.id for other, _ in model.queue}:
             error = SessionExists
         else:
-            model.arrivals[environment] += 1
             wish = model.individually(wish)
+            model.arrivals[environment] += not model.is_over_limit(wish)
             if model.claim(wish):
                 model.hits[environment] += 1
             elif environment in model.breakers:
@@ -415,7 +478,7 @@ class StoreMachine(RuleBasedStateMachine):
             elif waits and not model.is_full(wish):
                 model.reserve(wish, 0)
                 model.enter(wish)
-                model.serve()
+                model.serve(environment)
                 queued = wish in [other for other, _ in model.queue]
             else:
                 error = PoolExhausted
@@ -427,19 +490,15 @@ class StoreMachine(RuleBasedStateMachine):
             self.claims[wish.lease] = (wish, task)
 
     async def _claim(self, wish: SessionRequest, wait_s: float, queued: bool) -> asyncio.Task[Session]:
-        before = await self._waiting()
         task = asyncio.create_task(self.store.claim(wish, wait_s=wait_s))
         if not queued:
             await asyncio.wait({task})
             return task
         for _ in range(TURNS):
-            if await self._waiting() > before:
+            if await self._is_queued(wish.id):
                 return task
             await asyncio.sleep(0)
         raise AssertionError("the claim did not join the queue")
-
-    async def _waiting(self) -> int:
-        return sum(load.waiting for load in (await self.store.load()).values())
 
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject) -> None:
@@ -448,7 +507,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         wish, task = self.claims.pop(data.draw(st.sampled_from(waits)))
         self.model.abandon([place for place in self.model.queue if place[0] is wish])
-        self.model.serve()
+        self.model.serve(wish.environment)
         task.cancel()
         self.run(asyncio.wait({task}))
         assert task.cancelled()
@@ -512,15 +571,33 @@ class StoreMachine(RuleBasedStateMachine):
         assert released is (session is not None and not stale and session.state is SessionState.CLOSING)
         if released and session is not None and session.reason is not None:
             self.model.end(id, session.reason)
-            self.model.serve()
+            owner = session.wish.owner
+            self.model.serve(*self.model.heads({owner}), session.worker.environment)
 
-    @rule(id=ids, successor=ids, environment=environments, stale=st.booleans(), group=groups)
+    @rule(
+        id=ids,
+        successor=ids,
+        owner=owners,
+        keeps_owner=st.booleans(),
+        environment=environments,
+        stale=st.booleans(),
+        group=groups,
+    )
     def hand_over(
-        self, id: str, successor: str, environment: EnvironmentName, stale: bool, group: tuple[str, int]
+        self,
+        id: str,
+        successor: str,
+        owner: Owner,
+        keeps_owner: bool,
+        environment: EnvironmentName,
+        stale: bool,
+        group: tuple[str, int],
     ) -> None:
         session = self.model.sessions.get(id)
         lease = session.wish.lease if session is not None and not stale else "stale"
-        wish = of_group(opening(successor, environment=environment), *group)
+        before = session.wish.owner if session is not None else owner
+        wish = of_owner(opening(successor, environment=environment), before if keeps_owner else owner)
+        wish = of_group(wish, *group)
         work = self.store.hand_over(SessionId(id), lease, wish)
         if (
             session is None
@@ -529,6 +606,7 @@ class StoreMachine(RuleBasedStateMachine):
             or session.worker.environment != environment
             or session.worker.state is not WorkerState.READY
             or self.model.used(session.worker) > session.worker.slots
+            or (wish.owner != before and not self.model.allowed(wish))
         ):
             assert self.run(work) is None
             return
@@ -543,7 +621,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert session.reason is not None
         self.model.end(id, session.reason)
         self.model.grant(wish, session.worker)
-        self.model.serve()
+        self.model.serve(*(self.model.heads({before}) if wish.owner != before else []))
+        self.model.serve(*([environment] if wish.group else []))
 
     # -- the control loop ---------------------------------------------------------------------------------------
 
@@ -552,7 +631,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.world.pass_time(seconds)
         self.model.now += seconds
         self.model.tidy()
-        self.model.serve()
+        self.model.load()
         # Expired places leave a queue when the store reads it, as the control loop does each second.
         self.run(self.store.load())
 
@@ -583,7 +662,7 @@ class StoreMachine(RuleBasedStateMachine):
             worker.state = WorkerState.READY
             worker.slots = slots or worker.slots
             self.model.breakers.pop(worker.environment, None)
-            self.model.serve()
+            self.model.serve(worker.environment)
 
     @rule(id=worker_ids)
     def pause_worker(self, id: str) -> None:
@@ -609,7 +688,7 @@ class StoreMachine(RuleBasedStateMachine):
         if woken and worker is not None:
             worker.state = WorkerState.READY
             self.model.breakers.pop(worker.environment, None)
-            self.model.serve()
+            self.model.serve(worker.environment)
 
     @rule(id=worker_ids, slots=st.integers(0, 3))
     def limit_worker(self, id: str, slots: int) -> None:
@@ -635,6 +714,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.end(key, session.reason)
         if worker is not None:
             self.model.workers.remove(worker)
+        self.model.serve(*self.model.heads({session.wish.owner for session in lost.values()}))
         ended = self.run(self.store.remove_worker(WorkerId(id), CloseReason.WORKER_LOST))
         assert (ended is None) == (worker is None)
         assert {session.id: (session.reason, session.handle) for session in ended or ()} == {
@@ -670,6 +750,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def workers_and_queues_are_the_same(self) -> None:
         load = self.run(self.store.load())
+        self.model.load()
         entries = [entry for environment in load.values() for entry in environment.workers]
         assert sorted((e.worker.id, e.worker.state, e.worker.slots, e.used) for e in entries) == sorted(
             (worker.id, worker.state, worker.slots, self.model.used(worker)) for worker in self.model.workers
@@ -681,11 +762,28 @@ class StoreMachine(RuleBasedStateMachine):
             assert waits == len(self.model.waiting(name))
             assert not self.model.next(name)[0], "a slot is free and somebody waits for it"
             assert (load[name].to_come if name in load else 0) == self.model.to_come(name)
+            assert (load[name].over_limit if name in load else 0) == self.model.over_limit(name)
             asked = (load[name].arrivals, load[name].hits) if name in load else (0, 0)
             assert asked == (self.model.arrivals[name], self.model.hits[name])
             broken_s = load[name].broken_s if name in load else 0.0
             left_s = self.model.breakers.get(name, self.model.now) - self.model.now
             assert left_s - 60 < broken_s <= left_s
+        self.those_that_wait_are_the_ones_that_should()  # the load may have granted some slots
+
+    @invariant()
+    def no_owner_holds_more_than_its_limits_and_no_slot_is_free_for_a_waiting_one(self) -> None:
+        found = self.run(self.store.sessions())
+        for owner, limits in LIMITS.items():
+            in_all = [session.environment for session in found if session.owner == owner]
+            for limit, held in (
+                (limits[0], len(in_all)),
+                *((limits[1], in_all.count(name)) for name in (MATH, CODING)),
+            ):
+                assert not limit or held <= limit
+        for name in (MATH, CODING):
+            firsts = [wish for wish, _ in self.model.turns(name) if not wish.group and self.model.allowed(wish)]
+            groups = [wish for wish, _ in self.model.turns(name) if wish.group and not self.model.is_over_limit(wish)]
+            assert groups or not firsts or not self.model.available(name)
 
     @invariant()
     def sessions_are_the_same(self) -> None:
@@ -726,6 +824,12 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(outcome, GatewayError)
                 assert outcome.retryable
+
+
+def of_owner(wish: SessionRequest, owner: Owner) -> SessionRequest:
+    """Return *wish* as a request of *owner*, with its limits."""
+    most, most_here = LIMITS[owner]
+    return replace(wish, owner=owner, max_sessions=most, max_here=most_here)
 
 
 def of_group(wish: SessionRequest, group: str, size: int) -> SessionRequest:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import GatewayError, SessionExists, SessionNotFound, StoreUnavailable
-from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ids import Owner, SessionId, WorkerId
 from gateway.core.session import Activity, CapacityWanted, CloseReason, Session, SessionEnded
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
@@ -684,6 +684,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
 
     await store.own("one")
     await store.lead("a", ttl_s=10)
+    await store.pace(Owner("lab"), per_s=0.1, within_s=60)
     await store.add_worker(worker("w1", slots=2))
     await store.worker_ready(WorkerId("w1"), "unix:/run/w1.sock")
     held = [await opened(store, opening("s0"))]

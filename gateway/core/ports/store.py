@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
 from gateway.core.session import Activity, CloseReason, Notice, Session, SessionRequest
 from gateway.core.worker import EnvironmentLoad, Worker
@@ -28,6 +28,11 @@ class SessionStore(Protocol):
         ``opening.together_s`` at most. Afterwards as many openings of the group begin as there are slots, and the slots
         kept for missing openings become free for all. Each slot counts as a turn of the group's owner.
 
+        An owner never gets more sessions than ``opening.max_sessions`` and ``opening.max_here``. At a limit its
+        openings wait, with the same deadline, until its sessions end. Meanwhile they keep no slot from other owners. A
+        group begins together only within the limits. After ``together_s`` it parts and takes what they allow. Once a
+        session of the owner ends, its openings get free slots in every environment, in order of arrival.
+
         The slot belongs to the ready worker of the environment with the fewest sessions. The session is ``OPENING``. If
         `opened` is not called within ``opening.setup_s`` of the grant, the session becomes `due`.
 
@@ -37,9 +42,20 @@ class SessionStore(Protocol):
             SessionExists: A session of this id holds a slot, or waits for a slot. The caller compares the fingerprints
                 with `find`.
             PoolExhausted: No slot became free within *wait_s*, or the environment's queue is full. The error estimates
-                when to retry, from the recent rate at which slots became free.
+                when to retry, from the recent rate at which slots became free. If the owner is at a limit, the message
+                names the limit and its setting.
             EnvironmentUnavailable: `fail_waiting` was called during the wait; or no slot is free and the environment's
                 circuit breaker is open. The error has the breaker's message and remaining time.
+        """
+
+    async def pace(self, owner: Owner, *, per_s: float, within_s: float) -> float:
+        """Book the next opening of *owner*, and return the number of seconds after which it may start.
+
+        The owner's openings then start at most *per_s* (positive) times a second on average, counted over all replicas.
+        At most ``max(1, per_s)`` of them start at the same moment.
+
+        Raises:
+            PoolExhausted: The opening would have to wait for longer than *within_s*; nothing was booked.
         """
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
@@ -100,10 +116,11 @@ class SessionStore(Protocol):
 
         No waiting opening gets the slot in between: successive sessions of one attachment keep their slot. Otherwise
         attachments that reset concurrently on a full pool would all wait for each other. *opening* may have the same
-        id.
+        id. The limits of the owner do not matter, because it holds as many sessions as before.
 
         Returns None, and changes nothing, if the session is unknown, has another lease, or is not ``CLOSING``. The same
-        holds if its worker belongs to another environment or takes no more sessions.
+        holds if its worker belongs to another environment or takes no more sessions, or if *opening* has another owner,
+        which is at a limit.
 
         Raises:
             SessionExists: Another session has the id of *opening*, or waits for a slot with that id.

@@ -65,9 +65,12 @@ class Groups:
         return group is not None and not group.is_parted and 2 * _come(group) < opening.group_size
 
     def wanted(self, opening: SessionRequest) -> int:
-        """Return the number of members of the opening's group without a slot, at least 1 (the opening itself)."""
+        """Return the number of slots that *opening* needs: those of its group's members without one, itself included.
+
+        An opening without a group, of a parted group or of one with reserved slots needs 1.
+        """
         group = self.by_id.get(opening.group)
-        if group is not None and group.is_parted:
+        if not opening.group or (group is not None and (group.is_parted or group.reserved)):
             return 1
         return max(1, opening.group_size - (group.granted if group else 0))
 
@@ -78,12 +81,13 @@ class Groups:
 
     def to_come(self, environment: EnvironmentName, waiting: Sequence[QueueTicket]) -> int:
         """Count group members that have not arrived: those with reserved slots, and those of the *waiting* groups."""
-        count = self.reserved[environment]
+        return self.reserved[environment] + self.missing(waiting)
+
+    def missing(self, waiting: Sequence[QueueTicket]) -> int:
+        """Return the number of members that have not arrived, of the groups of the *waiting* tickets."""
         # Reversed, so that the first opening of each group sets its size.
         firsts = {ticket.opening.group: ticket.opening for ticket in reversed(waiting) if ticket.opening.group}
-        for opening in firsts.values():
-            count += max(0, self.wanted(opening) - len(self.waiting(opening)))
-        return count
+        return sum(max(0, self.wanted(opening) - len(self.waiting(opening))) for opening in firsts.values())
 
     def enter(self, ticket: QueueTicket) -> None:
         """Add *ticket* to its group, if it has one. The group waits for all its slots, so its reservation ends."""

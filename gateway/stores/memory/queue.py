@@ -102,7 +102,8 @@ class Queue:
         self.served_at = now
         line = self._lines[tickets[0].opening.owner]
         self._round = max(self._round, line.round)
-        line.round += len(tickets) + absent
+        # From the present round on: an owner that was passed over at its limit does not make up for these rounds.
+        line.round = self._round + len(tickets) + absent
         for ticket in tickets:
             self.leave(ticket)
 
@@ -111,6 +112,16 @@ class Queue:
         # A sort of the owners, because each turn would reorder a heap. An owner is an API key, so there are few.
         lines = sorted(self._lines.values(), key=lambda line: (line.round, line.first.number))
         return [line.first for line in lines]
+
+    def of(self, owner: Owner) -> list[QueueTicket]:
+        """Return the waiting tickets of *owner*, in order of arrival."""
+        line = self._lines.get(owner)
+        return [] if line is None else list(line.tickets.values())
+
+    def first_number(self, owner: Owner) -> int | None:
+        """Return the serial number of the owner's first ticket; None if the owner has no ticket."""
+        line = self._lines.get(owner)
+        return None if line is None else line.first.number
 
     def tickets(self) -> list[QueueTicket]:
         """Return all waiting tickets, owner by owner."""

@@ -19,7 +19,7 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
 from gateway.core.session import (
     BY_TRAINER,
@@ -32,12 +32,10 @@ from gateway.core.session import (
     SessionState,
 )
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
-from gateway.stores.memory.slots import Held, Slots
+from gateway.stores.memory import recovery
+from gateway.stores.memory.slots import Slots
 from gateway.stores.notifications import Following, Notices
 from gateway.stores.retry_after import bounded
-
-NOTES_S = 10.0
-"""Minimum seconds that sessions live after a data loss, in which replicas write their notes again."""
 
 
 class MemoryStore:
@@ -81,6 +79,9 @@ class MemoryStore:
             self._slots.give_back(ticket, self._clock())
             raise
         return self._slots.taken(ticket, self._clock())
+
+    async def pace(self, owner: Owner, *, per_s: float, within_s: float) -> float:
+        return self._slots.owners.book(owner, self._now(), per_s=per_s, within_s=within_s)
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
         now = self._now()
@@ -166,11 +167,15 @@ class MemoryStore:
             return None
         if len(held.sessions) > held.worker.slots:  # the worker was limited: the slot ends with its session
             return None
+        if session.owner != opening.owner and slots.owners.room(opening) < 1:
+            return None
         if opening.id != id and (opening.id in slots.sessions or opening.id in slots.tickets):
             raise SessionExists(f"session {opening.id} exists")
         slots.forget(session, session.reason, now)
         held.sessions.remove(id)
         granted = slots.grant(opening, held, now)
+        if session.owner != opening.owner:
+            slots.serve_owners({session.owner}, now)
         if opening.group:
             slots.serve(opening.environment, now)  # its group's reservation may have shrunk
         return granted
@@ -269,6 +274,7 @@ class MemoryStore:
             self._slots.forget(session, closed.reason, now)
             self._notices.publish(SessionEnded(session.id, session.lease))
             ended.append(closed)
+        self._slots.serve_owners({session.owner for session in ended}, now)
         self._want_for_waiting(held.worker.environment)
         return ended
 
@@ -316,35 +322,13 @@ class MemoryStore:
             self._leads_until = 0.0
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
-        now = self._now(fence)
-        held = self._slots.workers.get(worker.id) or self._slots.enlist(worker, now)
-        for session in sessions:
-            self._take_in(session, held, now)
-        self._settle_in(held, now)
-        return list(held.sessions)
+        return recovery.adopt(self._slots, worker, sessions, self._now(fence))
 
     async def restore(self, sessions: Sequence[Session]) -> list[SessionId]:
-        now = self._now()
-        workers = {session.worker: self._slots.workers.get(session.worker) for session in sessions}
-        for session in sessions:
-            if (held := workers[session.worker]) is not None:
-                self._take_in(session, held, now)
-        for held in workers.values():
-            if held is not None:
-                self._settle_in(held, now)
-        return [session.id for session in sessions if self._holds(session)]
+        return recovery.restore(self._slots, sessions, self._now())
 
     async def rebuilt(self, *, fence: int) -> None:
-        now = self._now(fence)
-        slots = self._slots
-        slots.is_whole = True
-        # Deadlines passed while replicas could not renew them.
-        for session in slots.sessions.values():
-            if session.state is SessionState.OPEN and slots.deadlines.at(session.id) < now + NOTES_S:
-                slots.deadlines.set(session.id, now + NOTES_S)
-        for environment in {ticket.opening.environment for ticket in slots.tickets.values()}:
-            slots.serve(environment, now)
-            self._want_for_waiting(environment)
+        recovery.finish(self._slots, self._notices, self._now(fence))
 
     # -- all ----------------------------------------------------------------------------------------------------
 
@@ -414,35 +398,3 @@ class MemoryStore:
     def _want_for_waiting(self, environment: EnvironmentName) -> None:
         if self._slots.queues[environment]:
             self._notices.publish(CapacityWanted(environment))
-
-    def _holds(self, session: Session) -> bool:
-        known = self._slots.sessions.get(session.id)
-        return known is not None and (known.lease, known.worker) == (session.lease, session.worker)
-
-    def _take_in(self, session: Session, held: Held, now: float) -> None:
-        """Register a session that a replica or worker serves as open, unless its id is known or it was closed."""
-        slots = self._slots
-        closed = slots.closed.get(session.id)
-        if session.id in slots.sessions or (closed is not None and closed.lease == session.lease):
-            return
-        if (ticket := slots.tickets.get(session.id)) is not None:
-            slots.settle(ticket, SessionExists(f"session {session.id} exists"))
-        worker = held.worker
-        taken = replace(
-            session,
-            environment=worker.environment,
-            worker=worker.id,
-            address=worker.address or session.address,
-            state=SessionState.OPEN,
-            reason=None,
-        )
-        slots.hold(taken, held, now + session.idle_s)
-        held.uses += 1
-
-    def _settle_in(self, held: Held, now: float) -> None:
-        """Update the state of a worker after `_take_in` added sessions, and grant its free slots."""
-        if held.worker.state is WorkerState.PAUSED and held.sessions:
-            held.become(WorkerState.READY)
-        if held.worker.state is WorkerState.READY and held.is_spent:
-            self._slots.drain(held)
-        self._slots.serve(held.worker.environment, now)

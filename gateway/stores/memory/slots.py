@@ -15,10 +15,12 @@ from gateway.core.errors import (
     PoolExhausted,
     SessionExists,
 )
-from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import BY_TRAINER, CapacityWanted, CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
+from gateway.stores.limits import NO_LIMIT
 from gateway.stores.memory.groups import Groups
+from gateway.stores.memory.owners import Owners
 from gateway.stores.memory.queue import Deadlines, Queue, QueueTicket
 from gateway.stores.notifications import Notices
 
@@ -74,6 +76,7 @@ class Slots:
         self.turns: dict[SessionId, tuple[int, str]] = {}
         #: Ordered by expiry. A plain dict would scan all its deleted entries to find its first key.
         self.closed: OrderedDict[SessionId, Closed] = OrderedDict()
+        self.owners = Owners()
         self.workers: dict[WorkerId, Held] = {}
         self.queues: defaultdict[EnvironmentName, Queue] = defaultdict(lambda: Queue(queue_max))
         self.tickets: dict[SessionId, QueueTicket] = {}
@@ -86,13 +89,12 @@ class Slots:
 
     def tidy(self, now: float) -> None:
         """Drop expired queue places, expired group reservations, and closed sessions that were kept long enough."""
-        changed = set(self._groups.let_go(now)) if self._groups.by_id else set()
+        has_changed = bool(list(self._groups.let_go(now))) if self._groups.by_id else False
         while (passed := self._ticket_ends.pop(now)) is not None:
-            ticket = self.tickets[passed[0]]
-            self._expire(ticket, now)
-            changed.add(ticket.opening.environment)
-        for environment in changed:  # slots that were reserved are free for every opening
-            self.serve(environment, now)
+            self._expire(self.tickets[passed[0]], now)
+            has_changed = True
+        if has_changed:  # slots that were reserved are free for every opening
+            self._serve_all(now)
         while self.closed and next(iter(self.closed.values())).until <= now:
             self.closed.popitem(last=False)
 
@@ -113,8 +115,10 @@ class Slots:
             raise SessionExists(f"session {opening.id} exists")
         self._tickets_made += 1
         ticket = QueueTicket(opening, asyncio.get_running_loop().create_future(), self._tickets_made, now + wait_s)
-        queue.arrivals += 1
-        if (session := self._take(opening, now)) is not None:
+        need = self._groups.wanted(opening)
+        is_allowed = self.owners.room(opening) >= need
+        queue.arrivals += is_allowed
+        if is_allowed and (session := self._take(opening, need, now)) is not None:
             queue.hits += 1
             ticket.settled.set_result(session)
             return ticket
@@ -122,8 +126,9 @@ class Slots:
         if left_s > 0:
             raise EnvironmentUnavailable(message, retry_after_s=left_s)
         if wait_s <= 0 or queue.is_full(opening.owner):
+            limit = self.owners.reached(opening, need=need)
             raise PoolExhausted(
-                f"no slot of {environment} is free, and {len(queue)} wait for one",
+                limit or f"no slot of {environment} is free, and {len(queue)} wait for one",
                 retry_after_s=queue.retry_after_s(opening, now),
             )
         self._groups.enter(ticket)
@@ -162,10 +167,10 @@ class Slots:
             self.forget(session, None, now)
             self.free(session, now)
 
-    def serve(self, environment: EnvironmentName, now: float) -> None:
-        """Grant free slots to waiting openings, owner by owner.
+    def serve(self, environment: EnvironmentName, now: float) -> int:
+        """Grant free slots to waiting openings, owner by owner. Return the number of granted slots.
 
-        A group that waits for more slots blocks the queue once half of it has come.
+        A group that waits for more slots blocks the queue once half of it has come. An owner at its limit never does.
         """
         queue = self.queues[environment]
         since, served = queue.served_at, 0
@@ -180,6 +185,28 @@ class Slots:
             served += len(tickets)
         if served:
             queue.note_pace(since, served, now)
+        return served
+
+    def serve_owners(self, owners: set[Owner], now: float) -> None:
+        """Grant free slots to waiting openings of *owners*, whose sessions ended, in order of arrival.
+
+        In any environment, they may have waited only for the limit of their owner.
+        """
+        firsts: dict[EnvironmentName, int] = {}
+        for environment, queue in self.queues.items():
+            numbers = [number for owner in owners if (number := queue.first_number(owner)) is not None]
+            if numbers:
+                firsts[environment] = min(numbers)
+        for environment in sorted(firsts, key=firsts.__getitem__):
+            self.serve(environment, now)
+
+    def _serve_all(self, now: float) -> None:
+        """Grant the free slots of every environment, until a grant in one has no effect in another.
+
+        A grant may bring an owner to its limit, so that it no longer blocks the queue of another environment.
+        """
+        while sum([self.serve(environment, now) for environment in sorted(self.queues)]):
+            pass
 
     def fail_waiting(self, environment: EnvironmentName, message: str, *, retry_after_s: float) -> int:
         """Fail every opening that waits for *environment*, and return their number."""
@@ -193,16 +220,16 @@ class Slots:
         self._leave(ticket)
         ticket.settled.set_result(outcome)
 
-    def _take(self, opening: SessionRequest, now: float) -> Session | None:
-        """Grant *opening* a slot reserved for its group, or a free slot while no opening waits; else return None."""
+    def _take(self, opening: SessionRequest, need: int, now: float) -> Session | None:
+        """Grant *opening* a slot reserved for its group, or *need* free slots that no waiting opening may take.
+
+        The limits of the owner allow *need* sessions. Return None if there is no such slot.
+        """
         if self._least_used(opening.environment) is None:
             return None
-        need, home, is_kept = 1, None, False
-        if opening.group:
-            is_kept, home = self._groups.take_reserved(opening)
+        is_kept, home = self._groups.take_reserved(opening)
         if not is_kept:
-            need = self._groups.wanted(opening) if opening.group else 1
-            if self.queues[opening.environment] or self._available(opening.environment) < need:
+            if self._available(opening.environment) < need or not self._overtakes_none(opening):
                 return None
             home = self._find_home(opening.environment, need)
         session = self._granted(opening, home, now)
@@ -210,22 +237,32 @@ class Slots:
             self._groups.reserve(opening, need - 1, now, home)
         return session
 
+    def _overtakes_none(self, opening: SessionRequest) -> bool:
+        """Return True if only other owners wait for the opening's environment, each of them at its limit."""
+        firsts = [first.opening for first in self.queues[opening.environment].firsts()]
+        return all(first.owner != opening.owner and self._is_over_limit(first) for first in firsts)
+
+    def _is_over_limit(self, opening: SessionRequest) -> bool:
+        return self.owners.room(opening) < self._groups.wanted(opening)
+
     def _turn(self, queue: Queue, now: float) -> tuple[list[QueueTicket], int, int] | None:
         """Return what `_next` returns for the first owner that is served. None: no owner is served."""
         for first in queue.firsts():
             turn = self._next(first, now)
-            if turn[0] or not self._groups.is_gathering(first.opening):
-                return turn if turn[0] else None
+            if turn[0]:
+                return turn
+            if not (self._is_over_limit(first.opening) or self._groups.is_gathering(first.opening)):
+                return None
         return None
 
     def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int, int]:
         """Return the tickets to serve if it is the turn of *first*, and two numbers for the rest of its group.
 
         The numbers are the slots to reserve, and the members that have not come. A group gets all its slots together.
-        After it has waited long enough, it gets the slots that are free.
+        After it has waited long enough, it gets the slots that are free. Its owner's limits bound both.
         """
         opening = first.opening
-        available = self._available(opening.environment)
+        available = min(self._available(opening.environment), self.owners.room(opening))
         if not opening.group:
             return [first] if available else [], 0, 0
         need = self._groups.wanted(opening)
@@ -255,7 +292,7 @@ class Slots:
     def _too_late(self, ticket: QueueTicket, now: float) -> PoolExhausted:
         environment = ticket.opening.environment
         return PoolExhausted(
-            f"no slot of {environment} became free in time",
+            self.owners.reached(ticket.opening) or f"no slot of {environment} became free in time",
             retry_after_s=self.queues[environment].retry_after_s(ticket.opening, now),
         )
 
@@ -314,10 +351,12 @@ class Slots:
         self.sessions[session.id] = session
         self.deadlines.set(session.id, deadline)
         held.sessions.add(session.id)
+        self.owners.add(session)
 
     def forget(self, session: Session, reason: CloseReason | None, now: float) -> None:
         """Remove a live session, and keep *reason* unless the trainer ended the session or never received it (None)."""
         del self.sessions[session.id]
+        self.owners.remove(session)
         self.turns.pop(session.id, None)
         self.deadlines.discard(session.id)
         if reason is not None and reason not in BY_TRAINER:
@@ -331,24 +370,34 @@ class Slots:
             held.idle_since = now
             if held.worker.state is WorkerState.DRAINING:
                 self._notices.publish(CapacityWanted(session.environment))
+        self.serve_owners({session.owner}, now)
         self.serve(session.environment, now)
 
     def load(self, now: float) -> dict[EnvironmentName, EnvironmentLoad]:
         """Return the workers, waiting openings and counters of every environment."""
         names = self._by_environment.keys() | self.queues.keys()
-        for name in names:
-            self.serve(name, now)  # a group's wait for all its slots may be over
+        self._serve_all(now)  # a group's wait for all its slots may be over
         return {
             name: EnvironmentLoad(
                 workers=tuple(_load_of(held, now) for held in self._by_environment[name].values()),
                 waiting=len(self.queues[name]),
                 to_come=self._groups.to_come(name, self.queues[name].tickets()) if self._groups.by_id else 0,
+                over_limit=self._count_over_limit(self.queues[name]),
                 arrivals=self.queues[name].arrivals,
                 hits=self.queues[name].hits,
                 broken_s=self.queues[name].broken(now)[1],
             )
             for name in names
         }
+
+    def _count_over_limit(self, queue: Queue) -> int:
+        """Return the number of waiting openings, and of members of their groups to come, that exceed their limits."""
+        count = 0
+        for first in queue.firsts():
+            if (room := self.owners.room(first.opening)) < NO_LIMIT:
+                tickets = queue.of(first.opening.owner)
+                count += max(0, len(tickets) + self._groups.missing(tickets) - room)
+        return count
 
     def _is_opening(self, granted: Session) -> bool:
         session = self.sessions.get(granted.id)

@@ -20,6 +20,7 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.session import Session, SessionRequest
+from gateway.stores.limits import reached
 from gateway.stores.redis.client import DRAIN_S, RedisClient, cancelled, happened
 from gateway.stores.redis.records import as_session, pairs, request_values, text
 from gateway.stores.retry_after import retry_after
@@ -176,7 +177,7 @@ class RedisClaims:
 def _granted(opening: SessionRequest, answer: list[Any]) -> Session:
     """Return the session that claim.lua or settle.lua granted, or raise the error that its answer names."""
     kind, *rest = answer
-    environment = opening.environment
+    environment, need = opening.environment, 1
     match text(kind):
         case "granted":
             return as_session(pairs(rest[0]))
@@ -185,11 +186,13 @@ def _granted(opening: SessionRequest, answer: list[Any]) -> Session:
         case "broken" | "failed":
             raise EnvironmentUnavailable(text(rest[1]), retry_after_s=int(rest[0]) / 1000)
         case "full":
-            message = f"no slot of {environment} is free, and {int(rest[0])} wait for one"
-            rest = rest[1:]
+            waiting, need, *rest = rest
+            message = f"no slot of {environment} is free, and {int(waiting)} wait for one"
         case "lost":
             message = f"the slot of {environment} was lost before it could be used"
         case _:  # left, unknown
             message = f"no slot of {environment} became free in time"
-    place, pace_ms = rest
+    place, pace_ms, held, held_here = rest
+    if kind != b"lost":
+        message = reached(opening, int(held), int(held_here), need=int(need)) or message
     raise PoolExhausted(message, retry_after_s=retry_after(int(place), float(pace_ms) / 1000 if pace_ms else None))

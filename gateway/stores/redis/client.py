@@ -53,7 +53,7 @@ RECONNECT_S = 0.5
 AT_ONCE = 500
 """Maximum number of notes, sessions or waiting claims in one script, which is a few milliseconds of Redis's time."""
 
-SHARED = ("base", "waiting", "admission", "slots", "groups", "serving", "sessions")
+SHARED = ("base", "waiting", "owners", "admission", "slots", "groups", "serving", "sessions")
 """Files in ``lua/shared``, in load order: each file uses definitions of the files before it."""
 
 _FOREIGN = (RedisError, OSError, TimeoutError)

@@ -66,7 +66,8 @@ worker_values: Callable[[Worker], tuple[str | float, ...]] = attrgetter(*_WORKER
 
 def request_values(request: SessionRequest, replica: str) -> tuple[str | float, ...]:
     """Return a request's values in the order of ``OPENING`` in ``lua/shared/waiting.lua``."""
-    return (*_REQUEST(request), replica, *_GROUP(request), int(request.is_use))
+    limits = (request.max_sessions, request.max_here)
+    return (*_REQUEST(request), replica, *_GROUP(request), int(request.is_use), *limits)
 
 
 def as_session(found: Mapping[str, str]) -> Session:
@@ -110,12 +111,13 @@ def _worker_load(entry: bytes) -> WorkerLoad:
 
 def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     """Decode the answer of load.lua into the load of each environment."""
-    listed, waiting, counts, breakers, groups = answer
+    listed, waiting, counts, breakers, groups, over_limit = answer
     workers: dict[str, list[WorkerLoad]] = {}
     for entry in listed:
         load = _worker_load(entry)
         workers.setdefault(load.worker.environment, []).append(load)
     waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
+    beyond = _numbers(over_limit)
     to_come: Counter[str] = Counter()
     for name, count in zip(groups[::2], groups[1::2], strict=True):
         to_come[text(name)] += int(count)
@@ -131,6 +133,7 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
             workers=tuple(workers.get(name, ())),
             waiting=waits.get(name, 0),
             to_come=to_come[name],
+            over_limit=beyond.get(name, 0),
             arrivals=counted.get(f"arrivals:{name}", 0),
             hits=counted.get(f"hits:{name}", 0),
             broken_s=broken_ms.get(name, 0) / 1000,

@@ -34,7 +34,7 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
 from gateway.core.session import (
     Activity,
@@ -46,6 +46,7 @@ from gateway.core.session import (
     SessionState,
 )
 from gateway.core.worker import EnvironmentLoad, Worker
+from gateway.stores.limits import too_fast
 from gateway.stores.notifications import Following, Notices
 from gateway.stores.redis.claims import RedisClaims
 from gateway.stores.redis.client import Listener, RedisClient, happened
@@ -138,6 +139,13 @@ class RedisStore:
     async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         self._check()
         return await self._claims.claim(opening, wait_s=wait_s)
+
+    async def pace(self, owner: Owner, *, per_s: float, within_s: float) -> float:
+        kind, wait_ms = await self._run("pace", owner, per_s, within_s)
+        wait_s = float(wait_ms) / 1000
+        if kind == b"refused":
+            raise too_fast(owner, per_s, wait_s, within_s)
+        return wait_s
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
         kind, *rest = await self._run("opened", id, lease, handle)

@@ -13,6 +13,5 @@ local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'worke
 if session[1] ~= lease or session[2] ~= 'opening' then
   return 0
 end
-forget(id, lease, false, '0')
-free(session[3], environment, id)
+free(session[3], environment, id, forget(id, lease, false, '0'))
 return 1

@@ -3,26 +3,42 @@
 -- Returns {the fields WORKER, used slots, idle time (ms) and age (ms) of one worker, separated by NUL, ...}, oldest
 -- worker first; {environment, number of waiting openings, ...}; {'arrivals:' or 'hits:' and environment, count, ...};
 -- {environment, time for which its breaker stays open (ms), ...}; {environment, group members that have not arrived,
--- ...}, to be added up. Times are strings.
+-- ...}, to be added up; {environment, openings beyond the limits of their owners, ...}. Times are strings.
+
+disown_ended()
+for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
+  let_go(environment)
+end
+for _, environment in ipairs(list_queues()) do
+  sweep(environment)
+end
+-- A group may have waited for long enough. A grant may bring an owner to its limit, so that it no longer blocks the queue
+-- of another environment.
+local served
+repeat
+  served = 0
+  for _, environment in ipairs(list_queues()) do
+    served = served + serve(environment)
+  end
+until served == 0
 
 -- Group members that have not arrived yet: slots are reserved for them, or will be once enough slots are free.
 local to_come = {}
 for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
-  let_go(environment)
-  serve(environment)
   to_come[#to_come + 1] = environment
   to_come[#to_come + 1] = reserved_for(environment, 'total')
 end
-local waiting = {}
-for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
-  sweep(environment)
-  serve(environment) -- a group may have waited for long enough
+local waiting, over_limit = {}, {}
+for _, environment in ipairs(list_queues()) do
   local count = redis.call('ZCARD', key('waits', environment))
   if count > 0 then
     waiting[#waiting + 1] = environment
     waiting[#waiting + 1] = count
+    local missing, missing_by_owner = count_to_come(environment)
     to_come[#to_come + 1] = environment
-    to_come[#to_come + 1] = count_to_come(environment)
+    to_come[#to_come + 1] = missing
+    over_limit[#over_limit + 1] = environment
+    over_limit[#over_limit + 1] = count_over_limit(environment, missing_by_owner)
   end
 end
 -- One string per worker: lists of names and values take both sides three times as long, for possibly thousands of
@@ -45,4 +61,4 @@ for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do
     breakers[#breakers + 1] = whole(left_ms)
   end
 end
-return {workers, waiting, redis.call('HGETALL', key('counts')), breakers, to_come}
+return {workers, waiting, redis.call('HGETALL', key('counts')), breakers, to_come, over_limit}

@@ -18,7 +18,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', '(' ..
   end
 end
 
-for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
+for _, environment in ipairs(list_queues()) do
   sweep(environment)
   serve(environment)
   if redis.call('EXISTS', key('queue', environment)) == 1 then

@@ -6,6 +6,6 @@ local session = redis.call('HMGET', key('session', ARGV[1]), 'lease', 'state', '
 if session[1] ~= ARGV[2] or session[2] ~= 'closing' then
   return 0
 end
-forget(ARGV[1], session[1], session[3], ARGV[3])
-free(session[4], session[5], ARGV[1])
+local owner = forget(ARGV[1], session[1], session[3], ARGV[3])
+free(session[4], session[5], ARGV[1], owner)
 return 1

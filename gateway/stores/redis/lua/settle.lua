@@ -1,18 +1,18 @@
 -- Return the state of an opening that waited.
 -- ARGV: session id, environment, owner, lease, '1' to leave the queue if it still waits
 -- Returns {'granted', session}, {'waiting'}, {'failed', retry delay (ms), message}, or, each with the place that it had
--- or would have and the pace (ms): {'left'} (also if its time has passed), {'lost'} (granted and ended since) or
--- {'unknown'} (the store was emptied).
+-- or would have, the pace (ms) and the sessions that its owner holds, in all and in the environment: {'left'} (also if its
+-- time has passed), {'lost'} (granted and ended since) or {'unknown'} (the store was emptied).
 
 local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if redis.call('HGET', key('ticket', id), 'lease') == lease then
   if ARGV[5] ~= '1' then
     return {'waiting'}
   end
-  local place, pace_ms = outlook(environment, owner, id)
+  local place, pace_ms, held, held_here = outlook(environment, owner, id)
   leave(environment, id, owner)
   serve(environment) -- slots may have been kept for its group
-  return {'left', place, pace_ms}
+  return {'left', place, pace_ms, held, held_here}
 end
 local session = redis.call('HMGET', key('session', id), 'lease', 'state')
 if session[1] == lease then

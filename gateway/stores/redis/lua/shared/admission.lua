@@ -11,8 +11,9 @@ local function note_pace(environment, interval_ms, slots)
   redis.call('SET', key('pace', environment), string.format('%.3f', mean_ms), 'EX', PACE_KEPT_S)
 end
 
--- Return the input of a retry estimate: the latest place in the service order, as owners take turns, and the pace ('':
--- unknown). The place is that of *id*, or, if *id* is false, that of one more opening of *owner*.
+-- Return the input of the error of an opening without a slot: the latest place in the service order, as owners take
+-- turns, the pace ('': unknown), and the sessions that *owner* holds, in all and in *environment*. The place is that of
+-- *id*, or, if *id* is false, that of one more opening of *owner*.
 local function outlook(environment, owner, id)
   local all, owners = redis.call('ZCARD', key('waits', environment)), redis.call('ZCARD', key('queue', environment))
   local own = redis.call('ZCARD', line(environment, owner))
@@ -22,7 +23,7 @@ local function outlook(environment, owner, id)
   else
     all, owners, own = all + 1, own == 0 and owners + 1 or owners, own + 1
   end
-  return math.min(all, own * owners), redis.call('GET', key('pace', environment)) or ''
+  return math.min(all, own * owners), redis.call('GET', key('pace', environment)) or '', count_owned(environment, owner)
 end
 
 -- Return the time (ms) for which the circuit breaker stays open, and its message; nil if it is closed. An expired

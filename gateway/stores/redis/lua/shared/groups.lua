@@ -117,20 +117,43 @@ local function let_go(environment)
   end
 end
 
--- Return the number of members of the group of *opening* without a slot, at least 1 (the opening itself).
+-- Return the number of slots that *opening* needs: those of its group's members without one, itself included. An opening
+-- without a group, or of a parted group, needs 1.
 local function wanted(opening)
+  if (opening[GROUP] or '') == '' then
+    return 1
+  end
   local known = redis.call('HMGET', key('group', opening[GROUP]), 'granted', 'parted')
   return known[2] and 1 or math.max(1, tonumber(opening[GROUP_SIZE]) - tonumber(known[1] or '0'))
 end
 
--- Return the number of openings that have not arrived yet, of the groups that wait for *environment*.
+-- Return the number of openings that have not arrived yet, of the groups that wait for *environment*: in all, and by
+-- owner.
 local function count_to_come(environment)
-  local count = 0
+  local count, counts = 0, {}
   for _, group in ipairs(redis.call('SMEMBERS', key('groups', environment))) do
     local ids = redis.call('ZRANGE', members(group), 0, -1)
     local ticket = ids[1] and redis.call('HMGET', key('ticket', ids[1]), unpack(OPENING)) or {}
     if ticket[1] then
-      count = count + math.max(0, wanted(ticket) - #ids)
+      local missing = math.max(0, wanted(ticket) - #ids)
+      count = count + missing
+      counts[ticket[3]] = (counts[ticket[3]] or 0) + missing
+    end
+  end
+  return count, counts
+end
+
+-- Return the number of openings that wait for *environment*, and of members to come (by owner), that exceed the limits of
+-- their owners.
+local function count_over_limit(environment, to_come)
+  local count = 0
+  for _, entry in ipairs(redis.call('ZRANGE', key('queue', environment), 0, -1)) do
+    local owner = string.sub(entry, RANK_DIGITS + 1)
+    local id = head_of(environment, owner)
+    local room = id and room_of(redis.call('HMGET', key('ticket', id), unpack(OPENING))) or math.huge
+    if room < math.huge then
+      local openings = redis.call('ZCARD', line(environment, owner)) + (to_come[owner] or 0)
+      count = count + math.max(0, openings - room)
     end
   end
   return count
@@ -184,17 +207,20 @@ local function is_impatient(opening, least_ms)
 end
 
 -- Serve the group of *opening*, which is first in the queue: all members together, or, once the group has waited long
--- enough, as many as there are free slots. Return the number of granted slots; 0: the group still waits. Then also
--- return true if less than half of it has come, so that other owners take free slots.
+-- enough, as many as there are free slots. The owner's limits bound both. Return the number of granted slots; 0: the
+-- group still waits. Then also return true if less than half of it has come, or if the limits do not allow all of it, so
+-- that other owners take free slots.
 local function serve_group(opening, owner, round)
   local environment, group = opening[4], opening[GROUP]
   local need = wanted(opening)
   local found, least_ms = waiting_of(environment, group, owner, need)
-  local available = count_available(environment, need)
+  local room = room_of(opening)
+  local available = math.min(count_available(environment, need), room)
   local absent = need - #found
   if available == 0 or (available < need and not is_impatient(opening, least_ms)) then
     local has_parted = redis.call('HEXISTS', key('group', group), 'parted') == 1
-    return 0, not has_parted and 2 * count_come(group) < tonumber(opening[GROUP_SIZE])
+    local is_gathering = not has_parted and 2 * count_come(group) < tonumber(opening[GROUP_SIZE])
+    return 0, room < need or is_gathering
   end
   if available < need then
     if absent > count_come(group) and redis.call('HEXISTS', key('group', group), 'kept_ms') == 1 then

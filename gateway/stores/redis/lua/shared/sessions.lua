@@ -48,7 +48,8 @@ local function is_trainers(reason)
   return reason == 'deleted' or reason == 'cancelled'
 end
 
--- Remove a live session. Keep *reason* for *kept_s*, unless the trainer ended the session or never received it (false).
+-- Remove a live session, and return its owner (nil: it did not count for one). Keep *reason* for *kept_s*, unless the
+-- trainer ended the session or never received it (false).
 local function forget(id, lease, reason, kept_s)
   settled(id)
   redis.call('ZREM', key('deadlines'), id)
@@ -57,6 +58,7 @@ local function forget(id, lease, reason, kept_s)
     redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason)
     redis.call('PEXPIRE', key('session', id), whole(math.ceil(tonumber(kept_s) * 1000)))
   end
+  return disown(id)
 end
 
 -- Workers, and rebuilding -------------------------------------------------------------------------------------------
@@ -117,6 +119,7 @@ local function take_in(session)
     'episode', session.episode, 'policy', session.policy, 'handle', session.handle, 'worker', worker,
     'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
   redis.call('ZADD', key('deadlines'), after(session.idle_s), id)
+  own(id, has[1], session.owner)
   if redis.call('SADD', key('held', worker), id) == 1 then
     redis.call('HINCRBY', key('worker', worker), 'uses', 1)
   end

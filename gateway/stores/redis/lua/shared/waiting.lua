@@ -24,9 +24,9 @@ end
 
 -- The fields of an opening, in the order of claim.lua's arguments. A ticket is a hash of these fields.
 local OPENING = {'id', 'name', 'owner', 'environment', 'lease', 'fingerprint', 'idle_s', 'setup_s', 'task', 'replica',
-  'episode', 'policy', 'group', 'group_size', 'together_s', 'is_use'}
+  'episode', 'policy', 'group', 'group_size', 'together_s', 'is_use', 'max_sessions', 'max_here'}
 
-local GROUP, GROUP_SIZE, TOGETHER_S, IS_USE = 13, 14, 15, 16
+local GROUP, GROUP_SIZE, TOGETHER_S, IS_USE, MAX_SESSIONS, MAX_HERE = 13, 14, 15, 16, 17, 18
 
 local function first(zset)
   return redis.call('ZRANGE', zset, 0, 0)[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -72,10 +70,6 @@ class SessionRequest:
     together_s: float = 0.0
     """Seconds for which slots are kept for the group: first until there are enough, then until all openings have
     arrived."""
-    max_sessions: int = 0
-    """Maximum number of sessions that the owner holds in all environments; 0: no limit."""
-    max_here: int = 0
-    """Maximum number of sessions that the owner holds in this environment; 0: no limit."""
     is_use: bool = True
     """True if the session counts against ``max_uses``. False: the gateway only queries the worker and opens no
     session."""
@@ -189,13 +183,6 @@ class SessionSetup:
     """The group that the trainer named. A curriculum's group is in `ticket`."""
     ticket: GroupMembership | None = None
     """Place in the group, if the task was drawn from a curriculum; the gateway releases it if no session is opened."""
-
-    def digest(self) -> str:
-        """Return a digest that names a task given in full and without an id, or an empty string without a task."""
-        if not self.spec:
-            return ""
-        text = json.dumps(self.spec, sort_keys=True, separators=(",", ":"), default=str)
-        return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

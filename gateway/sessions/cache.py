@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from itertools import islice
 import anyio
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import Owner, SessionId
@@ -248,3 +249,11 @@ def session_id(owner: Owner, name: str) -> SessionId:
     key, header or path.
     """
     return SessionId(hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32])
+
+
+def task_digest(spec: TaskSpec) -> str:
+    """Return a digest that names a task given in full and without an id, or an empty string without a task."""
+    if not spec:
+        return ""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), default=str)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

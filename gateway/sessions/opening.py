@@ -40,7 +40,7 @@ from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.core.session import CloseReason, EpisodeRequest, GroupMembership, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
-from gateway.sessions.cache import CachedSession, SessionCache, session_id
+from gateway.sessions.cache import CachedSession, SessionCache, session_id, task_digest
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate, OpeningWatch
 from gateway.sessions.liveness import WorkerSilent, wait_for_answer
@@ -430,7 +430,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment, limits: KeyLimi
         fingerprint=request.fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
-        task=request.task or setup.digest(),
+        task=request.task or task_digest(setup.spec),
         episode=request.episode,
         policy=setup.policy,
         max_sessions=limits.max_sessions,

@@ -42,7 +42,15 @@ TRANSPORT = frozenset(
         "upstreams/http1.py",
     )
 )
-STORE = frozenset(("core/retry.py", "stores/memory/slots.py", "stores/memory/queue.py"))
+STORE = frozenset(
+    (
+        "core/retry.py",
+        "stores/limits.py",
+        "stores/memory/owners.py",
+        "stores/memory/queue.py",
+        "stores/memory/slots.py",
+    )
+)
 
 
 @contextlib.contextmanager

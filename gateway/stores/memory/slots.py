@@ -115,7 +115,7 @@ class Slots:
             raise SessionExists(f"session {opening.id} exists")
         self._tickets_made += 1
         ticket = QueueTicket(opening, asyncio.get_running_loop().create_future(), self._tickets_made, now + wait_s)
-        need = self._groups.wanted(opening)
+        need = self._groups.wanted(opening) if opening.group else 1
         is_allowed = self.owners.room(opening) >= need
         queue.arrivals += is_allowed
         if is_allowed and (session := self._take(opening, need, now)) is not None:
@@ -227,7 +227,7 @@ class Slots:
         """
         if self._least_used(opening.environment) is None:
             return None
-        is_kept, home = self._groups.take_reserved(opening)
+        is_kept, home = self._groups.take_reserved(opening) if opening.group else (False, None)
         if not is_kept:
             if self._available(opening.environment) < need or not self._overtakes_none(opening):
                 return None

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from gateway.core.ids import EnvironmentName
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Role, add_key, revoke_key
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import World, world
@@ -66,7 +67,7 @@ async def test_a_key_at_its_limit_waits_and_no_opening_of_another_key_waits_behi
     tmp_path: Path, limits: KeyLimits
 ) -> None:
     async with tenants(tmp_path, environment(slots=16, max_workers=1), busy=limits, calm=NO_LIMITS) as here:
-        store, name = here.here.gateway.store, "math"
+        store, name = here.here.gateway.store, EnvironmentName("math")
         assert (await here.create("calm", "warm")).status_code == 200
         for sid in ("a", "b"):
             assert (await here.create("busy", sid)).status_code == 200

@@ -22,6 +22,8 @@ MAX_WAIT_MS = 5_000
 """The maximum milliseconds of all ``noop`` calls in one action."""
 MAX_TYPED_CHARS = 1_000
 """The maximum of all ``keyboard_type`` calls in one action: a key takes some milliseconds. ``fill`` is immediate."""
+MAX_NUMBER = 1_000_000
+"""The largest number in an action. Chromium does not answer for a click at 1e308, and the session would be lost."""
 OFFERED = (
     *("noop", "click", "dblclick", "hover", "fill", "press", "focus", "clear", "select_option", "drag_and_drop"),
     *("scroll", "goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user"),
@@ -124,6 +126,9 @@ class Actions:
             values = {
                 getattr(given, "name", place): getattr(given, "value", given) for place, given in enumerate(arguments)
             }
+            for value in values.values():
+                if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+                    raise ActionError(f"numbers are from -{MAX_NUMBER} to {MAX_NUMBER}, not {value!r:.40}")
             if name == "noop":
                 waited += _waiting_ms(values.get(0, values.get("wait_ms", 1000)))
             if name == "keyboard_type":

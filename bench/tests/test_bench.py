@@ -32,7 +32,7 @@ from bench.load.http1 import (
     request_bytes,
     result_of,
 )
-from bench.measures import calls, cold, footprint, openenv_tasks, opens
+from bench.measures import calls, cold, footprint, openenv_tasks, opens, tenants
 from bench.reporting import results
 from bench.reporting.grid import Cell
 from bench.reporting.report import Goal, Report, Table, number
@@ -546,6 +546,16 @@ async def test_each_server_is_measured_by_calls_footprint_and_openings() -> None
     assert set(opened.figures["in_turn"]) == set(opened.figures["bursts"]) == set(opens.OPENED)
     assert opened.figures["in_turn"]["gateway"]["create"]["count"] == 5
     assert len(opened.figures["cold_process_ms"]) == 1
+
+
+async def test_a_trainer_is_measured_beside_another_one_at_its_limits() -> None:
+    async with servers() as made:
+        found = await tenants.run(made, tenants.Plan(rounds=1, episodes=3, openers=5))
+
+    assert [goal.id for goal in found.goals] == ["tenants", "tenants"]
+    assert found.figures["busy_calls"] > 0
+    for name, count in (("opens", 3), ("calls", 12)):
+        assert found.figures[name]["alone"]["count"] == found.figures[name]["beside_a_busy_trainer"]["count"] == count
 
 
 @pytest.mark.docker

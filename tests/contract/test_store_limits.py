@@ -418,6 +418,20 @@ async def test_a_session_whose_key_another_client_deleted_stops_to_count(redis_w
 
 
 @pytest.mark.redis
+async def test_an_id_that_is_claimed_again_after_its_key_was_deleted_counts_once(redis_world: RedisWorld) -> None:
+    store = await redis_world.open()
+    await add_ready(store, "w1", slots=8)
+    session = await opened(store, of("alice", "a0", most=2))
+    with redis_world.server.client() as client:
+        client.delete(f"{{{redis_world.prefix}}}:session:{session.id}")
+    again = await opened(store, of("alice", "a0", most=2))
+    await store.claim(of("alice", "a1", most=2), wait_s=0)
+    await refused(store, of("alice", "a2", most=2))
+    await end(store, again)
+    await store.claim(of("alice", "a2", most=2), wait_s=0)
+
+
+@pytest.mark.redis
 async def test_the_limits_hold_over_several_replicas(redis_world: RedisWorld) -> None:
     stores = [await redis_world.open(replica=replica) for replica in "ab"]
     await add_ready(stores[0], "w1", slots=30)

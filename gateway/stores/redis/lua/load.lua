@@ -5,12 +5,16 @@
 -- {environment, time for which its breaker stays open (ms), ...}; {environment, group members that have not arrived,
 -- ...}, to be added up; {environment, openings beyond the limits of their owners, ...}. Times are strings.
 
-disown_ended()
 for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
   let_go(environment)
 end
 for _, environment in ipairs(list_queues()) do
   sweep(environment)
+  for owner, room in pairs(list_limited(environment)) do
+    if room == 0 then
+      disown_ended(owner)
+    end
+  end
 end
 -- A group may have waited for long enough. A grant may bring an owner to its limit, so that it no longer blocks the queue
 -- of another environment.

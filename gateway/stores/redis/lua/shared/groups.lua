@@ -143,18 +143,27 @@ local function count_to_come(environment)
   return count, counts
 end
 
--- Return the number of openings that wait for *environment*, and of members to come (by owner), that exceed the limits of
--- their owners.
-local function count_over_limit(environment, to_come)
-  local count = 0
+-- Return the owners that wait for *environment* and have limits, and the number of further sessions that these allow.
+local function list_limited(environment)
+  local rooms = {}
   for _, entry in ipairs(redis.call('ZRANGE', key('queue', environment), 0, -1)) do
     local owner = string.sub(entry, RANK_DIGITS + 1)
     local id = head_of(environment, owner)
     local room = id and room_of(redis.call('HMGET', key('ticket', id), unpack(OPENING))) or math.huge
     if room < math.huge then
-      local openings = redis.call('ZCARD', line(environment, owner)) + (to_come[owner] or 0)
-      count = count + math.max(0, openings - room)
+      rooms[owner] = room
     end
+  end
+  return rooms
+end
+
+-- Return the number of openings that wait for *environment*, and of members to come (by owner), that exceed the limits of
+-- their owners.
+local function count_over_limit(environment, to_come)
+  local count = 0
+  for owner, room in pairs(list_limited(environment)) do
+    local openings = redis.call('ZCARD', line(environment, owner)) + (to_come[owner] or 0)
+    count = count + math.max(0, openings - room)
   end
   return count
 end

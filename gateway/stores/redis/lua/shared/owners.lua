@@ -1,48 +1,35 @@
 -- Owners ------------------------------------------------------------------------------------------------------------
 
--- Every session that holds a slot counts for its owner. The hash owners names the owner and environment of each counted
--- session, so that a session counts only once, and its end does not depend on its key.
+-- Every session that holds a slot counts for its owner: a sorted set of each owner has the sessions' environments and
+-- ids, all with the score 0. So a session counts only once, and those of one environment are a range.
 
--- Stop counting session *id*. Return its owner; nil if it does not count.
-local function disown(id)
-  local counted = redis.call('HGET', key('owners'), id)
-  if not counted then
-    return nil
-  end
-  redis.call('HDEL', key('owners'), id)
-  local environment, owner = string.match(counted, '^([^:]*):(.*)$')
-  if redis.call('HINCRBY', key('owned', owner), 'all', -1) <= 0 then
-    redis.call('DEL', key('owned', owner))
-  elseif redis.call('HINCRBY', key('owned', owner), 'in:' .. environment, -1) <= 0 then
-    redis.call('HDEL', key('owned', owner), 'in:' .. environment)
-  end
-  return owner
+local function own(environment, owner, id)
+  redis.call('ZADD', key('owned', owner), 0, environment .. ':' .. id)
 end
 
--- Count session *id*, in place of an earlier session of this id.
-local function own(id, environment, owner)
-  disown(id)
-  redis.call('HSET', key('owners'), id, environment .. ':' .. owner)
-  redis.call('HINCRBY', key('owned', owner), 'all', 1)
-  redis.call('HINCRBY', key('owned', owner), 'in:' .. environment, 1)
-end
-
--- Stop counting sessions that ended without a call of disown: another client of Redis deleted their keys, or a replica
--- of an earlier version released them. Each session that holds a slot has a deadline.
-local function disown_ended()
-  if redis.call('HLEN', key('owners')) > redis.call('ZCARD', key('deadlines')) then
-    for _, id in ipairs(redis.call('HKEYS', key('owners'))) do
-      if not redis.call('ZSCORE', key('deadlines'), id) then
-        disown(id)
-      end
-    end
-  end
+local function disown(environment, owner, id)
+  redis.call('ZREM', key('owned', owner), environment .. ':' .. id)
 end
 
 -- Return the number of sessions that *owner* holds: in all, and in *environment*.
 local function count_owned(environment, owner)
-  local counts = redis.call('HMGET', key('owned', owner), 'all', 'in:' .. environment)
-  return tonumber(counts[1] or '0'), tonumber(counts[2] or '0')
+  local owned = key('owned', owner)
+  -- The semicolon is the character after the colon. Environment names contain neither.
+  return redis.call('ZCARD', owned), redis.call('ZLEXCOUNT', owned, '[' .. environment .. ':', '(' .. environment .. ';')
+end
+
+-- Number of sessions of an owner at its limit that disown_ended checks.
+local LOOKED_AT_OWNED = 100
+
+-- Stop counting sessions of *owner* that ended without a call of disown: another client of Redis deleted their keys, or
+-- a replica of an earlier version released them. Each session that holds a slot has a deadline. This checks some
+-- sessions, in random order, because an owner may have thousands.
+local function disown_ended(owner)
+  for _, member in ipairs(redis.call('ZRANDMEMBER', key('owned', owner), LOOKED_AT_OWNED)) do
+    if not redis.call('ZSCORE', key('deadlines'), string.match(member, '^[^:]*:(.*)$')) then
+      redis.call('ZREM', key('owned', owner), member)
+    end
+  end
 end
 
 -- Return the number of further sessions that the limits of *opening* allow its owner. As in limits.py.

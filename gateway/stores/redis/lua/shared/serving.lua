@@ -84,7 +84,7 @@ local function list_queues()
   return queues
 end
 
--- Release the slot of session *id* of *owner* (nil: unknown), and grant it to the next waiting opening.
+-- Release the slot of session *id* of *owner* (false: unknown), and grant it to the next waiting opening.
 local function free(worker, environment, id, owner)
   redis.call('SREM', key('held', worker), id)
   local has = redis.call('HMGET', key('worker', worker), 'state', 'rank', 'slots')
@@ -97,8 +97,8 @@ local function free(worker, environment, id, owner)
   elseif used == 0 then
     publish_wanted(environment)
   end
-  if owner then
-    serve_owners({[owner] = true})
+  if redis.call('EXISTS', key('queues')) == 1 then
+    serve_owners(owner and {[owner] = true} or {})
+    serve(environment)
   end
-  serve(environment)
 end

@@ -48,17 +48,20 @@ local function is_trainers(reason)
   return reason == 'deleted' or reason == 'cancelled'
 end
 
--- Remove a live session, and return its owner (nil: it did not count for one). Keep *reason* for *kept_s*, unless the
--- trainer ended the session or never received it (false).
+-- Remove a live session, and return its owner (false: unknown). Keep *reason* for *kept_s*, unless the trainer ended the
+-- session or never received it (false).
 local function forget(id, lease, reason, kept_s)
-  settled(id)
+  local owner, environment = settled(id)
+  if owner then
+    disown(environment, owner, id)
+  end
   redis.call('ZREM', key('deadlines'), id)
   redis.call('DEL', key('session', id))
   if reason and not is_trainers(reason) then
     redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason)
     redis.call('PEXPIRE', key('session', id), whole(math.ceil(tonumber(kept_s) * 1000)))
   end
-  return disown(id)
+  return owner
 end
 
 -- Workers, and rebuilding -------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ local function take_in(session)
     'episode', session.episode, 'policy', session.policy, 'handle', session.handle, 'worker', worker,
     'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
   redis.call('ZADD', key('deadlines'), after(session.idle_s), id)
-  own(id, has[1], session.owner)
+  own(has[1], session.owner, id)
   if redis.call('SADD', key('held', worker), id) == 1 then
     redis.call('HINCRBY', key('worker', worker), 'uses', 1)
   end

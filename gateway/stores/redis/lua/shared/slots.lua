@@ -28,7 +28,7 @@ local function grant(opening, rank)
   redis.call('HSET', key('openings', opening[10]), id, opening[5])
   redis.call('ZADD', key('deadlines'), after(opening[8]), id)
   redis.call('SADD', key('held', worker), id)
-  own(id, environment, opening[3])
+  own(environment, opening[3], id)
   if not is_whole() then
     -- A transfer (hand_over.lua) during a rebuild: adopt.lua must not treat the session as one of an older state.
     redis.call('HSET', key('session', id), 'run', run())

@@ -12,12 +12,13 @@ local function is_gone(replica)
   return heard_ms and tonumber(heard_ms) < now - SILENT_MS
 end
 
--- Note that an opening is over, with any result.
+-- Note that an opening is over, with any result. Return the owner and environment of its session.
 local function settled(id)
-  local replica = redis.call('HGET', key('session', id), 'replica')
-  if replica then
-    redis.call('HDEL', key('openings', replica), id)
+  local session = redis.call('HMGET', key('session', id), 'replica', 'owner', 'environment')
+  if session[1] then
+    redis.call('HDEL', key('openings', session[1]), id)
   end
+  return session[2], session[3]
 end
 
 -- Waiting -----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,6 @@ def too_fast(owner: Owner, per_s: float, wait_s: float, within_s: float) -> Pool
     """Return the error of an opening that would have to wait *wait_s* for its start, longer than *within_s*."""
     return PoolExhausted(
         f"the key {owner!r} may open {per_s:g} sessions a second, and its next opening would start in {wait_s:.1f} s, "
-        f"later than the {within_s:g} s that it may wait: open sessions more slowly, or raise the key's rate limit",
+        f"later than the {within_s:g} s that it may wait: open sessions more slowly, or raise the limit (opens_per_s)",
         retry_after_s=wait_s,
     )

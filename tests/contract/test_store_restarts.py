@@ -151,6 +151,49 @@ async def test_sessions_and_openings_outlive_a_killed_redis_and_no_slot_is_lease
         assert (await b.opened(session.id, session.lease)).state is SessionState.OPEN
 
 
+async def test_older_signs_of_life_do_not_give_a_replica_up(mortal: RedisServer, mortal_world: RedisWorld) -> None:
+    a, b = await mortal_world.open(replica="a"), await mortal_world.open(replica="b")
+    for store, name in ((a, "a"), (b, "b")):
+        await store.lead(name, ttl_s=60)
+    await add_ready(a, slots=2)
+    session, wish = await opened(a, opening("s1")), opening("s2")
+    await b.claim(wish, wait_s=0)
+
+    def grow_older(key: str, pattern: str) -> None:
+        """Make signs of life as old as those of a Redis that was away for longer than a replica may be silent."""
+        with mortal.client() as client:
+            for name, value in client.hgetall(f"{{{mortal_world.prefix}}}:{key}").items() if key == "replicas" else ():
+                client.hset(f"{{{mortal_world.prefix}}}:{key}", name, int(value) - 11_000)
+            if pattern:
+                run, since = client.get(f"{{{mortal_world.prefix}}}:{key}").split()
+                client.set(f"{{{mortal_world.prefix}}}:{key}", f"{run} {int(since) - 11_000}")
+
+    grow_older("replicas", "")
+    mortal.save()
+    task = await queued(b, opening("s3"))
+    await restart(mortal, a, b)
+    await eventually(lambda: waits(a, 1))
+
+    lead = await a.lead("a", ttl_s=60)  # the other replica is late, as on a busy machine
+    await a.adopt(running(slots=2), [session], fence=lead.fence)
+    await a.rebuilt(fence=lead.fence)
+
+    assert await a.due(10) == [], "the other replica still opens its session"
+    await b.opened(wish.id, wish.lease)
+    await end(a, session)
+    assert (await task).worker == W1, "its opening still waits"
+
+    another = await queued(b, opening("s4"))
+    grow_older("heard_run", "run")
+    with mortal.client() as client:
+        client.hincrby(f"{{{mortal_world.prefix}}}:replicas", "b", -11_000)
+    await a.lead("a", ttl_s=60)
+    await end(a, await a.find(wish.id))
+
+    with pytest.raises(PoolExhausted):  # now it is gone
+        await another
+
+
 async def test_a_slot_that_is_free_in_an_older_state_is_not_granted_while_a_session_holds_it(
     mortal: RedisServer, mortal_world: RedisWorld
 ) -> None:

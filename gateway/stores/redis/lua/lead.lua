@@ -65,10 +65,14 @@ redis.call('HSET', key('paced'), clock, whole(caller_ms) .. ' ' .. whole(now))
 -- recorded as gone for as long as its tickets may exist.
 redis.call('HSET', key('replicas'), ARGV[1], whole(now))
 redis.call('SET', key('heard'), whole(now))
+local this_run = run()
+if string.match(redis.call('GET', key('heard_run')) or '', '^%x+') ~= this_run then
+  redis.call('SET', key('heard_run'), this_run .. ' ' .. whole(now))
+end
 local heard = redis.call('HGETALL', key('replicas'))
 for i = 1, #heard, 2 do
   local heard_ms = tonumber(heard[i + 1])
-  if heard_ms < now - SILENT_MS then
+  if is_gone(heard[i]) then
     local openings = redis.call('HGETALL', key('openings', heard[i]))
     for n = 1, #openings, 2 do
       local session = redis.call('HMGET', key('session', openings[n]), 'state', 'lease')
@@ -87,7 +91,6 @@ end
 -- at least the wall clock (ms), which survives the data. It is also above the last fence that the caller received,
 -- which survives a clock that was set back.
 local last = math.max(tonumber(redis.call('GET', key('fence')) or '0'), tonumber(ARGV[7]))
-local this_run = run()
 local fence, led_in, leader = string.match(redis.call('GET', key('leader')) or '', '^(%d+) (%x+) (.*)$')
 if led_in ~= this_run then
   -- No replica leads, or the state is from before a restart and its leader may have successors.

@@ -6,10 +6,15 @@
 -- Each replica calls it every half second.
 local SILENT_MS = 5000
 
--- Return true if *replica* (nil: unknown) is gone. A replica that never called may just have started.
+-- Return true if *replica* (nil: unknown) is gone. A replica that never called may just have started. A server that
+-- restarts with older data has older signs of life, so a replica gets this time again from the first call of any replica.
 local function is_gone(replica)
   local heard_ms = replica and redis.call('HGET', key('replicas'), replica)
-  return heard_ms and tonumber(heard_ms) < now - SILENT_MS
+  if not heard_ms or tonumber(heard_ms) >= now - SILENT_MS then
+    return false
+  end
+  local heard_run, since_ms = string.match(redis.call('GET', key('heard_run')) or '', '^(%x+) (%d+)$')
+  return heard_run == run() and tonumber(since_ms) < now - SILENT_MS
 end
 
 -- Note that an opening is over, with any result. Return the owner and environment of its session.

@@ -213,6 +213,13 @@ class RedisWorld:
                     # A time to live that is not positive deletes the key.
                     client.pexpire(key, left_ms - ms)
 
+    def fall_silent(self, replica: str) -> None:
+        """Set the last sign of *replica* to long ago, as if it had been killed then."""
+        with self.server.client() as client:
+            client.hincrby(f"{{{self.prefix}}}:replicas", replica, -6_000)
+            run, since_ms = client.get(f"{{{self.prefix}}}:heard_run").split()
+            client.set(f"{{{self.prefix}}}:heard_run", f"{run} {int(since_ms) - 6_000}")
+
     def keys(self, client: redis.Redis) -> list[str]:
         """Return all keys of this world."""
         return sorted(client.scan_iter(match=f"{{{self.prefix}}}:*", count=1000))

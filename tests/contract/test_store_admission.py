@@ -272,12 +272,6 @@ async def test_a_claim_is_notified_of_a_slot_or_a_refusal_without_polling(
     await end(a, second)
 
 
-def fall_silent(world: RedisWorld, replica: str) -> None:
-    """Set the last sign of *replica* to long ago, as if it had been killed then."""
-    with world.server.client() as client:
-        client.hincrby(f"{{{world.prefix}}}:replicas", replica, -6_000)
-
-
 async def two_that_lead(world: RedisWorld) -> tuple[Store, Store]:
     """Return replicas that the store knows as alive."""
     a, b = await world.open(replica="a"), await world.open(replica="b")
@@ -292,7 +286,7 @@ async def test_no_slot_goes_to_a_waiting_claim_of_a_dead_replica(
     a, b = await two_that_lead(redis_world)
     holder = await held_by_one(a)
     gone, here = await queued(b, of("x", "gone")), await queued(a, of("x", "here"))
-    fall_silent(redis_world, "b")
+    redis_world.fall_silent("b")
 
     await end(a, holder)
 
@@ -306,7 +300,7 @@ async def test_a_session_that_a_replica_was_opening_is_due_once_the_replica_is_d
     await b.claim(of("x", "doomed"), wait_s=0)
     await a.lead("a", ttl_s=60)
     before = await a.due(10)
-    fall_silent(redis_world, "b")
+    redis_world.fall_silent("b")
 
     await a.lead("a", ttl_s=60)
 

@@ -565,8 +565,7 @@ async def test_a_member_of_a_dead_replica_gets_no_slot_and_its_place_stays_reser
     holder = await opened(one, opening("holder"))
     here = await queued(one, member("a"), wait_s=LONG_S)
     gone = await queued(two, member("b"), wait_s=LONG_S)
-    with redis_world.server.client() as client:
-        client.hincrby(f"{{{redis_world.prefix}}}:replicas", "two", -6000)
+    redis_world.fall_silent("two")
 
     await end(one, holder)
 

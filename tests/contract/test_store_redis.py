@@ -737,7 +737,7 @@ async def test_the_keys_of_sessions_and_workers_are_gone_once_all_have_ended(red
     with redis_world.server.client() as client:
         left = {key.split(":")[1]: client.ttl(key) for key in redis_world.keys(client)}
 
-    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard", "owner"):
+    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard", "heard_run", "owner"):
         assert left.pop(kind) == -1
     assert set(left) <= {"session", "leader", "failed", "cause", "pace", "group", "unfilled"}
     assert all(0 <= ttl_s <= 600 for ttl_s in left.values()), left  # in whole seconds

@@ -372,6 +372,7 @@ class PoolWorld(Checked):
                 "paced",
                 "replicas",
                 "heard",
+                "heard_run",
             }
             assert kinds <= kept, f"{kinds - kept} are left in Redis"
 

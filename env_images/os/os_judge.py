@@ -81,13 +81,13 @@ class Evaluation:
     after: bool
     """True to compute the expected value at the end, in the box that the agent has changed."""
     live: bool = False
-    """True if the agent's processes go on while scripts run, for tasks about a service."""
+    """True if the agent's processes go on while scripts run, for tasks about a service or about processes."""
     reward: RewardCall | None = None
     """A function that judges the answer alone, instead of the fields above."""
 
     @classmethod
-    def read(cls, data: object) -> Evaluation:
-        """Read and check the `evaluation` of a task.
+    def read(cls, data: object, *, live: bool = False) -> Evaluation:
+        """Read and check the `evaluation` of a task. *live* is the default of its key `live`.
 
         Raises:
             InvalidEvaluation: The shape is wrong, or a name in it is unknown.
@@ -113,7 +113,7 @@ class Evaluation:
             raise InvalidEvaluation("evaluation needs match or check, or script or reward_function")
         if None in checks and example is None:
             raise InvalidEvaluation("evaluation: null in check stands for example, and there is none")
-        live = data.get("live", False)
+        live = data.get("live", live)
         if not isinstance(live, bool):
             raise InvalidEvaluation(f"evaluation.live must be true or false, not {live!r}")
         return cls(match, checks, example, judge == "after", live)

@@ -55,7 +55,8 @@ class Problem:
         given = config.get("init") or []
         try:
             init = tuple(Script.read(script) for script in (given if isinstance(given, list) else [given]))
-            evaluation = Evaluation.read(task.get("evaluation"))
+            # A task whose init scripts leave processes is about these.
+            evaluation = Evaluation.read(task.get("evaluation"), live=config.get("live_init") is True)
         except ValueError as error:
             raise InvalidTask(str(error)) from error
         start = config.get("start") or ""

@@ -150,7 +150,11 @@ async def rewards(
 
     Where its commands print an answer, that answer must equal the solution's answer.
     """
-    episode = await worker.open(problems.Problem.read(task), seed=1)
+    problem = problems.Problem.read(task)
+    if before and problem.evaluation.scripts:  # its scripts stop the processes of the box
+        worth = [(await rewards(worker, task, {"commands": [], "answer": answer}))[0] for answer in before]
+        return [*worth, *await rewards(worker, task, solution)]
+    episode = await worker.open(problem, seed=1)
     try:
         worth = [bool(await episode.judge(answer)) for answer in before]
         printed = ""

@@ -124,8 +124,13 @@ def _keys_are_at_home(world: World, workers: list[dict[str, Any]], sessions: lis
     waits = {"ticket", "queue", "waits", "line", "queues"}
     with world.database() as database:
         keys = [str(key) for key in database.scan_iter(match="*", count=1000)]
+        counted = {f"{PREFIX}owned:{session['owner']}" for session in sessions}
         astray = [key for key in keys if not _is_at_home(key, alive, waits) and _lasts(database, key)]
+        astray = [key for key in astray if key not in counted]
         assert astray == [], f"keys of nothing that lives: {astray[:10]} ({len(astray)} of {len(keys)})"
+        owned = {str(member) for key in counted for member in database.zrange(key, 0, -1)}
+        held = {f"{session['environment']}:{session['id']}" for session in sessions}
+        assert owned == held, f"the sessions of owners: {owned ^ held}"
         _free_slots_add_up(database, workers)
 
 

@@ -94,7 +94,7 @@ class Programs:
         for path in ("etc", "usr", "usr/local", *FOLDERS):
             with _folder(root, path) as fd:
                 for entry in _entries(fd) if fd >= 0 else ():
-                    if _is_setting(entry.name) and self._is_late(entry):
+                    if _is_setting(path, entry.name) and self._is_late(entry):
                         return f"{path}/{entry.name}"
         return self._link_into_proc(root, root, (), 0)
 
@@ -164,9 +164,11 @@ def _entries(fd: int) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def _is_setting(name: str) -> bool:
-    """Return True if a program reads a file *name* of its folder, or of /etc, before it starts."""
-    return name in SETTINGS_OF_PYTHON or name.endswith("._pth") or name.startswith("ld.so")
+def _is_setting(folder: str, name: str) -> bool:
+    """Return True if the loader, or Python before it starts, reads a file *name* of *folder*."""
+    if folder == "etc":
+        return name.startswith("ld.so")
+    return name in SETTINGS_OF_PYTHON or name.endswith("._pth")
 
 
 def _leads_into_proc(root: int, path: tuple[str, ...]) -> bool:

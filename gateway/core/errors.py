@@ -138,7 +138,7 @@ class NotAllowed(GatewayError):
 
 
 class NotPermitted(NotAllowed):
-    """The key is valid, but it may not use this environment."""
+    """The key may not use this environment, or was revoked after its WebSocket was opened."""
 
     code = "not_permitted"
 

@@ -159,6 +159,8 @@ class SessionOpener:
 
     def _begun(self, request: EpisodeRequest) -> _Opening:
         limits, environment = self._keys.by_owner.get(request.owner, NO_LIMITS), request.environment
+        if request.owner in self._keys.revoked:
+            raise NotPermitted(f"the key {request.owner!r} was revoked")
         if limits.environments and environment.name not in limits.environments:
             raise NotPermitted(
                 f"the key {request.owner!r} may use only {', '.join(limits.environments)}, not {environment.name}"
@@ -169,8 +171,7 @@ class SessionOpener:
         """Claim a slot within the time that the environment and the request allow, at the pace of the key."""
         per_s, open_s = opening.limits.opens_per_s, opening.environment.timeouts.open_s
         if per_s > 0:
-            owner, within_s = opening.claim.owner, opening.at_most(open_s)
-            paced = partial(self._store.pace, owner, per_s=per_s, within_s=within_s)
+            paced = partial(self._store.pace, opening.claim.owner, per_s=per_s, within_s=opening.at_most(open_s))
             await asyncio.sleep(await patiently(paced, for_s=self._patience_s))
         left_s = opening.began_at + open_s - time.monotonic()
         return await self._claim(opening, opening.at_most(max(0.0, left_s)))
@@ -442,7 +443,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment, limits: KeyLimi
         return claim
     # At most the number of sessions that the environment can hold, where that is known, and that the key may have.
     size = group.size if pool.learns_slots else min(group.size, slots)
-    size = min(size, *(limit for limit in (limits.max_sessions, max_here, size) if limit))
+    size = min([size, *filter(None, (limits.max_sessions, max_here))])
     if size <= 1:
         return claim
     whole = "\0".join((owner, environment.name, kind, group.name)).encode("utf-8", "surrogatepass")

@@ -148,6 +148,8 @@ class Keyring:
         """True if there is a file. Every route then needs a key, so that revoking the last key opens nothing."""
         self.by_owner: Mapping[Owner, KeyLimits] = {}
         """The limits of each trainer's key."""
+        self.revoked: frozenset[Owner] = frozenset()
+        """Trainers whose keys are gone since the start. A WebSocket that such a key opened may still be open."""
         self._take(read_keys(path) if path is not None and self._stamp is not None else None)
 
     def changed(self, listener: Listener) -> None:
@@ -191,7 +193,9 @@ class Keyring:
             known.append((key.role, KnownKey(Owner(key.name), digest, key.limits)))
         self.trainers = [key for role, key in known if role is Role.TRAINER]
         self.operators = [key for role, key in known if role is Role.OPERATOR]
+        before = self.revoked | self.by_owner.keys()
         self.by_owner = {key.owner: key.limits for key in self.trainers}
+        self.revoked = before - self.by_owner.keys()
         self.has_file = keys is not None
         for listener in self._listeners:
             listener({key.owner: key.limits.environments for key in self.trainers})

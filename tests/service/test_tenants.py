@@ -170,6 +170,20 @@ async def test_a_key_without_an_available_environment_gets_one_plain_answer(tmp_
     assert socket.value.response.status_code == 403
 
 
+async def test_a_socket_of_a_revoked_key_opens_no_other_episode(tmp_path: Path) -> None:
+    async with (
+        tenants(tmp_path, environment(), bob=KeyLimits(max_sessions=1)) as here,
+        here.here.client("math", additional_headers=here.headers("bob")) as client,
+    ):
+        first = await client.ask("reset")
+        revoke_key(here.path, "bob")
+        await here.here.gateway.keys.look()
+        second = await client.ask("reset")
+
+    assert first["type"] == "observation", first
+    assert (second["type"], "the key 'bob' was revoked" in str(second)) == ("error", True), second
+
+
 async def test_separate_tenants_share_no_worker(tmp_path: Path) -> None:
     one = environment(slots=4, max_workers=2, is_separate=True)
     async with tenants(tmp_path, one, alice=NO_LIMITS, bob=NO_LIMITS) as here:

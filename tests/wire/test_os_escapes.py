@@ -186,16 +186,17 @@ async def searched(play: Play, search: str) -> str:
 
 
 async def test_no_secret_is_anywhere_in_a_box(street: Street) -> None:
-    workers = [worker["id"] for worker in await street.gateway.workers("os")]
-    tokens = [hmac.new(GATEWAY_SECRET.encode(), worker.encode(), hashlib.sha256).hexdigest() for worker in workers]
-    words = [ANSWER, NEIGHBOURS_SECRET, GATEWAY_SECRET, "ENVSERVER_", *workers, *tokens]
-    search = _SEARCH.format(words=[word[::-1] for word in words])
-
     async with playing(street.client, "secret") as play:
-        found = await searched(play, search)
+        # Listed now, with the worker of this episode: the pool starts a second one if openings come fast.
+        workers = [worker["id"] for worker in await street.gateway.workers("os")]
+        serving = {session["worker"] for session in await street.gateway.sessions() if session["environment"] == "os"}
+        tokens = [hmac.new(GATEWAY_SECRET.encode(), worker.encode(), hashlib.sha256).hexdigest() for worker in workers]
+        words = [ANSWER, NEIGHBOURS_SECRET, GATEWAY_SECRET, "ENVSERVER_", *workers, *tokens]
+        found = await searched(play, _SEARCH.format(words=[word[::-1] for word in words]))
         verdict = await play.answer(ANSWER)
 
-    assert workers  # a busy machine may have made the pool start a second one
+    assert serving
+    assert serving <= set(workers)
     assert found == "True True []"
     assert verdict.reward == 1.0
 

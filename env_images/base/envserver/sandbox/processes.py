@@ -298,18 +298,26 @@ def stop_all() -> int | None:
     except OSError:
         return None
     if looker == 0:
-        quiet_passes, known = 0, set[str]()
-        while quiet_passes < 2:
-            found = {name for name in os.listdir("/proc") if name.isdigit()} - {"1", str(os.getpid())}
-            states = [_state(name) for name in found]
-            for name in found:
-                with contextlib.suppress(OSError):
-                    os.kill(int(name), signal.SIGSTOP)
-            is_quiet = found <= known and set(states) <= set("TtZXD")
-            quiet_passes, known = quiet_passes + 1 if is_quiet else 0, found
-            time.sleep(_STOP_PAUSE_S)
-        os._exit(0)
+        status = 1
+        try:
+            _stop_others()
+            status = 0
+        finally:
+            os._exit(status)  # a fork must not run its parent's code
     return looker
+
+
+def _stop_others() -> None:
+    quiet_passes, known = 0, set[str]()
+    while quiet_passes < 2:
+        found = {name for name in os.listdir("/proc") if name.isdigit()} - {"1", str(os.getpid())}
+        states = {_state(name) for name in found}
+        for name in found:
+            with contextlib.suppress(OSError):
+                os.kill(int(name), signal.SIGSTOP)
+        is_quiet = found <= known and states <= set("TtZXD")
+        quiet_passes, known = quiet_passes + 1 if is_quiet else 0, found
+        time.sleep(_STOP_PAUSE_S)
 
 
 def _state(name: str) -> str:

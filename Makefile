@@ -10,11 +10,11 @@ run: ## a gateway with environments as local processes: no Docker, no Redis
 	@scripts/bubblewrap >/dev/null || echo "environments with sandboxes (os, coding) will not be offered" >&2
 	.venv/bin/gateway serve $(ARGS)
 
-demo: ## from nothing to a first reward, with the official clients
+demo: ## install everything and play a first episode with the official clients
 	scripts/install demo
 	.venv/bin/python examples/demo.py $(ARGS)
 
-curriculum: ## a small learner, by three curricula; make curriculum ARGS="--environment game"
+curriculum: ## compare three curricula with a small learner; make curriculum ARGS="--environment game"
 	scripts/install bench
 	.venv/bin/python examples/curriculum.py $(ARGS)
 
@@ -27,7 +27,7 @@ up: ## the gateway on Docker: chooses base images, makes keys, builds, starts
 	@echo "the gateway is at http://$$(docker compose port gateway 8080)"
 	@scripts/keys
 
-down: ## stop what `make up` started, workers included; data and .env stay
+down: ## stop the stack of `make up` and its workers; data and .env stay
 	scripts/down
 
 test: ## all tests; make test ARGS="tests/unit -k lease" runs some
@@ -39,10 +39,10 @@ ci: ## what CI runs, in a fresh clone in a temporary folder
 check: ## format, lint, types, imports, versions; changes nothing
 	scripts/check
 
-lint: ## format the code and mend what can be mended
+lint: ## format the code and apply automatic fixes
 	scripts/lint
 
-tasks: ## make the task files of the math environment anew
+tasks: ## regenerate the task files of the math environment
 	scripts/install
 	.venv/bin/python scripts/make-math-tasks $(ARGS)
 
@@ -53,10 +53,10 @@ bench: ## the benchmarks
 	scripts/bench-peers --chp
 	.venv/bin/python -m bench.run $(ARGS)
 
-bench-quick: ## the same in some three minutes
+bench-quick: ## the benchmarks in about three minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
-bench-nodes: ## one, two and three machines of scripts/swarm-lab, some five minutes; needs root
+bench-nodes: ## one, two and three machines of scripts/swarm-lab, about five minutes; needs root
 	scripts/install bench
 	scripts/docker-engine
 	@scripts/redis >/dev/null

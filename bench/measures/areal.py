@@ -105,7 +105,7 @@ class Client:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: The gateway does not start.

@@ -49,7 +49,7 @@ Steps: TypeAlias = Callable[[Subject, Sequence[Connection]], Awaitable[list[Step
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: A server does not start.

@@ -66,7 +66,7 @@ class Subject:
 
 
 async def run(made: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: A server does not start, or the official server is not installed.

@@ -106,7 +106,7 @@ class Keyed(Episode):
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: A server does not start.

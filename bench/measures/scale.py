@@ -75,7 +75,7 @@ class Idle:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: A server does not start.

@@ -64,7 +64,7 @@ class Trips:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: Redis or the gateway does not start.

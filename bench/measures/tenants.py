@@ -56,7 +56,7 @@ class Samples:
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
-    """Measure.
+    """Run all measurements of this part and return their report.
 
     Raises:
         StartError: The gateway does not start.

@@ -47,7 +47,10 @@ class Tab:
         session.send("Network.enable")
 
     async def handled(self) -> None:
-        """Wait until the page has handled its input, in a world that no script of the page has changed."""
+        """Wait until the page has processed its input.
+
+        The check runs in an isolated JavaScript world, which the page's scripts cannot change.
+        """
         session = self._session._impl_obj  # Playwright's asynchronous session: see Window._run_until
         world = await session.send("Page.createIsolatedWorld", {"frameId": self.target, "worldName": "settle"})
         asked = {"contextId": world["executionContextId"], "expression": _HANDLED, "awaitPromise": True}

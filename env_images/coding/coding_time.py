@@ -91,10 +91,13 @@ class Time:
         return is_over
 
     async def give(self, attempt: Callable[[Judged, float], Awaitable[Completed]]) -> Completed:
-        """Run a case by *attempt*, which receives the claim to CPU time and the wall time; repeat while it starves.
+        """Run a case, and repeat it while other programs keep it from the CPU. Return its result.
+
+        Args:
+            attempt: Runs the case with the given CPU account and within the given wall time in seconds.
 
         Raises:
-            SandboxFault: Other programs kept it from the CPU in each attempt.
+            SandboxFault: Other programs kept the case from the CPU in each attempt.
         """
         starved = 0
         slept: Completed | None = None

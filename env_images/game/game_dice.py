@@ -29,7 +29,7 @@ class Dice:
 
     @contextmanager
     def of(self, generator: random.Random) -> Iterator[None]:
-        """Put *generator* into play for the code in the block."""
+        """Use *generator* as the source of random numbers for the code in the block."""
         token = _in_play.set(generator)
         try:
             yield

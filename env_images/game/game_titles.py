@@ -19,7 +19,7 @@ DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A whole number as a parameter."""
+    """A parameter that is a whole number."""
 
     default: int
     least: int
@@ -38,7 +38,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A yes or no as a parameter."""
+    """A parameter that is true or false."""
 
     default: bool
 
@@ -50,7 +50,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A list of whole numbers as a parameter."""
+    """A parameter that is a list of whole numbers."""
 
     default: tuple[int, ...]
     most: int
@@ -66,7 +66,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text of a fixed form as a parameter."""
+    """A text parameter that must match a pattern."""
 
     default: str
     form: str

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +348,26 @@ async def test_a_gateway_that_is_restarted_after_a_kill_continues_its_sessions(s
         assert stack.admin("sessions") == []
 
     await eventually(is_over)
+
+
+async def test_a_key_added_to_the_running_stack_plays_within_its_limits_until_it_is_revoked(stack: Stack) -> None:
+    keys = ("exec", "-T", "gateway", "gateway", "keys")
+    key = stack.compose(*keys, "add", "alice", "--environments", "math").strip()
+    alice = replace(stack, trainer=key)
+
+    async def answers(status: int) -> Any:
+        async with httpx.AsyncClient(base_url=stack.url, headers={"X-API-Key": key}) as client:
+            answer = await client.get("/list_environments")
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    assert await eventually(lambda: answers(200)) == ["math"]
+    assert await play(alice, ORS) == 1.0
+    listed = json.loads(stack.compose(*keys, "list", "--json"))
+    assert ("alice", {"environments": ["math"]}) in [(one["name"], one["limits"]) for one in listed]
+
+    stack.compose(*keys, "revoke", "alice")
+    await eventually(lambda: answers(401))
 
 
 def test_the_commands_of_the_page_back_up_and_restore_redis(stack: Stack, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ local function may_share(own, other)
   return own == '' or other == '' or own == other
 end
 
--- BundleStamp.is_barred_by, for all accepted bundles of the key: return the latest time of those that bar, or ''.
+-- Return the latest time of the key's accepted bundles that bar this bundle (as BundleStamp.is_barred_by), or ''.
 local function barred_by()
   local newest, accepted = '', redis.call('HGETALL', bundles)
   for i = 1, #accepted, 2 do

@@ -41,6 +41,7 @@ from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
+from gateway.frontends.asgi import FrontendParts
 from gateway.frontends.auth import Authenticator
 from gateway.frontends.openenv.app import OpenEnvFrontend
 from gateway.frontends.ors.app import OrsFrontend
@@ -411,7 +412,7 @@ class Gateway:
 
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
-        self.areal = ArealFrontend(
+        parts = FrontendParts(
             sessions=self.sessions,
             queries=self.queries,
             resolver=self.resolver,
@@ -421,29 +422,17 @@ class Gateway:
             lifecycle=self.lifecycle,
             max_body_bytes=settings.max_body_bytes,
         )
+        self.areal = ArealFrontend(parts)
         router = Router(
             ors=OrsFrontend(
-                sessions=self.sessions,
-                queries=self.queries,
-                resolver=self.resolver,
-                catalog=self.catalog,
-                max_body_bytes=settings.max_body_bytes,
+                parts,
                 lazy_binding=settings.lazy_binding,
                 strict_paths=settings.strict_paths,
                 strip_platform_keys=settings.strip_platform_keys,
             ),
-            openenv=OpenEnvFrontend(
-                sessions=self.sessions,
-                queries=self.queries,
-                resolver=self.resolver,
-                store=self.store,
-                catalog=self.catalog,
-                lifecycle=self.lifecycle,
-                secret=secret,
-                max_body_bytes=settings.max_body_bytes,
-            ),
+            openenv=OpenEnvFrontend(parts, secret=secret),
             areal=self.areal,
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
-        return Authenticator.of(router, settings, self.keys, self.metrics)
+        return Authenticator(router, settings, self.keys, self.metrics)

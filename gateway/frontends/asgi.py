@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -18,7 +19,13 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.errors import BodyTooLarge, InvalidRequest, TooManyBytes
 from gateway.core.ids import Owner
 from gateway.core.json_text import dump
+from gateway.core.ports.store import WorkerStore
 from gateway.core.session import Group
+from gateway.metrics import Metrics
+from gateway.server import Lifecycle
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.resolver import TaskResolver
 
 DROP_BYTES = 256 * 2**20
 DROP_S = 10.0
@@ -27,6 +34,34 @@ JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
 GROUP_MAX_CHARS = 200
 MAX_GROUP_SIZE = 4096
+_NO_MORE: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendParts:
+    """What the frontends of all protocols use."""
+
+    sessions: Sessions
+    queries: WorkerQueries
+    resolver: TaskResolver
+    store: WorkerStore
+    catalog: Catalog
+    metrics: Metrics
+    lifecycle: Lifecycle
+    max_body_bytes: int
+
+
+class Refusal(Exception):
+    """Ends a request with a status, a JSON body and further headers."""
+
+    def __init__(
+        self, status: int, detail: Any, extra: Sequence[tuple[bytes, bytes]] = (), *, more: Mapping[str, str] = _NO_MORE
+    ) -> None:
+        """Create the refusal. Its body has *detail* and the fields *more*."""
+        super().__init__(detail)
+        self.status = status
+        self.body = {"detail": detail, **more}
+        self.extra = extra
 
 
 class HungUp(Exception):

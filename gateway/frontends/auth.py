@@ -101,45 +101,20 @@ class Authenticator:
     environments that the key may use (empty: all).
     """
 
-    def __init__(
-        self,
-        inside: ASGIApp,
-        *,
-        keys: Keyring,
-        guard: BrowserGuard | None = None,
-        budget: ByteBudget | None = None,
-        metrics: Metrics | None = None,
-    ) -> None:
-        """Create the middleware in front of *inside*.
+    def __init__(self, inside: ASGIApp, settings: Settings, keys: Keyring, metrics: Metrics) -> None:
+        """Create the middleware in front of *inside*, and log the names of short keys.
 
-        Args:
-            inside: The application behind.
-            keys: The keys of trainers and operators. Without any key, and without a file of keys, access is open.
-            guard: Checks each request that needs no key only because there are none. None: as for a gateway on
-                loopback without further names.
-            budget: Bounds the bytes that requests hold. None: no bound.
-            metrics: Count refused requests. None: a new object.
+        Without any key in *keys*, and without a file of keys, access is open to requests that `BrowserGuard` accepts.
         """
-        self._inside = inside
-        self._keys = keys
-        self._guard = guard or BrowserGuard()
-        self._budget = budget
-        self._refusals = _Refusals(metrics or Metrics())
-
-    @classmethod
-    def of(cls, inside: ASGIApp, settings: Settings, keys: Keyring, metrics: Metrics) -> Authenticator:
-        """Return the authenticator of a gateway with these *settings*. Log the names of short keys."""
         given = [*parse_keys(settings.trainer_keys).items(), *parse_keys(settings.operator_keys).items()]
         short = sorted(name for name, key in given if len(key) < KEY_CHARS)
         if short:
             logger.warning("short_keys names=%s shorter_than=%d", ",".join(short), KEY_CHARS)
-        return cls(
-            inside,
-            keys=keys,
-            guard=BrowserGuard(settings.host, settings.public_names),
-            budget=ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key),
-            metrics=metrics,
-        )
+        self._inside = inside
+        self._keys = keys
+        self._guard = BrowserGuard(settings.host, settings.public_names)
+        self._budget = ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key)
+        self._refusals = _Refusals(metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the key and pass the request on without it, or respond with 401."""
@@ -168,9 +143,6 @@ class Authenticator:
             await self._inside(scope, receive, send)
             return
         scope["gateway.environments"] = limits.environments
-        if self._budget is None:
-            await self._inside(scope, receive, send)
-            return
         held = self._budget.hold(scope["gateway.owner"], limits.max_held_bytes)
         scope["gateway.held"] = arrived["gateway.held"] = held  # the server counts the frames of a WebSocket
         try:

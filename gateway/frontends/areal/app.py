@@ -39,7 +39,6 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, EpisodeRequest, Group, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
@@ -54,7 +53,9 @@ from gateway.frontends.areal.requests import (
 )
 from gateway.frontends.asgi import (
     Attended,
+    FrontendParts,
     HungUp,
+    Refusal,
     catalog_of,
     group_of,
     header,
@@ -63,11 +64,8 @@ from gateway.frontends.asgi import (
     respond_json,
 )
 from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
-from gateway.metrics import Metrics
-from gateway.server import Lifecycle
-from gateway.sessions.service import ActiveSession, Sessions
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import TaskResolver, session_setup
+from gateway.sessions.service import ActiveSession
+from gateway.tasks.resolver import session_setup
 from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
@@ -90,40 +88,19 @@ class _Request:
     body: Object
 
 
-class _Refusal(Exception):
-    """Ends a request that has no valid route, method or environment, or that a draining replica refuses."""
-
-    def __init__(self, status: int, error: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.error = error
-        self.detail = detail
-
-
 class ArealFrontend:
     """The Task Server API as an ASGI application."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        queries: WorkerQueries,
-        resolver: TaskResolver,
-        store: WorkerStore,
-        catalog: Catalog,
-        metrics: Metrics,
-        lifecycle: Lifecycle,
-        max_body_bytes: int,
-    ) -> None:
-        self._sessions = sessions
-        self._queries = queries
-        self._resolver = resolver
-        self._lookup = resolver.lookup
-        self._store = store
-        self._catalog = catalog
-        self._metrics = metrics
-        self._lifecycle = lifecycle
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, parts: FrontendParts) -> None:
+        self._sessions = parts.sessions
+        self._queries = parts.queries
+        self._resolver = parts.resolver
+        self._lookup = parts.resolver.lookup
+        self._store = parts.store
+        self._catalog = parts.catalog
+        self._metrics = parts.metrics
+        self._lifecycle = parts.lifecycle
+        self._max_body_bytes = parts.max_body_bytes
         self._turns = StepLocks()
         self._shown: dict[EnvironmentName, Areal] = {}
         """Last known `shown_of` result of each environment."""
@@ -142,10 +119,10 @@ class ArealFrontend:
             await respond_json(send, 200, await self._answer(scope, receive, named))
         except HungUp:
             pass
-        except _Refusal as refusal:
+        except Refusal as refusal:
             if refusal.status == 404:
-                logger.info("areal_not_found path=%r detail=%r", scope["path"][:200], refusal.detail)
-            await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
+                logger.info("areal_not_found path=%r detail=%r", scope["path"][:200], str(refusal))
+            await respond_json(send, refusal.status, refusal.body)
         except GatewayError as error:
             status, body = error_reply(error, named)
             if isinstance(error, UnknownTask):
@@ -162,10 +139,11 @@ class ArealFrontend:
         """Run the handler of the route. Store the requested episode's id in *named*, for error bodies."""
         environment, rest = self._place(scope["path"], catalog_of(scope, self._catalog))
         if rest not in self._routes:
-            raise _Refusal(404, "no such route", f"there are {', '.join('/'.join(route) for route in self._routes)}")
+            routes = ", ".join("/".join(route) for route in self._routes)
+            raise Refusal(404, f"there are {routes}", more={"error": "no such route"})
         method, handler = self._routes[rest]
         if scope["method"] != method:
-            raise _Refusal(405, "method not allowed", f"{'/'.join(rest)} takes {method}")
+            raise Refusal(405, f"{'/'.join(rest)} takes {method}", more={"error": "method not allowed"})
         body: Object = {}
         if method == "POST":
             body = read_object(await read_body(scope, receive, self._max_body_bytes))
@@ -179,12 +157,14 @@ class ArealFrontend:
             case ["areal", name, "api", *rest]:
                 environment = catalog.offered.get(name.lower())
                 if environment is None:
-                    raise _Refusal(404, "unknown environment", catalog.unknown(name).detail)
+                    raise Refusal(404, catalog.unknown(name).detail, more={"error": "unknown environment"})
                 return environment, tuple(rest)
             case ["api", *rest]:
                 return catalog.default, tuple(rest)
             case _:
-                raise _Refusal(404, "no such route", "episodes are at /areal/{environment}/api/… and /api/…")
+                raise Refusal(
+                    404, "episodes are at /areal/{environment}/api/… and /api/…", more={"error": "no such route"}
+                )
 
     # -- the task and the server ----------------------------------------------------------------------------------
 
@@ -212,7 +192,7 @@ class ArealFrontend:
 
     async def _health(self, request: _Request) -> Json:
         if self._lifecycle.is_draining:
-            raise _Refusal(503, "draining", "this replica accepts no new episodes: it is about to stop")
+            raise Refusal(503, "this replica accepts no new episodes: it is about to stop", more={"error": "draining"})
         load = (await self._store.load()).get(request.environment.name)
         workers = load.workers if load is not None else ()
         tally = self._metrics.tally(request.environment.name)
@@ -398,9 +378,6 @@ class StepLocks:
 
     def __init__(self) -> None:
         self._places: dict[tuple[Owner, str], _Place] = {}
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     @contextlib.asynccontextmanager
     async def one(self, owner: Owner, episode: str, *, within_s: float) -> AsyncIterator[None]:

@@ -24,20 +24,15 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, NotPermitted
 from gateway.core.ids import Owner
-from gateway.core.ports.store import WorkerStore
-from gateway.frontends.asgi import HungUp, catalog_of, denial, respond_json
+from gateway.frontends.asgi import FrontendParts, HungUp, Refusal, catalog_of, denial, respond_json
 from gateway.frontends.errors import headers_of, marks, status_of
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import FrameError
-from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
+from gateway.frontends.openenv.http import HttpRoutes
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
-from gateway.server import Lifecycle
-from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import TaskResolver
 from gateway.upstreams.ors_bodies import Unprocessable
 
 logger = logging.getLogger(__name__)
@@ -46,29 +41,13 @@ logger = logging.getLogger(__name__)
 class OpenEnvFrontend:
     """OpenEnv's protocol as an ASGI application for ``http`` and ``websocket``."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        queries: WorkerQueries,
-        resolver: TaskResolver,
-        store: WorkerStore,
-        catalog: Catalog,
-        lifecycle: Lifecycle,
-        secret: bytes,
-        max_body_bytes: int,
-    ) -> None:
-        """Create the parts of the frontend.
-
-        Args:
-            secret: The key of the HMAC in session ids. All replicas share it.
-            max_body_bytes: Size limit of HTTP request bodies. The server limits the size of frames.
-        """
-        self._catalog = catalog
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, parts: FrontendParts, *, secret: bytes) -> None:
+        """Create the frontend. *secret* is the key of the HMAC in session ids, which all replicas share."""
+        self._catalog = parts.catalog
+        self._max_body_bytes = parts.max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        episodes = Episodes(sessions=sessions, queries=queries, resolver=resolver, store=store, lifecycle=lifecycle)
-        relayed = Passthrough(sessions=sessions, queries=queries, episodes=episodes)
+        episodes = Episodes(parts)
+        relayed = Passthrough(sessions=parts.sessions, queries=parts.queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
         self._sockets = SocketServer(
             episodes=episodes,
@@ -76,10 +55,15 @@ class OpenEnvFrontend:
             mcp=mcp,
             ids=ids,
             attachments=attachments,
-            catalog=catalog,
+            catalog=parts.catalog,
         )
         self._http = HttpRoutes(
-            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=resolver.lookup, max_body_bytes=max_body_bytes
+            episodes=episodes,
+            relayed=relayed,
+            mcp=mcp,
+            ids=ids,
+            lookup=parts.resolver.lookup,
+            max_body_bytes=parts.max_body_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,16 +103,16 @@ class OpenEnvFrontend:
             catalog = catalog_of(scope, self._catalog)
             environment, rest = _place(scope["path"], catalog)
             if environment is None and rest == ("health",):
-                raise HttpRefusal(404, "Not Found")  # this route needs no key, so it must not list the environments
+                raise Refusal(404, "Not Found")  # this route needs no key, so it must not list the environments
             if environment is None:
-                raise HttpRefusal(404, _unknown(scope["path"], catalog))
+                raise Refusal(404, _unknown(scope["path"], catalog))
             await self._http.answer(scope, receive, send, environment, rest)
         except HungUp:
             pass
-        except HttpRefusal as refusal:
+        except Refusal as refusal:
             if refusal.status == 404:
-                logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], refusal.detail)
-            await respond_json(send, refusal.status, {"detail": refusal.detail}, refusal.extra)
+                logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], str(refusal))
+            await respond_json(send, refusal.status, refusal.body, refusal.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
         except FrameError as refused:

@@ -35,9 +35,9 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.tasks import TaskQueries
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
+from gateway.frontends.asgi import FrontendParts
 from gateway.frontends.errors import why_ended, why_not_opened
 from gateway.frontends.openenv.frames import (
     Code,
@@ -61,10 +61,8 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     unknown_tool,
 )
-from gateway.server import Lifecycle
-from gateway.sessions.service import ActiveSession, Sessions
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, TaskResolver, session_setup
+from gateway.sessions.service import ActiveSession
+from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, session_setup
 from gateway.tasks.task_ref import LABEL_MAX, TaskRef
 
 logger = logging.getLogger(__name__)
@@ -79,20 +77,12 @@ TEARDOWN_WAIT_S: Final = 2.0
 class Episodes:
     """Opens, serves and ends episodes."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        queries: WorkerQueries,
-        store: WorkerStore,
-        resolver: TaskResolver,
-        lifecycle: Lifecycle,
-    ) -> None:
-        self._sessions = sessions
-        self._queries = queries
-        self._store = store
-        self._resolver = resolver
-        self._lifecycle = lifecycle
+    def __init__(self, parts: FrontendParts) -> None:
+        self._sessions = parts.sessions
+        self._queries = parts.queries
+        self._store = parts.store
+        self._resolver = parts.resolver
+        self._lifecycle = parts.lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """Last tool listing of each environment, as bytes and parsed."""
 
@@ -226,27 +216,19 @@ class Episodes:
             about = await self._queries.about(patient(environment))
         return about.get("default_tool")
 
-    async def has(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Return True if an episode is open under *name*. Raises ``FrameError`` if the store does not answer."""
-        async with self.refusing(environment, closes=False):
-            try:
-                await self._sessions.find(owner, name)
-            except (SessionNotFound, SessionClosed):
-                return False
-            return True
-
-    async def knows(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Return True if an episode is open under *name*, or if the gateway ended one.
+    async def has(self, owner: Owner, name: str, environment: Environment, *, or_ended: bool = False) -> bool:
+        """Return True if an episode is open under *name*. With *or_ended*, also if the gateway ended one.
 
         Raises:
             FrameError: The store does not answer.
         """
         async with self.refusing(environment, closes=False):
-            with contextlib.suppress(SessionClosed):
-                try:
-                    await self._sessions.find(owner, name)
-                except SessionNotFound:
-                    return False
+            try:
+                await self._sessions.find(owner, name)
+            except SessionNotFound:
+                return False
+            except SessionClosed:
+                return or_ended
         return True
 
     async def end(self, owner: Owner, name: str) -> bool:

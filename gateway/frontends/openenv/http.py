@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.environment import Environment, Split, UpstreamKind
 from gateway.core.errors import StoreUnavailable, UnknownSplit, UnknownTask
 from gateway.core.ids import Owner
-from gateway.frontends.asgi import Attended, HungUp, header, read_body, respond, respond_json
+from gateway.frontends.asgi import Attended, HungUp, Refusal, header, read_body, respond, respond_json
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Json, ResetRequest
 from gateway.frontends.openenv.mcp import Mcp
@@ -38,16 +38,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Wish = TypeVar("Wish", bound=BaseModel)
-
-
-class HttpRefusal(Exception):
-    """Ends a request with a status and a ``detail``."""
-
-    def __init__(self, status: int, detail: str, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.extra = extra
 
 
 class _HttpReset(ResetRequest):
@@ -122,7 +112,7 @@ class HttpRoutes:
         """Respond to one request.
 
         Raises:
-            HttpRefusal: The route, method, environment or task is wrong.
+            Refusal: The route, method, environment or task is wrong.
             FrameError: An episode operation or a query to a worker failed.
             Unprocessable: The body does not fit the route's model.
             BodyTooLarge: The body exceeds its limit.
@@ -134,17 +124,17 @@ class HttpRoutes:
             case (named, name) if name in self._task_routes:
                 method, handler = self._task_routes[name]
                 if named.lower() != environment.name.lower():
-                    raise HttpRefusal(404, f"unknown environment {named[:64]!r}")
+                    raise Refusal(404, f"unknown environment {named[:64]!r}")
             case _:
-                raise HttpRefusal(404, "Not Found")
+                raise Refusal(404, "Not Found")
         if scope["method"] != method:
-            raise HttpRefusal(405, "Method Not Allowed", [(b"allow", method.encode())])
+            raise Refusal(405, "Method Not Allowed", [(b"allow", method.encode())])
         try:
             found = await handler(_Request(scope, receive, send, environment))
         except UnknownTask as error:
             logger.info("openenv_not_found environment=%s detail=%r", environment.name, error.detail)
             detail = error.detail if isinstance(error, UnknownSplit) else "Invalid task index"
-            raise HttpRefusal(400, detail) from None
+            raise Refusal(400, detail) from None
         if isinstance(found, bytes):
             await respond(send, 200, found)
         else:
@@ -218,10 +208,10 @@ class HttpRoutes:
         return b",".join(some)
 
     async def _required(self, request: _Request, method: str) -> list[Split]:
-        """Return the environment's splits. Raises ``HttpRefusal`` if there are none: the Task API needs splits."""
+        """Return the environment's splits. Raises ``Refusal`` if there are none: the Task API needs splits."""
         splits = await self._attended(request, self._lookup.splits(patient(request.environment)))
         if not splits:
-            raise HttpRefusal(501, f"{method} is not supported for this environment")
+            raise Refusal(501, f"{method} is not supported for this environment")
         return splits
 
     async def _refreshed(self) -> None:
@@ -290,7 +280,7 @@ class HttpRoutes:
         if not id:
             return None
         if len(id) > MAX_ID_CHARS:
-            raise HttpRefusal(400, f"X-Session-ID is longer than {MAX_ID_CHARS} characters")
+            raise Refusal(400, f"X-Session-ID is longer than {MAX_ID_CHARS} characters")
         return self._ids.name(id, request.owner, request.environment.name)
 
     async def _read(self, request: _Request, model: type[Wish], *, empty: bytes = b"") -> Wish:

@@ -216,7 +216,7 @@ class Mcp:
         """Return the session name of *id*: a valid id, or a client's own name with an episode. Raises ``_RpcError``."""
         if isinstance(id, str):
             name = self._ids.name(id, owner, environment.name)
-            if name == id or await self._episodes.knows(owner, name, environment):
+            if name == id or await self._episodes.has(owner, name, environment, or_ended=True):
                 return name
         raise _RpcError(INVALID_PARAMS, f"Unknown session_id: {str(id)[:SHOWN_CHARS]}")
 

@@ -67,9 +67,6 @@ class Attachments:
     def __init__(self) -> None:
         self._closing: dict[tuple[Owner, str], bool] = {}
 
-    def __len__(self) -> int:
-        return len(self._closing)
-
     def add(self, owner: Owner, id: str) -> bool:
         """Attach a socket. Return False if the session already has one."""
         if (owner, id) in self._closing:

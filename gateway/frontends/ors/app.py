@@ -23,9 +23,9 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
-from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import (
+    AuthorFault,
     GatewayError,
     InvalidRequest,
     SessionClosed,
@@ -34,6 +34,7 @@ from gateway.core.errors import (
     UnknownEnvironment,
     UnknownTask,
     UpstreamError,
+    UpstreamGone,
     UpstreamTimeout,
 )
 from gateway.core.ids import Owner
@@ -42,7 +43,9 @@ from gateway.core.ports.transport import Exchange
 from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
 from gateway.frontends.asgi import (
     Attended,
+    FrontendParts,
     HungUp,
+    Refusal,
     catalog_of,
     header,
     headers,
@@ -52,10 +55,7 @@ from gateway.frontends.asgi import (
 )
 from gateway.frontends.errors import ORS_STATUS, headers_of, marks, status_of, told
 from gateway.frontends.ors.create import SessionCreator
-from gateway.frontends.ors.replies import ONCE, OrsError, as_order
-from gateway.sessions.service import ActiveSession, Sessions, TrackedResponse
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import TaskResolver
+from gateway.sessions.service import ActiveSession, TrackedResponse
 from gateway.upstreams import sse
 from gateway.upstreams.ors_bodies import (
     CreateSession,
@@ -74,6 +74,8 @@ MAX_ANSWER_BYTES: Final = 64 * 2**20
 """Largest response in bytes that is not an event stream, such as a prompt or a tool list. Streams have no limit."""
 STARTING_PAUSE_S: Final = 0.5
 
+ONCE: Final = frozenset(("call", "score_group"))
+"""Operations that must not run twice. SDKs retry a status >= 500, so a failure that may have run gets 410."""
 _POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
 _ROOT_POSTS = frozenset(("create", "delete", "create_session", "delete_session", "ping"))
 _ABSENT = frozenset(("docs", "redoc", "openapi.json"))
@@ -84,36 +86,21 @@ class OrsFrontend:
     """The ORS protocol as an ASGI application."""
 
     def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        queries: WorkerQueries,
-        resolver: TaskResolver,
-        catalog: Catalog,
-        max_body_bytes: int,
-        lazy_binding: bool = True,
-        strict_paths: bool = True,
-        strip_platform_keys: bool = True,
+        self, parts: FrontendParts, *, lazy_binding: bool, strict_paths: bool, strip_platform_keys: bool
     ) -> None:
-        self._sessions = sessions
-        self._queries = queries
-        self._lookup = resolver.lookup
-        self._catalog = catalog
-        self._max_body_bytes = max_body_bytes
+        self._sessions = parts.sessions
+        self._queries = parts.queries
+        self._lookup = parts.resolver.lookup
+        self._catalog = parts.catalog
+        self._max_body_bytes = parts.max_body_bytes
         self._strict_paths = strict_paths
-        self._creator = SessionCreator(
-            sessions=sessions,
-            resolver=resolver,
-            catalog=catalog,
-            lazy_binding=lazy_binding,
-            strip_platform_keys=strip_platform_keys,
-        )
+        self._creator = SessionCreator(parts, lazy_binding=lazy_binding, strip_platform_keys=strip_platform_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request, and turn every error into a body of the protocol."""
         try:
             await self._dispatch(scope, receive, send)
-        except OrsError as answer:
+        except Refusal as answer:
             if answer.status == 404 and answer.body["detail"] != _NO_SESSION:
                 logger.info("ors_not_found detail=%r", answer.body["detail"])
             await respond_json(send, answer.status, answer.body, answer.extra)
@@ -133,7 +120,7 @@ class OrsFrontend:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"].lstrip("/")
         if path.endswith("/"):
-            raise OrsError(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
+            raise Refusal(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
         name = first.lower()
         catalog = catalog_of(scope, self._catalog)
@@ -145,13 +132,13 @@ class OrsFrontend:
         elif name in ORS_OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
         elif environment is None and rest in ORS_OPERATIONS:
-            raise OrsError(404, f"Not Found: {catalog.unknown(first).detail}")
+            raise Refusal(404, f"Not Found: {catalog.unknown(first).detail}")
         else:
-            raise OrsError(404, f"Not Found: there is no route {scope['path'][:200]!r}")
+            raise Refusal(404, f"Not Found: there is no route {scope['path'][:200]!r}")
 
     async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         if name in _ABSENT:
-            raise OrsError(404, "Not Found")
+            raise Refusal(404, "Not Found")
         _require(scope, "POST" if name in _ROOT_POSTS else "GET")
         if name == "health":
             await respond_json(send, 200, {"status": "ok"})
@@ -194,7 +181,7 @@ class OrsFrontend:
                     answer = await self._discover(name, environment, env_name, body, content_type)
                 except UnknownTask as error:
                     logger.info("ors_not_found detail=%r", error.detail)
-                    raise OrsError(400, error.detail) from None
+                    raise Refusal(400, error.detail) from None
                 await respond(send, 200, answer)
 
     async def _discover(
@@ -229,7 +216,7 @@ class OrsFrontend:
         fields = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
         if isinstance(fields, dict) and fields.get("env"):
             # Container variables would need a container for this session alone. Dropping them silently would be worse.
-            raise OrsError(400, "env_overrides are not supported here: pass secrets or task configuration instead")
+            raise Refusal(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
         accept = header(scope, b"accept") or ""
         if "application/json" in accept and "text/event-stream" not in accept:
@@ -251,27 +238,27 @@ class OrsFrontend:
                 await self._creator.keep(owner, sid, create, scope["gateway.held"].another())
                 await respond_json(send, 200, {"sid": sid})
                 return
-            if self._creator.is_kept(owner, sid):
+            if self._creator.kept(owner, sid) is not None:
                 raise SessionExists(sid)
             async with Attended(scope, receive):  # may query a worker for the task
                 setup, task = await self._creator.resolve(create)
-        except (UnknownEnvironment, UnknownTask, InvalidRequest, OrsError):
+        except (UnknownEnvironment, UnknownTask, InvalidRequest, Refusal):
             if await self._is_active(owner, sid):
-                raise OrsError(400, "Session already exists") from None
+                raise Refusal(400, "Session already exists") from None
             raise
         except SessionExists:
-            raise OrsError(400, "Session already exists") from None
+            raise Refusal(400, "Session already exists") from None
         if setup is None:
             raise HungUp
         async with Attended(scope, receive) as trainer:
             try:
                 await self._creator.open(owner, sid, create, setup, task, trainer)
             except SessionExists:
-                raise OrsError(400, "Session already exists") from None
+                raise Refusal(400, "Session already exists") from None
             await respond_json(send, 200, {"sid": sid})
 
     async def _is_active(self, owner: Owner, sid: str) -> bool:
-        if self._creator.is_kept(owner, sid):
+        if self._creator.kept(owner, sid) is not None:
             return True
         try:
             await self._sessions.find(owner, sid)
@@ -281,11 +268,11 @@ class OrsFrontend:
 
     async def _ping(self, scope: Scope, send: Send) -> None:
         sid, owner = _sid(scope), scope["gateway.owner"]
-        if not self._creator.is_kept(owner, sid):
+        if self._creator.kept(owner, sid) is None:
             try:
                 await (await self._sessions.find(owner, sid)).touch()
             except (SessionNotFound, SessionClosed):
-                raise OrsError(404, _NO_SESSION) from None
+                raise Refusal(404, _NO_SESSION) from None
         await respond_json(send, 200, {"status": "ok"})
 
     async def _delete(self, scope: Scope, send: Send) -> None:
@@ -310,11 +297,11 @@ class OrsFrontend:
                 environment = session.environment
                 if segment and self._strict_paths and environment.name != segment.lower():
                     asked = f"the session belongs to environment {environment.name!r}, not to {segment!r}"
-                    raise OrsError(409, asked)
+                    raise Refusal(409, asked)
                 await self._pass_on(session, environment, name, scope, body, send)
             except SessionNotFound:
                 _refuse_malformed(scope, body)
-                raise OrsError(404, _NO_SESSION) from None
+                raise Refusal(404, _NO_SESSION) from None
 
     async def _pass_on(
         self, session: ActiveSession, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
@@ -375,18 +362,18 @@ def _is_starting(exchange: Exchange) -> bool:
 
 def _require(scope: Scope, method: str) -> None:
     if scope["method"] != method:
-        raise OrsError(405, "Method Not Allowed", [(b"allow", method.encode())])
+        raise Refusal(405, "Method Not Allowed", [(b"allow", method.encode())])
 
 
 def _sid(scope: Scope) -> str:
     values = {value.strip() for value in headers(scope, b"x-session-id")}
     if len(values) > 1:
-        raise OrsError(400, "X-Session-ID header is given twice")
+        raise Refusal(400, "X-Session-ID header is given twice")
     sid = values.pop() if values else ""
     if not sid:
-        raise OrsError(400, "X-Session-ID header is required")
+        raise Refusal(400, "X-Session-ID header is required")
     if len(sid) > MAX_SID_CHARS:
-        raise OrsError(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
+        raise Refusal(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
     return sid
 
 
@@ -398,7 +385,7 @@ def _sid_after_json(scope: Scope, body: bytes) -> str:
     """Return the session's id. A malformed body raises first, as in the reference servers."""
     try:
         return _sid(scope)
-    except OrsError:
+    except Refusal:
         _refuse_malformed(scope, body)
         raise
 
@@ -420,3 +407,17 @@ def _without_slash(scope: Scope) -> bytes:
     host = header(scope, b"host") or "localhost"
     path: bytes = (scope.get("raw_path") or scope["path"].encode()).rstrip(b"/")
     return f"{scope.get('scheme', 'http')}://{host}".encode("latin-1") + path + query
+
+
+def as_order(error: UpstreamError, name: str) -> Exception:
+    """Return the error to raise for a worker's failure in operation *name*, so that no SDK runs a step twice.
+
+    Steps get 410. The exception is 503 if no byte of the request was sent: nothing ran, and the SDKs may retry.
+    """
+    if name not in ONCE:
+        return error
+    if isinstance(error, AuthorFault):
+        return Refusal(410, told(error), more=marks(error))
+    if isinstance(error, UpstreamGone) and not error.sent:
+        return Refusal(503, told(error), [(b"retry-after", b"1")], more=marks(error))
+    return Refusal(410, f"{told(error)}; the call may have run", more=marks(error))

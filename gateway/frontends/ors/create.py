@@ -17,15 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from starlette.types import Scope
 
-from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import BodyTooLarge, InvalidRequest, PoolExhausted, SessionExists, UnknownTask
 from gateway.core.ids import Owner
 from gateway.core.session import EpisodeRequest, Group, SessionSetup
-from gateway.frontends.asgi import Attended, HeldBytes, HungUp, catalog_of, group_of, header, policy_tag
-from gateway.sessions.service import Sessions
-from gateway.tasks.lookup import TaskLookup
-from gateway.tasks.resolver import TaskRequest, TaskResolver, session_setup
+from gateway.frontends.asgi import Attended, FrontendParts, HeldBytes, HungUp, catalog_of, group_of, header, policy_tag
+from gateway.tasks.resolver import TaskRequest, session_setup
 from gateway.tasks.task_ref import LABEL_MAX
 from gateway.upstreams.ors_bodies import CreateSession, read_secrets, without_platform_keys
 
@@ -80,87 +77,18 @@ class PendingCreate:
     added_at: float = field(default_factory=time.monotonic)
 
 
-class PendingCreates:
-    """Creates that wait for the name of their environment, oldest first."""
-
-    def __init__(self, *, lookup: TaskLookup, catalog: Catalog) -> None:
-        self._lookup = lookup
-        self._catalog = catalog
-        self._creates: OrderedDict[tuple[Owner, str], PendingCreate] = OrderedDict()
-
-    async def add(self, owner: Owner, sid: str, create: Create, held: HeldBytes) -> None:
-        """Keep *create*, unless an identical create already waits. Its size counts in *held*.
-
-        Raises:
-            UnknownTask: No environment has the split or index.
-            SessionExists: A different create of this id waits.
-            PoolExhausted: Too many creates wait.
-            BodyTooLarge: The create is too large to wait.
-            TooManyBytes: The requests of this key, or of all keys, hold too many bytes.
-        """
-        await self._lookup.sure(lambda: self._refuse_unknown(create))
-        known = self.get(owner, sid)
-        if known is not None:
-            if known.create.fingerprint != create.fingerprint:
-                raise SessionExists(sid)
-            return
-        if len(self._creates) >= KEPT_MAX:
-            raise PoolExhausted("too many sessions wait for the name of their environment")
-        size = create.size_bytes
-        if size > KEPT_MAX_BYTES:
-            raise BodyTooLarge(
-                f"a create without env_name has {size} bytes, and the limit is {KEPT_MAX_BYTES}: name the environment "
-                "in env_name, or send less secrets and config"
-            )
-        held.add(size)
-        self._creates[owner, sid] = PendingCreate(create, held)
-
-    def get(self, owner: Owner, sid: str) -> PendingCreate | None:
-        """Return the waiting create of this id, if any, after dropping expired creates."""
-        limit = time.monotonic() - KEPT_S
-        while self._creates and next(iter(self._creates.values())).added_at < limit:
-            self._creates.popitem(last=False)[1].held.close()
-        return self._creates.get((owner, sid))
-
-    def pop(self, owner: Owner, sid: str) -> PendingCreate | None:
-        """Remove and return the waiting create of this id, if any."""
-        found = self._creates.pop((owner, sid), None)
-        if found is not None:
-            found.held.close()
-        return found
-
-    def _refuse_unknown(self, create: Create) -> None:
-        """Refuse a split or index that no environment has, without a query to workers."""
-        refusal: UnknownTask | None = None
-        for environment in self._catalog:
-            error = self._lookup.why_not(environment, create.body.split or "", create.body.index or 0)
-            if error is None:
-                return
-            # Prefer "Invalid index" to "Invalid split": it shows that an environment has the split.
-            refusal = error if refusal is None or type(error) is UnknownTask else refusal
-        if refusal is not None:
-            raise refusal
-
-
 class SessionCreator:
     """Opens the sessions of creates."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        resolver: TaskResolver,
-        catalog: Catalog,
-        lazy_binding: bool = True,
-        strip_platform_keys: bool = True,
-    ) -> None:
-        self._sessions = sessions
-        self._resolver = resolver
-        self._catalog = catalog
+    def __init__(self, parts: FrontendParts, *, lazy_binding: bool, strip_platform_keys: bool) -> None:
+        self._sessions = parts.sessions
+        self._resolver = parts.resolver
+        self._catalog = parts.catalog
         self._strip_platform_keys = strip_platform_keys
-        self.binds_late = lazy_binding and len(catalog) > 1
+        self.binds_late = lazy_binding and len(parts.catalog) > 1
         """True if a session's first request may name the environment of its create."""
-        self._pending = PendingCreates(lookup=resolver.lookup, catalog=catalog) if self.binds_late else None
+        self._pending: OrderedDict[tuple[Owner, str], PendingCreate] = OrderedDict()
+        """Creates that wait for the name of their environment, oldest first."""
 
     def read(self, body: CreateSession, scope: Scope, usual: Environment) -> Create:
         """Read body and headers of a create. *usual* serves a create that names no environment and is not bound later.
@@ -175,7 +103,7 @@ class SessionCreator:
             environment = catalog.offered.get(body.env_name.lower())
             if environment is None:
                 raise catalog.unknown(body.env_name)
-        elif self._pending is not None and body.task_spec is None and header(scope, b"x-deployment") is None:
+        elif self.binds_late and body.task_spec is None and header(scope, b"x-deployment") is None:
             environment = None
         else:
             environment = usual
@@ -241,26 +169,66 @@ class SessionCreator:
                 raise HungUp
 
     async def keep(self, owner: Owner, sid: str, create: Create, held: HeldBytes) -> None:
-        """Keep a create that names no environment. Raises like `PendingCreates.add`."""
-        if self._pending is not None:
-            await self._pending.add(owner, sid, create, held)
+        """Keep a create that names no environment, unless an identical create waits. Its size counts in *held*.
 
-    def is_kept(self, owner: Owner, sid: str) -> bool:
-        """Return True if the create of this id waits for the name of its environment."""
-        return self._pending is not None and self._pending.get(owner, sid) is not None
+        Raises:
+            UnknownTask: No environment has the split or index.
+            SessionExists: A different create of this id waits.
+            PoolExhausted: Too many creates wait.
+            BodyTooLarge: The create is too large to wait.
+            TooManyBytes: The requests of this key, or of all keys, hold too many bytes.
+        """
+        await self._resolver.lookup.sure(lambda: self._refuse_unknown(create))
+        known = self.kept(owner, sid)
+        if known is not None:
+            if known.create.fingerprint != create.fingerprint:
+                raise SessionExists(sid)
+            return
+        if len(self._pending) >= KEPT_MAX:
+            raise PoolExhausted("too many sessions wait for the name of their environment")
+        size = create.size_bytes
+        if size > KEPT_MAX_BYTES:
+            raise BodyTooLarge(
+                f"a create without env_name has {size} bytes, and the limit is {KEPT_MAX_BYTES}: name the environment "
+                "in env_name, or send less secrets and config"
+            )
+        held.add(size)
+        self._pending[owner, sid] = PendingCreate(create, held)
+
+    def kept(self, owner: Owner, sid: str) -> PendingCreate | None:
+        """Return the waiting create of this id, if any, after dropping expired creates."""
+        limit = time.monotonic() - KEPT_S
+        while self._pending and next(iter(self._pending.values())).added_at < limit:
+            self._pending.popitem(last=False)[1].held.close()
+        return self._pending.get((owner, sid))
 
     async def bind(self, owner: Owner, sid: str, environment: Environment) -> None:
         """Open the session of a waiting create in *environment*, which the session's first request names."""
-        pending = self._pending.get(owner, sid) if self._pending is not None else None
-        if pending is None or self._pending is None:
+        pending = self.kept(owner, sid)
+        if pending is None:
             return
         async with pending.lock:
-            if self._pending.get(owner, sid) is not pending:
+            if self.kept(owner, sid) is not pending:
                 return  # another request opened the session meanwhile
             create = replace(pending.create, environment=environment)
             await self.open(owner, sid, create, *await self.resolve(create))
-            self._pending.pop(owner, sid)
+            self.drop(owner, sid)
 
     def drop(self, owner: Owner, sid: str) -> bool:
         """Drop the create of this id. Return False if no create waits."""
-        return self._pending is not None and self._pending.pop(owner, sid) is not None
+        found = self._pending.pop((owner, sid), None)
+        if found is not None:
+            found.held.close()
+        return found is not None
+
+    def _refuse_unknown(self, create: Create) -> None:
+        """Refuse a split or index that no environment has, without a query to workers."""
+        refusal: UnknownTask | None = None
+        for environment in self._catalog:
+            error = self._resolver.lookup.why_not(environment, create.body.split or "", create.body.index or 0)
+            if error is None:
+                return
+            # Prefer "Invalid index" to "Invalid split": it shows that an environment has the split.
+            refusal = error if refusal is None or type(error) is UnknownTask else refusal
+        if refusal is not None:
+            raise refusal

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult, Summary
@@ -16,6 +16,7 @@ from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone
 from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.json_text import compact, parse
+from gateway.core.ports.store import SessionStore
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
 from gateway.upstreams.openenv.episodes import SETTLE_S, OpenEnvSessions
@@ -67,20 +68,10 @@ def read_handle(text: str) -> Handle:
         raise SessionNotFound("the session has no handle") from error
 
 
-class StoredSessions(Protocol):
-    """The part of ``Store`` that records which replica holds a session."""
-
-    async def find(self, id: SessionId) -> Session:
-        """Return the stored session; see ``Store.find``."""
-
-    async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
-        """Replace the session's handle *was* by *handle*; see ``Store.rebind``."""
-
-
 class SessionOwnership:
     """Keeps the sessions that this replica holds, and routes calls about other sessions to their holders."""
 
-    def __init__(self, episodes: OpenEnvSessions, *, peers: ReplicaClient | None, store: StoredSessions | None) -> None:
+    def __init__(self, episodes: OpenEnvSessions, *, peers: ReplicaClient | None, store: SessionStore) -> None:
         """Create the object; see ``OpenEnvUpstream`` for *peers* and *store*."""
         self._episodes = episodes
         self._peers = peers
@@ -252,19 +243,17 @@ class SessionOwnership:
     async def _take_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
         mine = replace(handle, holder=self.me).written()
         # The store comes first: only one replica succeeds, and none attaches to a session that is being closed.
-        if self._store is not None:
-            is_ours = await self._store.rebind(session.id, session.lease, was=session.handle, handle=mine)
-            if not is_ours:
-                await self._moved_on(session, self._store)
-                return None
+        if not await self._store.rebind(session.id, session.lease, was=session.handle, handle=mine):
+            await self._moved_on(session)
+            return None
         remember(self._moved, session.lease, mine, MOVED_MAX)
         held = await self._episodes.attach(session, environment, handle.sid, handle.first)
         self.add(held)
         return held
 
-    async def _moved_on(self, session: Session, store: StoredSessions) -> None:
-        """Record the session's new handle from *store*. Raises ``SessionNotFound`` if the session has ended."""
-        found = await store.find(session.id)
+    async def _moved_on(self, session: Session) -> None:
+        """Record the session's new handle from the store. Raises ``SessionNotFound`` if the session has ended."""
+        found = await self._store.find(session.id)
         if found.lease != session.lease or found.state is not SessionState.OPEN:
             raise SessionNotFound(session.name)
         remember(self._moved, session.lease, found.handle, MOVED_MAX)

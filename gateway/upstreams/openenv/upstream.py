@@ -28,6 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import author_faults
 from gateway.core.json_text import compact, parse
+from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import DialSocket, Transport
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker
@@ -41,7 +42,6 @@ from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import (
     Handle,
     SessionOwnership,
-    StoredSessions,
     read_action,
     read_handle,
     read_result,
@@ -73,7 +73,7 @@ class OpenEnvUpstream(OrsFacade):
         transport: Transport,
         peers: ReplicaClient | None = None,
         *,
-        store: StoredSessions | None = None,
+        store: SessionStore,
         recorder: Recorder | None = None,
         dial_socket: DialSocket | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class OpenEnvUpstream(OrsFacade):
 
         Args:
             peers: The client of the other replicas; None without other replicas.
-            store: The store that records which replica holds a session. None without other replicas.
+            store: The store that records which replica holds a session.
             recorder: Reports this replica's calls to other replicas.
             dial_socket: Connects to workers on other machines.
         """

@@ -1,8 +1,4 @@
-"""Sends requests to an ORS server and reads its responses. A standard server never receives a token of the gateway.
-
-Unlike a plain client, this module accepts two forms of the response to a call. The gateway's own images send one JSON
-object. Standard servers ignore ``Accept``, and send an event stream with the same content.
-"""
+"""Sends requests to an ORS server and reads its responses. A standard server never receives a token of the gateway."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ from gateway.core.json_text import NotFinite, encode, parse
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.session import Session
 from gateway.core.worker import Worker
-from gateway.upstreams import sse
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
 """Largest response, in bytes. OpenEnv's clients accept observations of 100 MiB."""
@@ -100,19 +95,9 @@ class OrsClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def send(
-        self,
-        worker: WorkerId,
-        address: str,
-        method: bytes,
-        target: bytes,
-        headers: Headers = (),
-        body: bytes = b"",
-        *,
-        silence_s: float,
-    ) -> Exchange:
+    async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> Exchange:
         """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
-        return await self._transport.send(worker, address, Request(method, target, headers, body), silence_s=silence_s)
+        return await self._transport.send(worker, address, request, silence_s=silence_s)
 
     async def ask(
         self,
@@ -137,7 +122,7 @@ class OrsClient:
             content, headers = encode(body).encode(), (*headers, *JSON)
         method = method or (b"GET" if body is None else b"POST")
         silence_s = self.answer_s if silence_s is None else silence_s
-        exchange = await self.send(worker, address, method, target, headers, content, silence_s=silence_s)
+        exchange = await self.send(worker, address, Request(method, target, headers, content), silence_s=silence_s)
         return await read(exchange)
 
     async def listed(
@@ -249,10 +234,8 @@ def written(action: Action) -> bytes:
     return encode(body).encode()
 
 
-def read_result(
-    answer: bytes, content_type: bytes, counted: bytes | None = None, faults: tuple[Fault, ...] = ()
-) -> StepResult:
-    """Read a response to ``/call`` with status 200.
+def read_result(answer: bytes, counted: bytes | None = None, faults: tuple[Fault, ...] = ()) -> StepResult:
+    """Read a response to ``/call`` with status 200, a JSON object.
 
     Args:
         counted: The number of the turn, if a header contains it.
@@ -265,13 +248,6 @@ def read_result(
     """
     try:
         turn = None if counted is None else _turn(counted)
-        if content_type.startswith(b"text/event-stream"):
-            event = _last_event(answer)
-            if event.name == "error":
-                return StepResult(error=event.data, reason=TOOL_FAILED, turn=turn, faults=faults)
-            if event.name != "end":
-                raise UpstreamError("the worker's answer to the call ended early")
-            answer = event.data.encode()
         return _result(parse(answer), turn, faults)
     except NotFinite as error:
         raise AuthorFault(f"the tool's result can't be used: {error}", faults=faults) from error
@@ -333,15 +309,3 @@ def _block(value: Mapping[str, Any]) -> Block:
     if value["type"] == "image":
         return ImageBlock(str(value["data"]), str(value["mimeType"]), value.get("detail"))
     raise ValueError(f"{value['type']!r} is not a type of block")
-
-
-def _last_event(stream: bytes) -> sse.Event:
-    """Return the last event. An ``end`` event also contains the data of the ``chunk`` events before it."""
-    chunks: list[str] = []
-    last = sse.Event("", "")
-    for event in sse.Reader(max_bytes=len(stream)).feed(stream + b"\n\n"):
-        if event.name == "chunk":
-            chunks.append(event.data)
-        else:
-            last = event
-    return sse.Event("end", "".join(chunks) + last.data) if last.name == "end" else last

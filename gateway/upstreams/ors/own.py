@@ -86,20 +86,11 @@ class WorkerClient(OrsClient):
             self._tokens[worker] = known
         return known
 
-    async def send(
-        self,
-        worker: WorkerId,
-        address: str,
-        method: bytes,
-        target: bytes,
-        headers: Headers = (),
-        body: bytes = b"",
-        *,
-        silence_s: float,
-    ) -> Exchange:
+    async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> Exchange:
         """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
-        request = Request(method, target, [(b"x-worker-token", self.token(worker)), *headers], body)
-        return await self._transport.send(worker, address, request, silence_s=silence_s)
+        headers = [(b"x-worker-token", self.token(worker)), *request.headers]
+        signed = Request(request.method, request.target, headers, request.body)
+        return await self._transport.send(worker, address, signed, silence_s=silence_s)
 
 
 class OrsUpstream:
@@ -284,8 +275,8 @@ class OrsUpstream:
         target, silence_s = _path(environment, "call"), environment.timeouts.call_s
         answer = await self._client.settled(session, target, body=written(action), headers=headers, silence_s=silence_s)
         if answer.status == 200:
-            kind, turn = answer.headers.get(b"content-type", b""), answer.headers.get(b"x-session-turn")
-            result, rewarded = read_result(answer.body, kind, turn, _faults(answer)), answer.headers.get(_REWARDED)
+            turn, rewarded = answer.headers.get(b"x-session-turn"), answer.headers.get(_REWARDED)
+            result = read_result(answer.body, turn, _faults(answer))
             return result if rewarded is None else replace(result, rewarded=rewarded != b"0")
         if answer.status == 409:
             raise CallConflict(answer.detail)
@@ -303,9 +294,8 @@ class OrsUpstream:
         if method == b"GET" or not _is_whole(passed):
             silence_s = min(SILENCE_S, silence_s)
         target = _path(environment, operation)
-        exchange = await self._client.send(
-            session.worker, session.address, method, target, passed, body, silence_s=silence_s
-        )
+        request = Request(method, target, passed, body)
+        exchange = await self._client.send(session.worker, session.address, request, silence_s=silence_s)
         if exchange.status == 500 and (FAULT_HEADER, FaultKind.AUTHOR.encode()) in exchange.headers:
             raise _failure(await read(exchange))
         if exchange.status == 404:  # the worker knows either no such operation, or no such session

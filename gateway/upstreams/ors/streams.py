@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.json_text import compact
-from gateway.core.ports.transport import Exchange
+from gateway.core.ports.transport import Exchange, Request
 from gateway.core.session import Session
 from gateway.upstreams import sse
 from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, of, read
@@ -155,9 +155,8 @@ class _Attempt:
     async def _send(self, body: Mapping[str, Any], silence_s: float) -> Exchange:
         headers = (*of(self._session), *JSON, (b"accept", b"text/event-stream"))
         session = self._session
-        return await self._link.send(
-            session.worker, session.address, b"POST", self._target, headers, compact(body), silence_s=silence_s
-        )
+        request = Request(b"POST", self._target, headers, compact(body))
+        return await self._link.send(session.worker, session.address, request, silence_s=silence_s)
 
     async def _last(self, exchange: Exchange) -> sse.Event:
         reader = sse.Reader(max_bytes=MAX_ANSWER_BYTES)

@@ -105,7 +105,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._flavours = Flavours(self._link)
         self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
-        self._pulse = Pulse(self, every_s=ping_s)
+        self._pulse = Pulse(self.ping, self.is_busy, every_s=ping_s)
 
     async def aclose(self) -> None:
         """Cancel pings and calls. Sessions stay open in their servers."""
@@ -283,7 +283,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
             raise refusal(error.answer) from error
         if end.name == "error":
             return StepResult(error=end.data, reason=TOOL_FAILED)
-        result = read_result(end.data.encode(), b"application/json")
+        result = read_result(end.data.encode())
         if result.error is not None and result.reason == TOOL_FAILED:
             return replace(result, reason=reason_of(result.error))
         return result
@@ -360,11 +360,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)
 
     def is_busy(self, session: Session) -> bool:
-        """Return True if a call or a judgement runs in *session*; see ``PingedServers.is_busy``."""
+        """Return True if a call or a judgement runs in *session*."""
         return bool(self.calls.running(session) or self._scores.running(session))
 
     async def ping(self, session: Session) -> bool:
-        """Ping the server of *session*; see ``PingedServers.ping``."""
+        """Ping the server of *session*. Return False if the server does not know the session."""
         place = session.worker, session.address
         answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
         return answer.status != 404

@@ -31,7 +31,7 @@ async def test_steps_of_one_episode_never_overlap_and_keep_their_order() -> None
     await asyncio.gather(*map(step, range(4)))
 
     assert seen == [(what, number) for number in range(4) for what in ("begin", "end")]
-    assert len(turns) == 0
+    assert len(turns._places) == 0
 
 
 async def test_other_episodes_and_other_owners_do_not_wait() -> None:
@@ -42,9 +42,9 @@ async def test_other_episodes_and_other_owners_do_not_wait() -> None:
         turns.one(ALICE, "f", within_s=LONG_S),
         turns.one(BOB, "e", within_s=LONG_S),
     ):
-        assert len(turns) == 3
+        assert len(turns._places) == 3
 
-    assert len(turns) == 0
+    assert len(turns._places) == 0
 
 
 async def test_a_step_waits_only_for_a_limited_time() -> None:
@@ -56,7 +56,7 @@ async def test_a_step_waits_only_for_a_limited_time() -> None:
                 pass
 
     async with turns.one(ALICE, "e", within_s=0.01):
-        assert len(turns) == 1
+        assert len(turns._places) == 1
 
 
 async def test_the_number_of_waiting_steps_is_bounded() -> None:
@@ -75,7 +75,7 @@ async def test_the_number_of_waiting_steps_is_bounded() -> None:
         one.cancel()
     await asyncio.gather(*steps, return_exceptions=True)
 
-    assert len(turns) == 0
+    assert len(turns._places) == 0
 
 
 @pytest.mark.parametrize("after", range(8))
@@ -93,6 +93,6 @@ async def test_a_step_that_is_cancelled_at_any_moment_leaves_the_queue(after: in
         waiting.cancel()
         await asyncio.wait({waiting})
 
-    assert len(turns) == 0
+    assert len(turns._places) == 0
     async with turns.one(ALICE, "e", within_s=0.01):
         pass

@@ -64,7 +64,7 @@ async def knock(
     async def send(message: Message) -> None:
         answers.append(message)
 
-    await Authenticator(inside, keys=Keyring(trainers, operators), metrics=metrics)(wanted, _nothing, send)
+    await Authenticator(inside, Settings(), Keyring(trainers, operators), metrics or Metrics())(wanted, _nothing, send)
     return inside, answers
 
 
@@ -93,7 +93,7 @@ async def test_while_a_file_of_keys_exists_every_request_needs_a_key(tmp_path: P
         async def send(message: Message) -> None:
             pass
 
-        await Authenticator(inside, keys=keys)(scope(path, {"X-API-Key": given}), _nothing, send)
+        await Authenticator(inside, Settings(), keys, Metrics())(scope(path, {"X-API-Key": given}), _nothing, send)
         return inside.scopes[-1] if inside.scopes else None
 
     hers = await passed(key)
@@ -297,7 +297,7 @@ async def test_refusals_are_counted_and_logged_without_the_key_once_in_a_while(
     now = [1000.0]
     monkeypatch.setattr("gateway.frontends.auth.time.monotonic", lambda: now[0])
     metrics = Metrics()
-    door = Authenticator(Inside(), keys=Keyring(TRAINERS, OPERATORS), metrics=metrics)
+    door = Authenticator(Inside(), Settings(), Keyring(TRAINERS, OPERATORS), metrics)
 
     async def send(message: Message) -> None:
         pass
@@ -336,7 +336,7 @@ def test_a_gateway_with_short_keys_starts_and_names_them_in_its_log(caplog: pyte
     keys = f"short:{'x' * (KEY_CHARS - 1)},long:{'y' * KEY_CHARS}"
     settings = Settings(trainer_keys=SecretStr(keys), operator_keys=SecretStr("ops:zzzzzzzz"))
 
-    Authenticator.of(Inside(), settings, settings.keyring(), Metrics())
+    Authenticator(Inside(), settings, settings.keyring(), Metrics())
 
     assert [record.getMessage() for record in caplog.records] == [
         f"short_keys names=ops,short shorter_than={KEY_CHARS}"

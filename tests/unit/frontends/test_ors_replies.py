@@ -8,8 +8,9 @@ import pytest
 
 from gateway.core import errors
 from gateway.core.errors import UpstreamError
+from gateway.frontends.asgi import Refusal
 from gateway.frontends.errors import ORS_STATUS, WorkerDied, status_of
-from gateway.frontends.ors.replies import ONCE, OrsError, as_order
+from gateway.frontends.ors.app import ONCE, as_order
 
 FAILURES: list[tuple[UpstreamError, int, str]] = [
     (errors.UpstreamGone("it broke", sent=True), 410, "worker_lost"),
@@ -30,7 +31,7 @@ def test_a_failure_of_a_call_that_may_have_run_never_has_a_status_that_clients_r
 
     answer = as_order(error, operation)
 
-    assert isinstance(answer, OrsError)
+    assert isinstance(answer, Refusal)
     assert (answer.status, answer.body.get("reason", "")) == (status, reason)
     assert answer.body["code"] == error.code
     assert answer.body["detail"].startswith(f"{reason}: {error.detail}" if reason else error.detail)

@@ -12,8 +12,6 @@ from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
 from gateway.core.faults import Fault, FaultKind
 from gateway.upstreams.ors.client import read_blocks, read_result, written
 
-JSON = b"application/json"
-STREAM = b"text/event-stream; charset=utf-8"
 OUTPUT: dict[str, Any] = {
     "blocks": [
         {"text": "a", "detail": {"k": 1}, "type": "text"},
@@ -48,34 +46,11 @@ def test_an_action_is_written_in_its_form(action: Action, body: dict[str, Any]) 
 
 
 def test_a_result_is_read_with_all_its_fields() -> None:
-    assert read_result(json.dumps({"ok": True, "output": OUTPUT}).encode(), JSON) == RESULT
-
-
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_result_in_an_event_stream_is_the_same(end: str, size: int) -> None:
-    text = json.dumps({"ok": True, "output": OUTPUT})
-    slices = [text[at : at + size] for at in range(0, len(text), size)]
-    events = [f"event: task_id{end}data: 01{end}{end}: ping{end}{end}"]
-    events += [f"event: chunk{end}data: {one}{end}{end}" for one in slices[:-1]]
-    events.append(f"event: end{end}data: {slices[-1]}{end}{end}")
-
-    assert read_result("".join(events).encode(), STREAM) == RESULT
-
-
-def test_a_failed_tool_is_the_same_result_in_either_form() -> None:
-    stream = b"event: task_id\r\ndata: 01\r\n\r\nevent: error\r\ndata: line 1\r\ndata: line 2\r\n\r\n"
-    plain = b'{"ok": false, "error": "line 1\\nline 2", "reason": "tool_failed"}'
-
-    assert (
-        read_result(stream, STREAM)
-        == read_result(plain, JSON)
-        == StepResult(error="line 1\nline 2", reason="tool_failed")
-    )
+    assert read_result(json.dumps({"ok": True, "output": OUTPUT}).encode()) == RESULT
 
 
 def test_a_refusal_keeps_its_reason() -> None:
-    result = read_result(b'{"ok": false, "error": "no", "reason": "not_found"}', JSON)
+    result = read_result(b'{"ok": false, "error": "no", "reason": "not_found"}')
 
     assert (result.error, result.reason, result.finished, result.reward) == ("no", "not_found", False, None)
 
@@ -85,30 +60,25 @@ def test_a_reward_that_is_not_a_finite_number_is_an_author_fault(reward: str) ->
     answer = json.dumps({"ok": True, "output": OUTPUT | {"reward": "REWARD"}}).replace('"REWARD"', reward)
 
     with pytest.raises(AuthorFault, match="can't be used"):
-        read_result(answer.encode(), JSON)
+        read_result(answer.encode())
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    "answer",
     [
-        (b"", JSON),
-        (b"[]", JSON),
-        (b"null", JSON),
-        (b"{}", JSON),
-        (b'{"ok": true}', JSON),
-        (b'{"ok": true, "output": {"blocks": [{"type": "sound"}]}}', JSON),
-        (b'{"ok": true, "output": {"blocks": [7]}}', JSON),
-        (b'{"ok": true, "output": {"blocks": 7}}', JSON),
-        (b"", STREAM),
-        (b"event: task_id\r\ndata: 01\r\n\r\n", STREAM),
-        (b"event: chunk\r\ndata: {\r\n\r\n", STREAM),
-        (b"event: end\r\ndata: {\r\n\r\n", STREAM),
-        (b"\xff", STREAM),
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"ok": true}',
+        b'{"ok": true, "output": {"blocks": [{"type": "sound"}]}}',
+        b'{"ok": true, "output": {"blocks": [7]}}',
+        b'{"ok": true, "output": {"blocks": 7}}',
     ],
 )
-def test_an_answer_that_can_t_be_read_is_an_error(answer: bytes, kind: bytes) -> None:
+def test_an_answer_that_can_t_be_read_is_an_error(answer: bytes) -> None:
     with pytest.raises(UpstreamError):
-        read_result(answer, kind)
+        read_result(answer)
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", {}, [{}], [None]])
@@ -119,8 +89,8 @@ def test_blocks_that_are_not_a_list_of_objects_are_an_error(value: Any) -> None:
 
 def test_a_broken_session_and_an_author_fault_are_errors_instead_of_results() -> None:
     with pytest.raises(SessionFailed, match="the judge ended"):
-        read_result(b'{"ok": false, "error": "the judge ended", "reason": "session_failed"}', b"application/json")
+        read_result(b'{"ok": false, "error": "the judge ended", "reason": "session_failed"}')
     fault = Fault(FaultKind.AUTHOR, "reward", "nan")
     with pytest.raises(AuthorFault, match="no number") as failed:
-        read_result(b'{"ok": false, "error": "no number", "reason": "author_fault"}', JSON, faults=(fault,))
+        read_result(b'{"ok": false, "error": "no number", "reason": "author_fault"}', faults=(fault,))
     assert failed.value.faults == (fault,)

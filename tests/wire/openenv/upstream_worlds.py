@@ -17,11 +17,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gateway.core.environment import Environment, PoolPolicy, ResetMapping, Server, ServerProtocol, Timeouts
 from gateway.core.errors import SessionNotFound
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.store import SessionStore
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.frontends.replicas import ReplicaFrontend
@@ -236,7 +237,7 @@ async def alone() -> AsyncIterator[Replica]:
     """Yield the only replica of a gateway."""
     transport = HttpTransport()
     handles = Handles()
-    upstream = OpenEnvUpstream(transport, store=handles)
+    upstream = OpenEnvUpstream(transport, store=cast("SessionStore", handles))
     try:
         yield Replica(upstream, transport, handles)
     finally:
@@ -257,6 +258,6 @@ async def replica(handles: Handles) -> AsyncIterator[Replica]:
         url = await undo.enter_async_context(served(ReplicaFrontend(SECRET, serve)))
         peers = ReplicaClient(url, SECRET)
         undo.push_async_callback(peers.aclose)
-        upstream = OpenEnvUpstream(transport, peers, store=handles)
+        upstream = OpenEnvUpstream(transport, peers, store=cast("SessionStore", handles))
         undo.push_async_callback(upstream.aclose)
         yield Replica(upstream, transport, handles, url)

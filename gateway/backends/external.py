@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
-from gateway.backends.broadcast import DeathBroadcast
 from gateway.core.addresses import Kind, parse_address
+from gateway.core.broadcast import Broadcast
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -47,7 +47,7 @@ class RoutedBackend:
         self._store = store
         self._needs_default = any(not environment.server.url for environment in environments)
         self._noted: dict[WorkerId, Worker] = {}
-        self._silent = DeathBroadcast()
+        self._silent: Broadcast[Death] = Broadcast()
         """A broadcast without deaths: nothing reports the death of a third-party server."""
         self._closed = False
 

@@ -35,11 +35,11 @@ from functools import partial
 from pathlib import Path
 
 from gateway.backends import process_io as ports
-from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
 from gateway.backends.launch import CancelToken, Launches
 from gateway.backends.process_io import Tail
+from gateway.core.broadcast import Broadcast
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -113,7 +113,7 @@ class ProcessBackend(Backend):
         self._environ = {"PATH": os.defpath, "LANG": "C.UTF-8"} | passed_on
         self._grace_s = stop_grace_s
         self._launches = Launches()
-        self._deaths = DeathBroadcast()
+        self._deaths: Broadcast[Death] = Broadcast()
         self._running: dict[WorkerId, _Running] = {}
         self._ports: dict[WorkerId, int] = {}
         self._edits: dict[EnvironmentName, Mapping[str, int]] = {}
@@ -356,7 +356,7 @@ class ProcessBackend(Backend):
         finally:
             reading.cancel()
             os.close(running.stdin)
-            self._deaths.add(Death(running.worker.id, CloseReason.WORKER_LOST, _how(process.returncode)))
+            self._deaths.publish(Death(running.worker.id, CloseReason.WORKER_LOST, _how(process.returncode)))
 
     async def _until_ended(self, process: Process, environment: Environment) -> None:
         """Wait for the worker's end; log once if its source is edited, because the worker keeps the old code."""

@@ -21,10 +21,10 @@ from typing import Any, Final, TypeVar
 from docker import APIClient
 from docker.types import CancellableStream
 
-from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker import calls
 from gateway.backends.docker.container import LABEL_WORKER
 from gateway.backends.docker.engine import LOOK_S, Engine, EngineError, connect, open_stream, translated
+from gateway.core.broadcast import Broadcast
 from gateway.core.ids import WorkerId
 from gateway.core.session import CloseReason
 from gateway.core.worker import Death
@@ -102,7 +102,7 @@ class DeathWatcher:
         self._late_s = late_s
         self._silence_s = silence_s
         self._looker = Engine(url, threads=LOOK_THREADS, silence_s=SILENCE_S)
-        self._deaths = DeathBroadcast()
+        self._deaths: Broadcast[Death] = Broadcast()
         self._telling: set[asyncio.Task[None]] = set()
         self._ooms: dict[WorkerId, asyncio.Event] = {}
         """For each death that waits for its reason, an event that is set when an ``oom`` event arrives."""
@@ -128,7 +128,7 @@ class DeathWatcher:
     def take_end(self, ended: ContainerEnd) -> None:
         """Announce a death immediately, or after its reason is known."""
         if ended.out_of_memory is not None:
-            self._deaths.add(death(ended, ended.out_of_memory))
+            self._deaths.publish(death(ended, ended.out_of_memory))
             return
         task = asyncio.create_task(self._tell_why(ended))
         self._telling.add(task)
@@ -154,7 +154,7 @@ class DeathWatcher:
             del self._ooms[ended.id]
             oom.cancel()
             looking.cancel()
-        self._deaths.add(death(ended, is_oom))
+        self._deaths.publish(death(ended, is_oom))
         await asyncio.wait({oom, looking})
 
     async def _either(self, oom: asyncio.Task[object], looking: asyncio.Task[bool]) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker.container import FORWARDER_IMAGE
 from gateway.backends.external import StoredLoads, as_running, stored_workers
 from gateway.backends.folders import SOCKET_NAME
@@ -21,6 +20,7 @@ from gateway.backends.swarm.image_sync import ImageSync
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.placement import Placement
 from gateway.core.addresses import Kind, node_address, parse_address
+from gateway.core.broadcast import Broadcast
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, GatewayError, StartFailed
 from gateway.core.ids import WorkerId
@@ -74,7 +74,7 @@ class SwarmBackend:
         self._lease = lease
         self._gates = GateSockets(gates_dir, nodes)
         self._spreading = ImageSync(nodes)
-        self._deaths = DeathBroadcast()
+        self._deaths: Broadcast[Death] = Broadcast()
         self._engines: dict[NodeId, Backend] = {}
         self._opening = asyncio.Lock()
         self._where: dict[WorkerId, NodeId] = {}
@@ -223,7 +223,7 @@ class SwarmBackend:
         """Announce the deaths on nodes that were lost while another replica led: that replica may have been on one."""
         for deaths in self._untold.values() if self._is_leading else ():
             for death in deaths:
-                self._deaths.add(death)
+                self._deaths.publish(death)
             deaths.clear()
 
     @property
@@ -350,7 +350,7 @@ class SwarmBackend:
                 continue
             for death in [one for one in deaths if one.id not in known]:
                 deaths.remove(death)
-                self._deaths.add(death)
+                self._deaths.publish(death)
 
     def _follow_soon(self, id: NodeId) -> None:
         if id not in self._followed:
@@ -365,7 +365,7 @@ class SwarmBackend:
             self._followed.discard(id)
             return
         async for death in backend.deaths():
-            self._deaths.add(death)
+            self._deaths.publish(death)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.core.broadcast import Broadcast
 from gateway.core.errors import SessionExists
 from gateway.core.ids import SessionId
-from gateway.core.session import CapacityWanted, Session, SessionState
+from gateway.core.session import CapacityWanted, Notice, Session, SessionState
 from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.slots import Held, Slots
-from gateway.stores.notifications import Notices
 
 NOTES_S = 10.0
 """Minimum seconds that sessions live after a data loss, in which replicas write their notes again."""
@@ -41,7 +41,7 @@ def restore(slots: Slots, sessions: Sequence[Session], now: float) -> list[Sessi
     return [session.id for session in sessions if _holds(slots, session)]
 
 
-def finish(slots: Slots, notices: Notices, now: float) -> None:
+def finish(slots: Slots, notices: Broadcast[Notice], now: float) -> None:
     """Mark the store as whole again, and grant its free slots."""
     slots.is_whole = True
     # Deadlines passed while replicas could not renew them.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from gateway.core.broadcast import Broadcast, Following
 from gateway.core.errors import (
     NotLeading,
     SessionClosed,
@@ -26,6 +27,7 @@ from gateway.core.session import (
     Activity,
     CapacityWanted,
     CloseReason,
+    Notice,
     Session,
     SessionEnded,
     SessionRequest,
@@ -34,7 +36,6 @@ from gateway.core.session import (
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.stores.memory import recovery
 from gateway.stores.memory.slots import Slots
-from gateway.stores.notifications import Following, Notices
 from gateway.stores.retry_after import bounded
 
 
@@ -57,7 +58,7 @@ class MemoryStore:
         """Create an empty store. The arguments are those of `RedisStore`; *is_whole* is False in recovery tests."""
         self._clock = clock
         self._closing_s = closing_s
-        self._notices = Notices()
+        self._notices: Broadcast[Notice] = Broadcast()
         self._slots = Slots(self._notices, queue_max=queue_max, closed_kept_s=closed_kept_s, is_whole=is_whole)
         self._owner = ""
         self._leader = ""
@@ -332,7 +333,7 @@ class MemoryStore:
 
     # -- all ----------------------------------------------------------------------------------------------------
 
-    def notices(self) -> Following:
+    def notices(self) -> Following[Notice]:
         return self._notices.follow()
 
     async def ping(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field, replace
 
+from gateway.core.broadcast import Broadcast
 from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
@@ -16,13 +17,12 @@ from gateway.core.errors import (
     SessionExists,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import BY_TRAINER, CapacityWanted, CloseReason, Session, SessionRequest, SessionState
+from gateway.core.session import BY_TRAINER, CapacityWanted, CloseReason, Notice, Session, SessionRequest, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 from gateway.stores.limits import NO_LIMIT
 from gateway.stores.memory.groups import Groups
 from gateway.stores.memory.owners import Owners
 from gateway.stores.memory.queue import Deadlines, Queue, QueueTicket
-from gateway.stores.notifications import Notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Held:
 class Slots:
     """All workers, live sessions and waiting openings of one process, and its recently closed sessions."""
 
-    def __init__(self, notices: Notices, *, queue_max: int, closed_kept_s: float, is_whole: bool) -> None:
+    def __init__(self, notices: Broadcast[Notice], *, queue_max: int, closed_kept_s: float, is_whole: bool) -> None:
         self.is_whole = is_whole
         self.sessions: dict[SessionId, Session] = {}
         self.deadlines: Deadlines[SessionId] = Deadlines()

@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.broadcast import Broadcast, Following
 from gateway.core.errors import (
     SessionClosed,
     SessionExists,
@@ -40,6 +41,7 @@ from gateway.core.session import (
     Activity,
     CapacityWanted,
     CloseReason,
+    Notice,
     Session,
     SessionEnded,
     SessionRequest,
@@ -47,7 +49,6 @@ from gateway.core.session import (
 )
 from gateway.core.worker import EnvironmentLoad, Worker
 from gateway.stores.limits import too_fast
-from gateway.stores.notifications import Following, Notices
 from gateway.stores.redis.claims import RedisClaims
 from gateway.stores.redis.client import Listener, RedisClient, happened
 from gateway.stores.redis.records import (
@@ -113,7 +114,7 @@ class RedisStore:
         self._link = RedisClient(url, root=self._root)
         self._wakes = f"{self._root}:replica:{replica}"
         self._listener = Listener(self._link.client, [f"{self._root}:notices", self._wakes], self)
-        self._notices = Notices()
+        self._notices: Broadcast[Notice] = Broadcast()
         self._claims = RedisClaims(self._link, replica=replica, queue_max=queue_max)
         self._is_open = False
 
@@ -282,7 +283,7 @@ class RedisStore:
 
     # -- all ----------------------------------------------------------------------------------------------------
 
-    def notices(self) -> Following:
+    def notices(self) -> Following[Notice]:
         return self._notices.follow()
 
     async def ping(self) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState
 from gateway.core.addresses import node_address
+from gateway.core.broadcast import Broadcast
 from gateway.core.environment import Environment, Limits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -45,7 +45,7 @@ class Engine:
         self.node = node
         self.id = id
         self.workers: dict[WorkerId, Worker] = {}
-        self.deaths_told = DeathBroadcast()
+        self.deaths_told: Broadcast[Death] = Broadcast()
         self.is_down = False
         self.asked = 0
         self.may_start = asyncio.Event()
@@ -400,7 +400,7 @@ async def test_deaths_are_reported_from_the_engines_of_all_nodes(files: tuple[Fi
 
         heard = asyncio.ensure_future(first_two())
         for engine, death in zip(two.engines.values(), told, strict=True):
-            engine.deaths_told.add(death)
+            engine.deaths_told.publish(death)
 
         assert sorted(await heard, key=lambda death: death.id) == told
 

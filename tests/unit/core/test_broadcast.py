@@ -1,25 +1,25 @@
-"""Notices to many followers: each queue is bounded, drops its oldest notices, and ends with its follower."""
+"""Items for many followers: each queue is bounded, drops its oldest items, and ends with its follower."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 
+from gateway.core.broadcast import Broadcast, Following
 from gateway.core.ids import SessionId
 from gateway.core.session import Notice, SessionEnded
-from gateway.stores.notifications import Following, Notices
 
 
 def ended(n: int) -> SessionEnded:
     return SessionEnded(SessionId(f"s{n}"), "lease")
 
 
-async def rest(following: Following) -> list[Notice]:
+async def rest(following: Following[Notice]) -> list[Notice]:
     return [notice async for notice in following]
 
 
 async def test_a_slow_follower_loses_its_oldest_notices_and_other_followers_lose_none() -> None:
-    notices = Notices(kept=3)
+    notices: Broadcast[Notice] = Broadcast(kept=3)
     slow, quick = notices.follow(), notices.follow()
     heard = []
 
@@ -34,7 +34,7 @@ async def test_a_slow_follower_loses_its_oldest_notices_and_other_followers_lose
 
 
 async def test_a_waiting_follower_is_woken_by_a_notice_and_by_the_end() -> None:
-    notices = Notices()
+    notices: Broadcast[Notice] = Broadcast()
     task = asyncio.create_task(rest(notices.follow()))
     await asyncio.sleep(0)
 
@@ -47,7 +47,7 @@ async def test_a_waiting_follower_is_woken_by_a_notice_and_by_the_end() -> None:
 
 
 async def test_a_follower_receives_no_notice_from_before_it_followed() -> None:
-    notices = Notices()
+    notices: Broadcast[Notice] = Broadcast()
     notices.publish(ended(1))
 
     following = notices.follow()
@@ -59,7 +59,7 @@ async def test_a_follower_receives_no_notice_from_before_it_followed() -> None:
 
 async def test_a_follower_cancelled_at_any_turn_of_its_wait_loses_no_notice() -> None:
     for turns in range(6):
-        notices = Notices()
+        notices: Broadcast[Notice] = Broadcast()
         following = notices.follow()
         task = asyncio.ensure_future(anext(following))
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_a_follower_cancelled_at_any_turn_of_its_wait_loses_no_notice() ->
 
 
 async def test_followers_without_references_are_forgotten() -> None:
-    notices = Notices()
+    notices: Broadcast[Notice] = Broadcast()
     for _ in range(100):
         notices.follow()
     gc.collect()

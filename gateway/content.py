@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
+from gateway.catalog.catalog import Catalog, load_catalog
 from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
@@ -83,31 +83,19 @@ def load_files(
     Raises:
         ConfigError: A file is wrong; the message has file, line and reason.
     """
+    default = settings.default_environment
     if static and not settings.environments:
-        catalog = Catalog(static, settings.default_environment)
+        catalog = Catalog(static, default)
         return catalog, load_tasks(catalog)
-    directory = Path(settings.catalog_dir)
-    catalog = load_catalog(
-        directory,
-        names=settings.environments,
-        default=settings.default_environment,
-        image_tag=settings.image_tag,
-    )
-    left_out: dict[str, str] = {}
     containers = settings.uses_containers if on_engine is None else on_engine
-    if any(why_not_runnable(environment, containers=containers) for environment in catalog):
-        default = settings.default_environment
-        catalog = catalog.runnable(
-            containers=containers, default="" if default in settings.static_servers() else default
-        )
-        left_out = catalog.left_out
-    for name, reason in left_out.items():
+    found = load_catalog(Path(settings.catalog_dir), names=settings.environments, image_tag=settings.image_tag)
+    catalog = found.runnable(containers=containers, default="" if static else default)
+    for name, reason in catalog.left_out.items():
         if name in settings.environments:
             raise ConfigError(f"GATEWAY_ENVIRONMENTS: {name}: {reason}")
         logger.info("environment_left_out environment=%s reason=%r", name, reason)
     if static:
-        catalog = Catalog([*catalog, *static], settings.default_environment)
-        catalog.left_out = left_out
+        catalog = Catalog([*catalog, *static], default)
     return catalog, load_tasks(catalog)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gateway.core.environment import PoolPolicy
+from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import Need, NodeId, NodeReport
 from gateway.core.worker import EnvironmentLoad, WorkerLoad, WorkerState
@@ -235,9 +236,8 @@ def place(
     *,
     starting: Mapping[NodeId, Sequence[Need]] = MappingProxyType({}),
     takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
-    overcommit: float = MEMORY_OVERCOMMIT,
-) -> NodeId | None:
-    """Choose the machine for the next worker; return None if no machine has room (`why_not` gives the reason).
+) -> NodeId:
+    """Choose the machine for the next worker.
 
     Among machines with room, a machine that has the images is preferred. Next comes the machine with the fewest workers
     of that environment, so that a lost machine takes few of each. Last counts the largest unreserved share of memory
@@ -248,36 +248,16 @@ def place(
         need: The resources that the worker needs.
         starting: Workers that are starting on a machine and are not in its report yet.
         takes: Resources that a worker of each environment takes; an environment that is missing counts as zero.
-        overcommit: Maximum sum of workers' memory limits on a machine, as a multiple of its memory.
+
+    Raises:
+        BackendError: No machine has room. The message lists what each machine lacks.
     """
-    rooms = [_Room.of(report, starting.get(report.id, ()), takes, overcommit) for report in reports]
+    rooms = [_Room.of(report, starting.get(report.id, ()), takes) for report in reports]
     fitting = [room for room in rooms if not any(room.lacks(need))]
     if not fitting:
-        return None
+        lacks = "; ".join(f"{room.report.name}: {', '.join(room.lacks(need))}" for room in rooms)
+        raise BackendError(f"no node takes a worker of {need.environment}: {lacks or 'none answers'}")
     return min(fitting, key=lambda room: room.rank(need)).report.id
-
-
-def why_not(
-    reports: Sequence[NodeReport],
-    need: Need,
-    *,
-    starting: Mapping[NodeId, Sequence[Need]] = MappingProxyType({}),
-    takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
-    overcommit: float = MEMORY_OVERCOMMIT,
-) -> str:
-    """Return the reason why no machine takes the worker, with each machine's shortage; return "" if one takes it.
-
-    The arguments are the same as for `place`.
-    """
-    if not reports:
-        return f"no node takes a worker of {need.environment}: none answers"
-    reasons = []
-    for report in reports:
-        lacks = [*_Room.of(report, starting.get(report.id, ()), takes, overcommit).lacks(need)]
-        if not lacks:
-            return ""
-        reasons.append(f"{report.name}: {', '.join(lacks)}")
-    return f"no node takes a worker of {need.environment}: {'; '.join(reasons)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,20 +272,14 @@ class _Room:
     most_bytes: float
 
     @classmethod
-    def of(
-        cls,
-        report: NodeReport,
-        starting: Sequence[Need],
-        takes: Mapping[EnvironmentName, Need],
-        overcommit: float,
-    ) -> _Room:
+    def of(cls, report: NodeReport, starting: Sequence[Need], takes: Mapping[EnvironmentName, Need]) -> _Room:
         there = [takes[environment] for environment in report.workers.values() if environment in takes]
         return cls(
             report=report,
             starting=starting,
             reserved_bytes=sum(need.memory_bytes for need in (*there, *starting)),
             reserved_cpus=sum(need.cpus for need in (*there, *starting)),
-            most_bytes=report.memory_bytes * overcommit,
+            most_bytes=report.memory_bytes * MEMORY_OVERCOMMIT,
         )
 
     def lacks(self, need: Need) -> Iterator[str]:

@@ -36,6 +36,11 @@ class Worker:
     state: WorkerState = WorkerState.STARTING
 
 
+def worker_of(session: Session) -> Worker:
+    """Return the worker of *session* with the fields that an upstream needs."""
+    return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
     """A worker and its use, as the store records them."""

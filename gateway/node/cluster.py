@@ -23,7 +23,7 @@ from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.gate import Answer, Gate, answer, engine_client, read_body, refuse_body
 from gateway.node.image_ids import ImageIds
 from gateway.node.image_transfers import Transfers
-from gateway.node.report import Draining, Reporter
+from gateway.node.report import Reporter
 from gateway.node.routes import GateRefusal
 from gateway.node.vouchers import Vouchers
 
@@ -61,13 +61,13 @@ class Cluster:
         """
         self._gate = gate
         self._engine = engine_client(engine)
-        self._draining = Draining(state / "draining")
+        self._draining = state / "draining"
         self._reporter = Reporter(self._engine, gate=gate, draining=self._draining)
         self._transfers = Transfers(
             self._engine,
             reporter=self._reporter,
             vouchers=vouchers,
-            spool=state / "images",
+            spool=state,
             max_bytes=image_max_bytes,
             ids=image_ids,
         )
@@ -93,7 +93,6 @@ class Cluster:
 
     def check(self) -> None:
         """Raise ``BackendError`` if the draining flag or images can't be stored."""
-        self._draining.check()
         self._transfers.check()
 
     async def aclose(self) -> None:
@@ -125,7 +124,10 @@ class Cluster:
         if wanted not in (b"true", b"false"):
             raise GateRefusal("the body must be true or false", status=HTTPStatus.BAD_REQUEST)
         try:
-            self._draining.set(wanted == b"true")
+            if wanted == b"true":
+                self._draining.touch(mode=0o600)
+            else:
+                self._draining.unlink(missing_ok=True)
         except OSError as error:
             said = f"this node cannot keep whether it drains: {error.strerror}"
             raise GateRefusal(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error

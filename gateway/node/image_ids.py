@@ -18,13 +18,10 @@ import httpx
 from gateway.core.errors import BackendError
 from gateway.node.gate import engine_client
 from gateway.node.image_archives import tagged
+from gateway.node.routes import GateRefusal
 
 SETTING: Final = "GATEWAY_NODE_IMAGE_IDS"
 _LINE: Final = re.compile(r"(?P<reference>[^\s#]+)[ \t]+(?P<id>sha256:[0-9a-f]{64})", re.ASCII)
-
-
-class UnlistedImage(Exception):
-    """The operator's file does not list the image, or cannot be read. The message has the reason and the remedy."""
 
 
 class ImageIds:
@@ -41,13 +38,13 @@ class ImageIds:
         """Return if the file lists *id* for *reference*; without an *id*, if it lists any.
 
         Raises:
-            UnlistedImage: It does not, it is missing, or one of its lines is invalid.
+            GateRefusal: It does not, it is missing, or one of its lines is invalid.
         """
         listed = self._read().get(_name(reference), {})
         if id in listed or (listed and not id):
             return
         known = ", ".join(f"{one} (line {number})" for one, number in listed.items()) or "nothing"
-        raise UnlistedImage(
+        raise GateRefusal(
             f"{self._path} lists {known} for {reference}, and not {id or 'an id'}: if the image is yours, add the line "
             f"that gateway node images prints on the machine where you built it"
         )
@@ -58,7 +55,7 @@ class ImageIds:
             lines = self._path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UnlistedImage(f"{SETTING}={self._path}: no image is accepted: {reason}") from error
+            raise GateRefusal(f"{SETTING}={self._path}: no image is accepted: {reason}") from error
         found: dict[str, dict[str, int]] = {}
         for number, line in enumerate(lines, 1):
             content = line.partition("#")[0].strip()
@@ -66,7 +63,7 @@ class ImageIds:
                 continue
             match = _LINE.fullmatch(content)
             if match is None:
-                raise UnlistedImage(
+                raise GateRefusal(
                     f"{self._path}, line {number}: no image is accepted: a line is REFERENCE sha256:ID with 64 "
                     f"hexadecimal digits, and not {content!r:.120}"
                 )

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -41,40 +40,12 @@ _BOTH = frozenset((Role.SERVER.value, Role.FORWARDER.value))
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
 
 
-class Draining:
-    """The persistent flag that this machine drains: it takes no more workers."""
-
-    def __init__(self, path: Path) -> None:
-        """*path*: the file that exists while the machine drains. Only this process may write to its folder."""
-        self._path = path
-
-    def check(self) -> None:
-        """Create the file's folder. Raises ``BackendError`` if it is not writable."""
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise BackendError(f"cannot make {self._path.parent}: {error.strerror}: set state_dir") from error
-        if not os.access(self._path.parent, os.W_OK | os.X_OK):
-            raise BackendError(f"cannot write to {self._path.parent}, where a node keeps that it drains")
-
-    @property
-    def is_draining(self) -> bool:
-        """True while the machine drains."""
-        return self._path.exists()
-
-    def set(self, is_draining: bool) -> None:
-        """Store the flag. Raises ``OSError``."""
-        if is_draining:
-            self._path.touch(mode=0o600)
-        else:
-            self._path.unlink(missing_ok=True)
-
-
 class Reporter:
     """Creates reports from the engine's answers."""
 
-    def __init__(self, engine: httpx.AsyncClient, *, gate: Gate, draining: Draining) -> None:
-        """Set up reports by the rules of *gate*. The caller closes *engine*."""
+    def __init__(self, engine: httpx.AsyncClient, *, gate: Gate, draining: Path) -> None:
+        """Set up reports by the rules of *gate*. The caller closes *engine*. *draining*: a file that exists while the
+        machine drains, so that it takes no more workers."""
         self._engine = engine
         self._gate = gate
         self._draining = draining
@@ -104,7 +75,7 @@ class Reporter:
             available_bytes=available_bytes(),
             max_containers=self._gate.rules.max_containers,
             containers=len(containers),
-            is_draining=self._draining.is_draining,
+            is_draining=self._draining.exists(),
             images={reference: str(image.get("Id", "")) for reference, image in images.items()},
             built_at={reference: built_at(image.get("Created")) for reference, image in images.items()},
             workers=running_workers(containers),

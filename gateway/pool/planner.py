@@ -56,11 +56,6 @@ class Planner:
         self.workers = 0
         """Number of workers of all environments at the last `look`."""
 
-    @property
-    def has_looked(self) -> bool:
-        """True once this replica has read the load since it began to lead."""
-        return self._looked_at is not None
-
     def rest(self) -> None:
         """Note that this replica makes no plans now: the time until the next `look` must not affect arrival rates."""
         self._looked_at = None

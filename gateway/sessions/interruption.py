@@ -14,7 +14,8 @@ from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import PoolExhausted
 from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import Session
-from gateway.sessions.liveness import answers, worker_of
+from gateway.core.worker import worker_of
+from gateway.sessions.liveness import answers
 
 Cause = Literal["ended", "late"]
 

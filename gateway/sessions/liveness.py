@@ -16,7 +16,7 @@ from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, UpstreamGone, UpstreamTimeout
 from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import Session
-from gateway.core.worker import Worker
+from gateway.core.worker import Worker, worker_of
 
 PAUSE_S: Final = 0.5
 """Seconds between two queries to a server that does not answer."""
@@ -52,8 +52,3 @@ async def wait_for_answer(
                 await asyncio.sleep(min(PAUSE_S, within_s))
                 with contextlib.suppress(GatewayError):
                     return await upstream.alive(worker_of(session), environment)
-
-
-def worker_of(session: Session) -> Worker:
-    """Return the worker of *session* with the fields that its upstream needs."""
-    return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)

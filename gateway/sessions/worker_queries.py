@@ -56,14 +56,6 @@ class TaskPages:
         self._pages: OrderedDict[tuple[str, int], Page] = OrderedDict()
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the cached pages in bytes."""
-        return self._bytes
-
     def look_up(self, split: str, start: int, stop: int) -> tuple[dict[int, Page], list[int]]:
         """Return the cached pages of tasks from *start* up to, not including, *stop*, and the missing pages' numbers.
 

@@ -12,8 +12,8 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -254,7 +254,7 @@ def add_key(path: Path, name: str, *, role: Role, limits: KeyLimits) -> str:
     """
     key = secrets.token_urlsafe(32)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    with _Edit(path) as keys:
+    with _edited(path) as keys:
         if any(one.name == name for one in keys):
             raise ConfigError(f"there is a key {name!r}: revoke it first, or choose another name")
         try:
@@ -271,7 +271,7 @@ def add_key(path: Path, name: str, *, role: Role, limits: KeyLimits) -> str:
 
 def revoke_key(path: Path, name: str) -> None:
     """Remove a key from the file. Its sessions expire. Raises ``ConfigError``: there is no such key."""
-    with _Edit(path) as keys:
+    with _edited(path) as keys:
         names = [one.name for one in keys]
         if name not in names:
             close = did_you_mean(name, names)
@@ -279,49 +279,37 @@ def revoke_key(path: Path, name: str) -> None:
         del keys[names.index(name)]
 
 
-class _Edit:
-    """Reads the file of keys, and writes it back at the end unless an exception ends the context."""
+@contextmanager
+def _edited(path: Path) -> Iterator[list[StoredKey]]:
+    """Read the file of keys, and write it back at the end unless an exception ends the context."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = hold(path.with_name(f"{path.name}.lock"), str(os.getpid()), alone=True)
+    except Taken:
+        raise ConfigError(f"{path}: another command changes it: try again") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    with lock:
+        keys = read_keys(path) if path.exists() else []
+        yield keys
+        _write(path, keys)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def __enter__(self) -> list[StoredKey]:
-        path = self._path
+def _write(path: Path, keys: list[StoredKey]) -> None:
+    text = _KeyFile(keys=keys).model_dump_json(indent=2, exclude_defaults=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(path.with_name(f"{path.name}.lock"), str(os.getpid()), alone=True)
-        except Taken:
-            raise ConfigError(f"{path}: another command changes it: try again") from None
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        try:
-            self._keys = read_keys(path) if path.exists() else []
-        except BaseException:
-            self._lock.close()
-            raise
-        return self._keys
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._lock:
-            if kind is None:
-                self._write()
-
-    def _write(self) -> None:
-        text = _KeyFile(keys=self._keys).model_dump_json(indent=2, exclude_defaults=True)
-        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(f"{text}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(self._path)  # readers see the old file or the new one, whole
-            finally:
-                with suppress(OSError):
-                    draft.unlink()
-        except OSError as error:
-            raise ConfigError(f"{self._path}: {error.strerror}") from error
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{text}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)  # readers see the old file or the new one, whole
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int] | None:

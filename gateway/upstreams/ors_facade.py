@@ -35,7 +35,7 @@ from gateway.core.ids import SessionId
 from gateway.core.json_text import dump
 from gateway.core.ports.transport import Exchange, Headers, header
 from gateway.core.session import Session
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
@@ -341,11 +341,6 @@ def not_offered(environment: Environment) -> Exchange:
     """Return the response to ``/score_group`` of an environment without a judge, in the reference servers' words."""
     detail = f"Environment {str(environment.name)!r} does not implement score_group"
     return Whole(404, dump({"detail": detail}))
-
-
-def worker_of(session: Session) -> Worker:
-    """Return the worker of *session*, with the fields that a request to the worker needs."""
-    return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
 
 
 def spelled(action: Action) -> list[object]:

@@ -115,7 +115,7 @@ async def test_an_image_that_one_node_saved_is_loaded_by_another(
     assert after["memory_bytes"] > after["available_bytes"] > 0
     assert after["cpus"] >= 1
     assert after["workers"] == {}
-    assert list((tmp_path / "state" / "images").iterdir()) == []
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 async def test_an_image_cannot_be_loaded_under_another_images_name(

@@ -294,7 +294,7 @@ async def test_an_opening_starts_a_worker_immediately_and_not_at_the_next_tick_o
 ) -> None:
     monkeypatch.setattr("gateway.pool.loop.TICK_S", 3600.0)  # the loop scans once, and then only on request
     async with running(environment(slots=1, max_workers=2)) as (stack, gateway, client):
-        await until(lambda: gateway.planner.has_looked)
+        await until(lambda: gateway.planner._looked_at is not None)
 
         assert (await create(client, sid="a")).status_code == 200
         assert (await create(client, sid="b")).status_code == 200

@@ -21,10 +21,8 @@ _OWN_FOLDER = os.path.dirname(__file__)
 class EnvServerError(Exception):
     """Base class of this package's errors."""
 
-    @property
-    def is_infrastructure(self) -> bool:
-        """Whether an author's code that raises this is not at fault, and neither is the agent."""
-        return False
+    is_infrastructure: bool = False
+    """Whether an author's code that raises this is not at fault, and neither is the agent."""
 
 
 class ConfigError(EnvServerError):
@@ -74,17 +72,13 @@ class SessionLost(SessionFailed):
     session.
     """
 
-    @property
-    def is_infrastructure(self) -> bool:
-        return True
+    is_infrastructure = True
 
 
 class NoThread(EnvServerError, RuntimeError):
     """No thread could start for an author's code: the worker has reached its limit of processes."""
 
-    @property
-    def is_infrastructure(self) -> bool:
-        return True
+    is_infrastructure = True
 
 
 class AuthorCancelled(EnvServerError):

@@ -48,21 +48,10 @@ class Sandboxing:
         self.is_ready = False
         """Whether a sandbox could be opened."""
 
-    def __repr__(self) -> str:
-        return f"<Sandboxing of {self._kind.name}, {'ready' if self.is_ready else 'not ready'}>"
-
-    async def ready(self) -> None:
-        """Wait for the current attempt, or make another.
-
-        Raises:
-            Refused: 500: There are no sandboxes. The detail states the reason and the remedy. 503: The server is
-                stopping.
-        """
-        if refusal := await self.refusal():
-            raise Refused(500, refusal)
-
     async def refusal(self) -> str:
-        """Wait as `ready` does. Return the reason and the remedy if there are no sandboxes, else an empty text.
+        """Wait for the current attempt, or make another. Return the reason and the remedy if there are no sandboxes.
+
+        Returns an empty text if a sandbox could be opened.
 
         Raises:
             Refused: 503: The server is stopping.

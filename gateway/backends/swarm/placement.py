@@ -12,10 +12,9 @@ from gateway.backends.docker.container import FORWARDER_LIMITS
 from gateway.backends.docker.images import images_of
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment
-from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import Need, NodeId
-from gateway.core.scaling import place, why_not
+from gateway.core.scaling import place
 
 REPORTED_S: Final = 5.0
 """Seconds for which a started worker counts as starting. Its node's reports list it after a second or two."""
@@ -71,10 +70,7 @@ class Placement:
         Raises:
             BackendError: No node has room; the error lists what each node lacks.
         """
-        reports, starting = self._nodes.live(), self._starting()
-        node = place(reports, need, starting=starting, takes=self._takes)
-        if node is None:
-            raise BackendError(why_not(reports, need, starting=starting, takes=self._takes))
+        node = place(self._nodes.live(), need, starting=self._starting(), takes=self._takes)
         self._begun[id] = _Begun(node, need)
         return node
 

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.core.errors import GatewayError
 from gateway.core.ids import SessionId
@@ -32,21 +32,22 @@ class _Beat:
     """Time of the last request to the server that named the session."""
 
 
+class PingedServers(Protocol):
+    """The servers that hold the sessions."""
+
+    async def ping(self, session: Session) -> bool:
+        """Ping the server of *session*. Return False if the server does not know the session."""
+
+    def is_busy(self, session: Session) -> bool:
+        """Return True if a call runs in *session*."""
+
+
 class Pulse:
     """Pings the sessions that this replica serves."""
 
-    def __init__(
-        self, ping: Callable[[Session], Awaitable[bool]], is_busy: Callable[[Session], bool], *, every_s: float
-    ) -> None:
-        """Start without sessions.
-
-        Args:
-            ping: Pings the server of a session. Returns False if the server does not know the session.
-            is_busy: Returns True if a call runs in a session.
-            every_s: The time between two requests for a session, in seconds.
-        """
-        self._ping = ping
-        self._is_busy = is_busy
+    def __init__(self, servers: PingedServers, *, every_s: float) -> None:
+        """Start without sessions. *every_s* is the time between two requests for a session, in seconds."""
+        self._servers = servers
         self._every_s = every_s
         self._beats: OrderedDict[tuple[SessionId, str], _Beat] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
@@ -80,7 +81,7 @@ class Pulse:
         now = time.monotonic()
         due = []
         for place, beat in list(self._beats.items()):
-            if self._is_busy(beat.session):
+            if self._servers.is_busy(beat.session):
                 beat.used_at = now
             if now - beat.used_at > beat.keep_s:
                 del self._beats[place]  # the session has expired, so the gateway ends it too
@@ -91,12 +92,12 @@ class Pulse:
     async def _beat(self, beat: _Beat) -> None:
         beat.told_at = time.monotonic()
         try:
-            is_known = await self._ping(beat.session)
+            is_known = await self._servers.ping(beat.session)
         except GatewayError as error:
             logger.info("session_not_pinged session=%s error=%s", beat.session.id, error)
             return
         except Exception:  # a failure must not stop the pings of other sessions
             logger.exception("ping_failed")
             return
-        if not is_known and not self._is_busy(beat.session):
+        if not is_known and not self._servers.is_busy(beat.session):
             self.forget(beat.session)

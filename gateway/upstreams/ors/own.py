@@ -39,7 +39,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.session import Session, SessionSetup, SessionState
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
 from gateway.upstreams.ors.client import Answer, OrsClient, of, read, read_blocks, read_result, written
 from gateway.upstreams.ors.dialects import secrets_header, split_list, task_count, task_list
 from gateway.upstreams.ors_facade import Whole
@@ -248,8 +248,7 @@ class OrsUpstream:
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """Return the session's number of steps from the worker's list, or None if the list lacks the session."""
-        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
-        listed = await self.sessions(worker, environment, (session.id,))
+        listed = await self.sessions(worker_of(session), environment, (session.id,))
         return next((one.steps for one in listed or () if one.id == session.id), None)
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:

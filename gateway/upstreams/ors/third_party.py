@@ -38,7 +38,7 @@ from gateway.core.json_text import dump
 from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.transport import Exchange, Headers, Transport, header
 from gateway.core.session import Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession
+from gateway.core.worker import Worker, WorkerSession, worker_of
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
@@ -75,7 +75,6 @@ from gateway.upstreams.ors_facade import (
     Whole,
     not_offered,
     told,
-    worker_of,
 )
 
 READY_PAUSE_S: Final = 0.1
@@ -105,7 +104,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._flavours = Flavours(self._link)
         self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
-        self._pulse = Pulse(self.ping, self.is_busy, every_s=ping_s)
+        self._pulse = Pulse(self, every_s=ping_s)
 
     async def aclose(self) -> None:
         """Cancel pings and calls. Sessions stay open in their servers."""
@@ -360,11 +359,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)
 
     def is_busy(self, session: Session) -> bool:
-        """Return True if a call or a judgement runs in *session*."""
+        """Return True if a call or a judgement runs in *session*; see ``PingedServers.is_busy``."""
         return bool(self.calls.running(session) or self._scores.running(session))
 
     async def ping(self, session: Session) -> bool:
-        """Ping the server of *session*. Return False if the server does not know the session."""
+        """Ping the server of *session*; see ``PingedServers.ping``."""
         place = session.worker, session.address
         answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
         return answer.status != 404

@@ -382,7 +382,7 @@ async def test_an_image_that_is_missing_or_not_in_the_catalog_is_not_saved(clien
 
 def leftovers(folder: Path) -> list[str]:
     """Return the files in the spool folder, including open files of this process without a name."""
-    spool = folder / "state" / "images"
+    spool = folder / "state"
     opened = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     links = [str(path.readlink()) for path in opened if path.is_symlink()]
     return [path.name for path in spool.iterdir()] + [link for link in links if link.startswith(str(spool))]

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.cli.main import app
 from gateway.core.errors import BackendError
-from gateway.node.image_ids import ImageIds, UnlistedImage, image_lines
+from gateway.node.image_ids import ImageIds, image_lines
+from gateway.node.routes import GateRefusal
 from tests.fakes.engine import FakeEngine
 
 OURS, PINNED = "env-gateway/fake", f"registry.example/x@sha256:{'c' * 64}"
@@ -29,7 +30,7 @@ def ids(path: Path) -> ImageIds:
 
 
 def refusal(ids: ImageIds, reference: str = OURS, id: str = ONE) -> str:
-    with pytest.raises(UnlistedImage) as refused:
+    with pytest.raises(GateRefusal) as refused:
         ids.check(reference, id)
     return str(refused.value)
 

@@ -243,7 +243,7 @@ def test_the_least_recently_used_pages_are_dropped_first_and_the_limits_hold() -
     assert pages.look_up("train", 0, 4 * PAGE)[1] == [0, 2]
 
     pages.keep("train", 4, [{"text": "x" * 9_985}])
-    assert (len(pages), pages.size_bytes) == (1, 9_996)
+    assert (len(pages._pages), pages._bytes) == (1, 9_996)
     pages.keep("train", 5, [{"text": "x" * 10_000}])
     assert pages.look_up("train", 4 * PAGE, 5 * PAGE)[1] == [], "what does not fit leaves the others"
 

@@ -109,9 +109,6 @@ class Lanes:
         self._kept: list[Lane] = []
         self._closed: list[Lane] = []
 
-    def __repr__(self) -> str:
-        return f"<Lanes {len(self._lanes)} of {self._most}>"
-
     def __len__(self) -> int:
         return len(self._lanes)
 

@@ -33,9 +33,6 @@ class Threads:
         self._alive = 0
         self._pending = 0
 
-    def __repr__(self) -> str:
-        return f"<Threads {self._alive} alive, {self._pending} jobs>"
-
     @property
     def alive(self) -> int:
         """Number of existing threads."""

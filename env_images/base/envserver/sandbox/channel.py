@@ -74,9 +74,6 @@ class Channel:
         self.is_closed = False
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    def __repr__(self) -> str:
-        return f"<Channel {'closed' if self.is_closed else 'open'}, {len(self._expected)} requests>"
-
     def listen(self, on_event: Callable[[dict[str, object]], None], on_end: Callable[[], None]) -> None:
         """Send later messages that answer no request to *on_event*, and call *on_end* once at the end."""
         self._on_event, self._on_end = on_event, on_end

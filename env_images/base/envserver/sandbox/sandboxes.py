@@ -39,9 +39,6 @@ class Layer:
         self.number = number
         """The spawner's number of the layer."""
 
-    def __repr__(self) -> str:
-        return f"<Layer {self.key!r} {self.number}>"
-
 
 @dataclass
 class _Making:

@@ -119,9 +119,6 @@ class Terminal:
         self._is_at_end = False
         self._closing = False
 
-    def __repr__(self) -> str:
-        return f"<Terminal {self._number} {'closed' if self.is_closed else 'open'}>"
-
     @property
     def is_closed(self) -> bool:
         """Whether the stream has ended (no process has the terminal open) or ``close`` was called."""

@@ -89,8 +89,5 @@ class SandboxError(EnvServerError):
     def __init__(self, message: str, *, code: str = "refused") -> None:
         super().__init__(message)
         self.code = code
-
-    @property
-    def is_infrastructure(self) -> bool:
+        self.is_infrastructure = code != "refused"
         """Whether the sandbox is at fault, and not the request."""
-        return self.code != "refused"

@@ -66,9 +66,6 @@ class Kind:
         self.tools_json = self.list_tools(())
         self.splits_json = encode([split.wire() for split in self.splits])
 
-    def __repr__(self) -> str:
-        return f"<Kind {self.name}>"
-
     def list_tools(self, further: Sequence[Tool]) -> bytes:
         """Return the tool list as JSON: the environment's own tools, then a task's *further* tools."""
         listing: dict[str, Any] = {

@@ -53,9 +53,6 @@ class Outcomes:
         self._held: OrderedDict[tuple[int, str], int] = OrderedDict()
         self._bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<Outcomes {len(self._by_id)} kept, {len(self._held)} held, {self._bytes} bytes>"
-
     @property
     def total_bytes(self) -> int:
         return self._bytes

@@ -56,7 +56,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """An action in a session, with its outcome."""
 
@@ -78,9 +78,6 @@ class Call:
     """Whether the call takes the next turn when it ends, because a client requested it in JSON."""
     was_delivered: bool = False
 
-    def __repr__(self) -> str:
-        return f"<Call {self.task_id} {self.state}, {self.listeners} listeners>"
-
     def end(self, outcome: Outcome | None, refusal: Refused | None = None) -> None:
         """End the call with exactly one of *outcome* and *refusal*."""
         self.outcome = outcome
@@ -101,9 +98,6 @@ class Turns:
     def __init__(self) -> None:
         self.waiting: list[Call] = []
         self.running: list[Call] = []
-
-    def __repr__(self) -> str:
-        return f"<Turns {len(self.running)} running, {len(self.waiting)} waiting>"
 
     def leave(self, call: Call) -> None:
         """Remove *call*, whether it waits or runs."""
@@ -129,7 +123,7 @@ class Turns:
         return None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Session:
     """One episode."""
 
@@ -194,9 +188,6 @@ class Session:
         self.place = Place(self.kind.place if self.kind.shares_lane else None)
         self.task_tools_json = self.kind.tools_json
         self.used_at = self.created_at
-
-    def __repr__(self) -> str:
-        return f"<Session {self.sid} of {self.kind.name}: {self.state}, {self.turns!r}>"
 
     @property
     def is_busy(self) -> bool:

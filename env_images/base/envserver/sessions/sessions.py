@@ -68,9 +68,6 @@ class Sessions:
         self._serial = 0
         self._running: set[asyncio.Task[None]] = set()
 
-    def __repr__(self) -> str:
-        return f"<Sessions {len(self._open)} open, {len(self._closing)} closing>"
-
     def __len__(self) -> int:
         return len(self._open)
 
@@ -166,8 +163,9 @@ class Sessions:
 
     async def _open_and_set_up(self, session: Session) -> None:
         try:
-            if (sandboxing := self._sandboxing.get(session.kind.name)) is not None:
-                await sandboxing.ready()
+            sandboxing = self._sandboxing.get(session.kind.name)
+            if sandboxing is not None and (reason := await sandboxing.refusal()):
+                raise Refused(500, reason)
             session.task = await self._task(session.kind, session.create)
             environment = self._prepared(session)
             # Set before the constructor runs, so that ``close`` can undo a partial construction.

@@ -45,9 +45,6 @@ class TaskModules:
         self._import_s = import_s
         self._errors: dict[str, str | None] = dict.fromkeys(self._names, _WAITING)
 
-    def __repr__(self) -> str:
-        return f"<TaskModules {', '.join(self._names) or 'none'}>"
-
     def rows(self) -> list[dict[str, str | None]]:
         """Return an entry for each module, in the order of the setting. An *error* of None means success."""
         return [{"module": name, "error": self._errors[name]} for name in self._names]

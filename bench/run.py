@@ -196,7 +196,7 @@ def _folder(part: Part) -> Path | None:
 def _remarks() -> list[str]:
     here = machine()
     if here["load_average"][0] > BUSY_SHARE * here["cpus_usable"]:
-        return ["Others were at work on this machine when the run began: absolute figures are provisional."]
+        return ["Other programs used this machine when the run started: absolute figures are provisional."]
     return []
 
 

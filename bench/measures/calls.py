@@ -153,12 +153,11 @@ Sizes = Mapping[str, Mapping[str, int]]
 """Resident bytes by target and process."""
 
 NOT_COMPARABLE = (
-    "The load generator shares this machine's CPUs with the server that it loads, so the rates of the faster servers "
-    "are rates of both together; its own share stands in the table of CPU time.",
-    "The gateway's rows are two server processes, gateway and worker, which may use two CPUs; an official server is "
-    "one process.",
-    "Official servers keep each result for 60 s and become slower as these pile up; every round finds what the "
-    "rounds before it left.",
+    "The load generator and the loaded server share this machine's CPUs, so a fast server's rate is limited by both. "
+    "The table of CPU time shows the load generator's share.",
+    "The gateway's rows are two processes, gateway and worker, which may use two CPUs. An official server is one "
+    "process.",
+    "Official servers keep each result for 60 s and become slower as results accumulate, also over rounds.",
 )
 
 

@@ -204,7 +204,7 @@ def make_report(samples: Samples, *, plan: Plan) -> Report:
             cold_table,
             open_table("Opening an episode on a warm pool of containers, ms: p50 / p99", {GATEWAY: samples.warm}),
         ],
-        not_comparable=("The SDK's figure ends with the worker's first answer, the gateway's with the first prompt.",),
+        not_comparable=("The SDK's time ends with the worker's first answer, the gateway's with the first prompt.",),
     )
 
 

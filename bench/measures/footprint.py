@@ -115,8 +115,8 @@ def make_report(starts: dict[str, Starts], held: Sequence[Held], *, plan: Plan) 
         goals=_goals(starts, held),
         tables=[_start_table(starts), _held_table(held)],
         not_comparable=(
-            "Workers here are processes of this machine's Python; in an image Python may be another version, and the "
-            "container's own start comes on top.",
+            "These workers are local processes with this machine's Python. An image may have another version, and "
+            "the start of the container adds to the time.",
         ),
     )
 

@@ -205,8 +205,8 @@ def make_report(samples: Samples, *, plan: Plan) -> Report:
         tables=[_table(samples, plan, through, direct)],
         errors=sum(samples.errors.values()),
         not_comparable=(
-            "The SDK's containers are created and started, eight at a time, and not waited for; the gateway's are "
-            "hardened, ready and have a session.",
+            "The SDK creates and starts containers, eight at a time, and does not wait for them. The gateway's "
+            "containers are hardened, ready and have a session.",
         ),
     )
 

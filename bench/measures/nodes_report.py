@@ -18,12 +18,12 @@ LOCAL = "local"
 GATEWAY, NODES, WORKERS, REDIS = "gateway", "nodes", "workers", "redis"
 PARTS = (GATEWAY, NODES, WORKERS, REDIS)
 NOT_COMPARABLE = (
-    "In `nodes` all machines share this machine's CPUs with the gateways, the stores and the load generator: steps/s "
-    "and containers/s cannot grow with the machines here. What can be read off is what the way through a node costs, "
-    "whether the load is spread evenly, and whether starts are held up by the number of machines.",
-    "In `nodes` the wire between a gateway and the machines is a pair of virtual interfaces, without latency and loss.",
-    "In `nodes` containers of `local` are started by this machine's engine without a gate. The lab's engines are "
-    "others, share a disk and are in a Swarm: one machine ÷ local is the price of the gate and of such an engine.",
+    "In `nodes` all machines share this machine's CPUs with gateways, stores and load generator, so steps/s and "
+    "containers/s cannot grow with the number of machines. The figures show the cost of the path through a node, the "
+    "balance of the load, and whether the number of machines delays starts.",
+    "In `nodes` the link between a gateway and a machine is a pair of virtual interfaces without latency and loss.",
+    "In `nodes` this machine's engine starts the containers of `local`, without a gate. The lab's engines share a "
+    "disk and form a Swarm, so one machine ÷ local is the cost of the gate and of such an engine.",
 )
 
 

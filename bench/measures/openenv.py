@@ -32,10 +32,10 @@ BEFORE = "gateway before openenv"
 """The gateway that relays frames unchanged to and from the official server."""
 S5_TIMES, S11_SOCKET_KIB = 1.0, 25.0
 NOT_COMPARABLE = (
-    "The load generator shares this machine's CPUs with the server that it loads; its own share stands in the table of "
-    "CPU time.",
-    "The gateway's rows are two server processes, gateway and worker, which may use two CPUs; the official server is "
-    "one process.",
+    "The load generator and the loaded server share this machine's CPUs. The table of CPU time shows the load "
+    "generator's share.",
+    "The gateway's rows are two processes, gateway and worker, which may use two CPUs. The official server is one "
+    "process.",
 )
 
 

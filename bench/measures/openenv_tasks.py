@@ -109,5 +109,7 @@ def make_report(resets: list[float], containers: list[float], *, plan: Plan) -> 
             )
         ],
         tables=[Table("From one task to another, ms", ["way", "p50", "p99", "most"], rows)],
-        not_comparable=("A container's figure ends with its first answer, the reset's with the first observation.",),
+        not_comparable=(
+            "The time of a container ends with its first answer, the time of a reset with the first observation.",
+        ),
     )

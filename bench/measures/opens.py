@@ -171,7 +171,7 @@ def make_report(opens: dict[str, Opens], bursts: dict[str, Bursts], cold_s: Sequ
         ],
         errors=sum(sum(each.errors.values()) for each in bursts.values()),
         not_comparable=(
-            "A server that is called directly has no pool: its figures are what opening costs without a gateway.",
+            "A server that is called directly has no pool. Its times are the cost of an opening without a gateway.",
         ),
     )
 

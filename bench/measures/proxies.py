@@ -252,20 +252,23 @@ DRAWN = (1, 64)
 """Numbers of callers for which distributions are drawn."""
 
 NOT_COMPARABLE = (
-    "nginx, configurable-http-proxy and the two forwarders know no sessions, keys, deadlines or typed errors, and hand "
-    "on what they get; the gateway looks the session up, checks whose it is, and makes the call anew for its worker.",
-    "The bare forwarder does nothing but move bytes: it is the floor of what Python can do, and nobody could run it.",
-    "The httpx gateway is this gateway with another transport to its workers: it says what that one is worth.",
-    "The default limits of httpx are 100 connections, of which 20 are kept: beyond that its calls wait for each other.",
-    "httpx looks at every connection and every call that waits, for each call: what is built on it is not measured "
-    "with as many callers as the others, for a round would take minutes.",
-    "nginx' buffering is off, for an event must not wait for the next; reuse of connections is unbounded there.",
-    "A rate is that of the slower of two: the proxy, or the worker with the load generator. Where the latter are at "
-    "their end, the proxies' CPU time tells them apart. The rates by wrk do not have this limit.",
+    "nginx, configurable-http-proxy and the two forwarders have no sessions, keys, deadlines or typed errors: they "
+    "forward bytes. The gateway looks up the session, checks its owner, and sends a new request to its worker.",
+    "The bare forwarder only moves bytes. It is the lower bound for Python, and not usable as a gateway.",
+    "The httpx gateway is this gateway with httpx as its transport to workers. The difference is the effect of the "
+    "gateway's own transport.",
+    "The default limits of httpx are 100 connections, of which 20 are kept alive. With more callers, calls wait for "
+    "each other.",
+    "For each call, httpx searches all connections and all waiting calls. So subjects built on it run with fewer "
+    "callers: otherwise a round would take minutes.",
+    "nginx runs without buffering, so that an event does not wait for the next one, and with unlimited reuse of "
+    "connections.",
+    "A rate is limited by the slower of two: the proxy, or the worker with the load generator. If the latter is the "
+    "limit, compare the proxies' CPU time. Rates by wrk do not have this limit.",
 )
 PINNED = (
-    "In `proxies` the proxy alone is on CPU {proxy}; its worker and the load generator share CPU {load}. The worker "
-    "that is called directly shares CPU {load} with the load generator, too.",
+    "In `proxies` the proxy has CPU {proxy} alone, and its worker shares CPU {load} with the load generator. So does "
+    "the worker that is called directly.",
 )
 UNPINNED = ("In `proxies` no process is pinned: proxies, workers and the load generator share all CPUs.",)
 
@@ -282,7 +285,9 @@ def make_report(
 ) -> Report:
     """Turn cells into a report. Errors of third-party proxies are in the tables, but are not this project's errors."""
     left_out = (
-        [f"Left out for want of the program (scripts/bench-peers --chp): {', '.join(missing)}."] if missing else []
+        [f"Left out because the program is not installed (scripts/bench-peers --chp): {', '.join(missing)}."]
+        if missing
+        else []
     )
     pinning = PINNED if cpus is not None else UNPINNED
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

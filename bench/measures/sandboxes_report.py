@@ -115,11 +115,11 @@ def _remarks(samples: Samples) -> list[str]:
     remarks = list(samples.missing)
     if samples.in_turn:
         remarks.append(
-            "The library's figure is a sandbox and one program in it; a session of the os environment prepares its "
-            "task and opens a login shell on a terminal, too."
+            "The library's time covers a sandbox and one program in it. A session of the os environment also "
+            "prepares its task and opens a login shell on a terminal."
         )
     if samples.in_turn.get(SDK):
-        remarks.append("A container a session has no network, and bash without a terminal says its token in it.")
+        remarks.append("The container for each session has no network. In it, bash without a terminal prints a token.")
     return remarks
 
 

@@ -236,8 +236,8 @@ def make_report(steps: Sequence[Round], idle: Idle, *, plan: Plan) -> Report:
         tables=[_step_table(steps, plan), _idle_table(idle, plan)],
         errors=failed + sum(idle.errors.values()),
         not_comparable=(
-            "The sessions' steps of a second are begun by one load generator, whose own time to send and to read them "
-            "all is part of each.",
+            "One load generator starts all steps of a second, so each time includes the load generator's time to "
+            "send and read all of them.",
         ),
     )
 

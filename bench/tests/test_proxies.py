@@ -171,7 +171,7 @@ def test_the_tables_separate_a_proxys_cpu_time_and_memory_from_its_workers() -> 
 
 
 @pytest.mark.parametrize(
-    ("cpus", "sentence"), [(Cpus(2, 5), "the proxy alone is on CPU 2"), (None, "no process is pinned")]
+    ("cpus", "sentence"), [(Cpus(2, 5), "the proxy has CPU 2 alone"), (None, "no process is pinned")]
 )
 def test_a_report_states_the_cpus_of_the_processes(cpus: Cpus | None, sentence: str) -> None:
     assert sentence in " ".join(report(cpus=cpus).not_comparable)
@@ -190,7 +190,7 @@ def test_rates_by_wrk_are_compared_round_by_round_and_only_nginx_is_a_goal() -> 
 def test_a_report_names_the_proxies_that_were_left_out() -> None:
     text = " ".join(report(cpus=None, missing=(CHP,)).not_comparable)
 
-    assert "Left out for want of the program (scripts/bench-peers --chp): configurable-http-proxy." in text
+    assert "Left out because the program is not installed (scripts/bench-peers --chp): configurable-http-proxy." in text
     assert "Proxies measured: nginx 1.2.3." in text
 
 

@@ -99,7 +99,7 @@ def _require(certificate: Any, name: str) -> None:
     """Raise ``SSLCertVerificationError`` unless the verified *certificate* is for *name*."""
     names = (certificate or {}).get("subjectAltName", ())
     if ("DNS", name) not in names:
-        shown = ", ".join(str(value) for _, value in names) or "nobody"
+        shown = ", ".join(str(value) for _, value in names) or "no name"
         raise ssl.SSLCertVerificationError(f"the other side's certificate is for {shown:.200}, and not for {name}")
 
 
@@ -139,7 +139,7 @@ def check_part(path: Path | str, certificate: x509.Certificate, name: str) -> No
     except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
         raise ConfigError(f"{path} does not say that it is for {name}: {error}") from error
     if name not in names:
-        raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'nobody'}, and not for {name}")
+        raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'no name'}, and not for {name}")
     usage, shown = _USAGES[name]
     if usage not in usages:
         raise ConfigError(f"{path} lacks the extended key usage {shown}")

@@ -178,7 +178,7 @@ async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -
         except _Full as full:
             return full.capacity
         except Unanswered as error:
-            remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {error}.")
+            remarks.append(f"Session {len(sockets) + 1} failed for another reason than a full server: {error}.")
             break
     return Capacity(len(sockets), Finding.AT_LEAST)
 

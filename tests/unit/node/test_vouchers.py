@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import ConfigError
 from gateway.node.tls import GATEWAY_NAME, NODE_NAME
-from gateway.node.vouchers import VALID_S, BadVoucher, Vouchers, _sign
+from gateway.node.vouchers import MAX_BYTES, VALID_S, BadVoucher, Vouchers, _sign
 from tests.fakes.certificates import CLIENT, DAY, SERVER, cluster, expired_authority, signed
 from tests.fuzzing import fuzzed
 
@@ -67,6 +67,13 @@ def test_a_changed_voucher_is_refused(node: Vouchers, changes: dict[str, Any]) -
 
     named = {"reference": changes.get("reference", REFERENCE), "id": changes.get("id", ID)}
     refused(node, changed(voucher, **changes), "signature is wrong", **named)
+
+
+def test_a_missing_voucher_and_a_padded_one_are_refused_by_their_reasons(node: Vouchers) -> None:
+    padded = base64.b64encode(base64.b64decode(node.issue(REFERENCE, ID)) + b" " * MAX_BYTES).decode()
+
+    refused(node, "", "it is missing")
+    refused(node, padded, f"it has more than {MAX_BYTES} bytes")
 
 
 @pytest.mark.parametrize("late_s", [VALID_S + 5, -VALID_S - 5])

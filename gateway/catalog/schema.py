@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol
+from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol, TaskView
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
@@ -148,6 +148,8 @@ class TasksTable(Table):
 
     directory: str | None = None
     env_types: tuple[str, ...] = ()
+    view: TaskView = TaskView.PUBLIC
+    public: tuple[Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")], ...] = ()
     module: str = Field(default="", pattern=r"^$|^[A-Za-z_][A-Za-z0-9_.]*(,[A-Za-z_][A-Za-z0-9_.]*)*$")
     folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 

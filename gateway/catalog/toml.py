@@ -141,6 +141,8 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         volumes=tuple(Volume(**one.model_dump()) for one in parsed.volumes),
         tasks=(root / parsed.tasks.directory).resolve() if parsed.tasks.directory else None,
         env_types=parsed.tasks.env_types,
+        task_view=parsed.tasks.view,
+        public_fields=parsed.tasks.public,
         custom_tasks=_custom_tasks(parsed),
     )
     splits = {name: _split(environment, name, parsed.limits, table) for name, table in parsed.splits.items()}

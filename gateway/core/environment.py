@@ -50,6 +50,13 @@ class Isolation(StrEnum):
     EXCLUSIVE = "exclusive"  #: each session has its own worker, which is destroyed after it
 
 
+class TaskView(StrEnum):
+    """What a listing shows of the environment's tasks to a trainer's key."""
+
+    PUBLIC = "public"  #: no answers, hidden tests, reference solutions and reward arguments
+    FULL = "full"  #: complete tasks
+
+
 class SplitType(StrEnum):
     """The purpose of a split."""
 
@@ -319,6 +326,9 @@ class Environment:
     """Folder of its ``<split>.jsonl`` files."""
     env_types: tuple[str, ...] = ()
     """Alternative names of the environment that tasks may use as their ``env_type``."""
+    task_view: TaskView = TaskView.PUBLIC
+    public_fields: tuple[str, ...] = ()
+    """Dotted paths of further task fields that a public listing shows."""
     custom_tasks: CustomTasks | None = None
     image_id: str = ""
     """The engine's current id of the image (``sha256:…``); empty: not queried yet, or there is no image."""

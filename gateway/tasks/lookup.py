@@ -28,6 +28,7 @@ from gateway.core.ports.tasks import TaskQueries
 from gateway.tasks.curricula.indices import CurriculumIndices, places_of, spec_of
 from gateway.tasks.curricula.model import is_index
 from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.public_view import ListedTasks, check_unchanged, is_public_view, public_view
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
 
@@ -42,6 +43,7 @@ class TaskLookup:
         self.registry = tasks.registry
         self.indices = CurriculumIndices(curricula)
         self.tasks = tasks
+        self._listed = ListedTasks(tasks.registry)
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
         """The last known task counts of images' splits, with which `why_not` refuses an index without a query."""
@@ -108,11 +110,18 @@ class TaskLookup:
         return count
 
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
-        """Return one task as compact JSON. Index -1 is the last task. Raises ``UnknownSplit``, ``UnknownTask``."""
+        """Return one task of a listing as compact JSON. Index -1 is the last task.
+
+        The view of a registered task is the environment's ``task_view``. An image's own task is listed as the image
+        lists it.
+
+        Raises:
+            UnknownSplit, UnknownTask: There is no such task.
+        """
         if split.startswith(PREFIX) and (index_ref := await self.indices.at(environment, split, index)) is not None:
             return _compact(index_ref.spec)
         if await self._is_registrys(environment, split):
-            return await self.sure(lambda: self.registry.raw(environment.name, split, index))
+            return await self.sure(lambda: self._listed.raw(environment, split, index))
         return _compact(await self._own(environment, split, index))
 
     async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
@@ -126,7 +135,7 @@ class TaskLookup:
         return TaskRef(spec=spec, split=split, index=index % count, is_images=True)
 
     async def range(self, environment: Environment, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
-        """Return the tasks of the Python slice ``[start:stop]``.
+        """Return the tasks of the Python slice ``[start:stop]`` of a listing, in the same view as `raw`.
 
         Raises:
             UnknownSplit: There is no such split.
@@ -136,7 +145,8 @@ class TaskLookup:
             places = places_of(split, start, stop, count)
             return [_compact(spec_of(split, index)) for index in places]
         if await self._is_registrys(environment, split):
-            return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))
+            await self.sure(lambda: self.registry.count(environment.name, split))
+            return await self._listed.range(environment, split, start, stop)
         places = places_of(split, start, stop, await self.count(environment, split))
         return [_compact(task) for task in await self._queries.tasks(environment, split, places.start, places.stop)]
 
@@ -167,6 +177,26 @@ class TaskLookup:
             if id.startswith(PREFIX) and (handle := await self.indices.named(environment, id)) is not None:
                 return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
+
+    async def of_view(self, environment: Environment, spec: Mapping[str, Any]) -> TaskRef | None:
+        """Return the registered task whose public view a trainer sent back. None: *spec* is no such view.
+
+        Raises:
+            InvalidRequest: A field of the view was changed.
+        """
+        if not is_public_view(spec, environment):
+            return None
+        try:
+            task = await self.find(environment, spec["id"], prefer=spec.get("split") or "")
+        except UnknownTask:
+            split, _, number = spec["id"].rpartition("/")
+            if not is_index(number) or split not in self.registered_splits(environment):
+                return None
+            task = await self.at(environment, split, int(number))
+            if "id" in task.spec:  # only a task without an id is listed with its place
+                return None
+        check_unchanged(spec, public_view(task.spec, environment, task.place))
+        return task
 
     async def images_own(self, environment: Environment, id: str) -> TaskRef | None:
         """Return the worker's own task that *id* names, or None if *id* does not name a worker's task.

@@ -55,7 +55,7 @@ class TaskRequest:
     """The task that a trainer requests: by a whole task, ids, values or a place, or without any of these."""
 
     spec: Mapping[str, Any] | None = None
-    """A task as an object. An object with only an id is looked up by this id."""
+    """A task as an object. An object with only an id, or a listed task's public view, is looked up by the id."""
     ids: Sequence[str] = ()
     """Spellings of one id or alias, in the order in which the resolver tries them."""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -136,8 +136,11 @@ class TaskResolver:
         ids = request.ids
         if request.spec is not None:
             id = request.spec.get("id")
-            if request.spec.keys() != {"id"} or not isinstance(id, str):
+            if not isinstance(id, str):
                 return await self._given(environment, request.spec, is_checked=request.is_checked)
+            if request.spec.keys() != {"id"}:
+                listed = await self.lookup.of_view(environment, request.spec)
+                return listed or await self._given(environment, request.spec, is_checked=request.is_checked)
             ids = ids or (id,)
         if ids:
             return await self._named(environment, ids, request)

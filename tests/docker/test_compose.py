@@ -25,6 +25,7 @@ import pytest
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.envs.browser_solutions import written
+from tests.envs.bundled import math_answer, tasks_of
 from tests.fakes.eventually import eventually, eventually_now
 from tests.fakes.ports import reserved_port
 from tests.pages import blocks
@@ -167,6 +168,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         engine.close()
 
 
+def task_of(environment: str, id: str) -> dict[str, Any]:
+    """Return a task with its answer, which a trainer does not see. The added task is a copy of the first one."""
+    tasks = {task["id"]: task for task in tasks_of(environment)}
+    return tasks.get(id, next(iter(tasks.values())))
+
+
 async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
     """Play an episode of math with the right answer. Return its reward."""
     async with sdk.connect(stack.url, stack.trainer) as client:
@@ -174,8 +181,7 @@ async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
         task = await math.get_task("train", index)
         async with math.session(task=task) as session:
             await session.get_prompt()
-            answer = task.task_spec["evaluation"]["entry"]["answer"]
-            output = await session.call_tool("submit", {"answer": answer})
+            output = await session.call_tool("submit", {"answer": math_answer(task_of("math", task.task_spec["id"]))})
     assert output.finished
     assert output.reward is not None
     return output.reward
@@ -191,7 +197,7 @@ async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack) -> N
     async with ORS.connect(stack.url, stack.trainer) as client:
         puzzles = client.environment("os")
         task = await puzzles.get_task("train", 0)
-        reference = task.task_spec["reference"]
+        reference = task_of("os", task.task_spec["id"])["reference"]
         async with puzzles.session(task=task) as session:
             await session.get_prompt()
             for command in reference["commands"]:
@@ -339,7 +345,7 @@ async def test_a_gateway_that_is_restarted_after_a_kill_continues_its_sessions(s
             stack.engine.kill(stack.service("gateway")["Id"], "SIGKILL")
             stack.compose("up", "--detach", "--wait", "--wait-timeout", "60", "--no-build", "gateway")
 
-            output = await session.call_tool("submit", {"answer": task.task_spec["evaluation"]["entry"]["answer"]})
+            output = await session.call_tool("submit", {"answer": math_answer(task_of("math", task.task_spec["id"]))})
 
             assert output.reward == 1.0
             assert {worker["Id"] for worker in stack.workers("math")} == before

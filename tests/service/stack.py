@@ -20,7 +20,7 @@ from gateway.adapters import Stores
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
-from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, UpstreamKind
+from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, TaskView, Timeouts, UpstreamKind
 from gateway.core.episode import Action, StepResult
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.curricula import CurriculumStore
@@ -61,6 +61,7 @@ def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_
         directory=Path("/"),
         command=("python3", "server.py"),
         tasks=Path("/tasks"),
+        task_view=TaskView.FULL,
         pool=PoolPolicy(**{"slots": 4, "max_workers": 2, **policy}),
         limits=Limits(),
         areal=areal,

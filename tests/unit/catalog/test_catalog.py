@@ -28,6 +28,7 @@ from gateway.core.environment import (
     SandboxLimits,
     Server,
     ServerProtocol,
+    TaskView,
     Timeouts,
     Volume,
 )
@@ -572,6 +573,8 @@ WORKERS_STAY = {
     "actions": replace(BASE, actions=ActionMapping(default_tool="step")),
     "resets": replace(BASE, resets=ResetMapping(keys=("task_name",))),
     "env_types": replace(BASE, env_types=("sums",)),
+    "task_view": replace(BASE, task_view=TaskView.FULL),
+    "public_fields": replace(BASE, public_fields=("config.level",)),
     "tasks": replace(BASE, tasks=Path("/tasks")),
     "server.ready": replace(BASE, server=Server(ready="/health")),
     "base": replace(BASE, base=EnvironmentName("sums")),

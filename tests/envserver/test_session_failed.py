@@ -111,6 +111,12 @@ async def test_a_failure_of_the_infrastructure_is_reported_as_such(server: Runni
     assert (summary["fault"], summary["reward"]) == ("infrastructure", 0)
 
 
+async def test_in_a_stream_a_failure_of_the_infrastructure_begins_with_its_reason(server: Running) -> None:
+    broke = await server.call("lose_the_box")
+
+    assert broke.events[-1] == ("error", "session_failed: the box is gone")
+
+
 async def test_a_group_judge_that_fails_also_fails_its_session(server: Running) -> None:
     candidate: dict[str, Any] = {"messages": [], "metadata": {}}
 

@@ -16,10 +16,13 @@ from tests.deadlines import scaled
 from tests.envs.plain_sandbox import need_bubblewrap
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
+from tests.service.wire import events
 from tests.wire.areal_client import ArealClient
 from tests.wire.author_faults import (
     AREAL,
+    CALL,
     FAULTY,
+    JSON,
     MCP,
     OPENENV,
     OPENREWARD,
@@ -28,6 +31,7 @@ from tests.wire.author_faults import (
     OWN,
     OWN_ROWS,
     PROTOCOLS,
+    SSE,
     WAYS,
     counted,
     counted_as,
@@ -108,6 +112,26 @@ async def _let_the_next_constructor_fail(gateway: Gateway) -> None:
         assert created.status_code == 200, created.text
         await http.post("/delete")
     await counted_as(gateway, OPENENV, before, unplayed=1)
+
+
+@pytest.mark.parametrize("accept", [SSE, JSON])
+async def test_a_lost_box_is_reported_by_its_call_and_by_later_calls(gateway: Gateway, accept: str) -> None:
+    headers = {"X-Session-ID": f"box {accept}", "Accept": accept}
+    async with httpx.AsyncClient(
+        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+    ) as http:
+        created = await http.post("/create", json={"env_name": OWN, "task_spec": {"config": {"fails": "box"}}})
+        assert created.status_code == 200, created.text
+        broke, later = [await http.post(f"/{OWN}/call", json=CALL) for _ in range(2)]
+        await http.post("/delete")
+
+    if accept == SSE:
+        assert events(broke.text)[-1] == ("error", "session_failed: the box is gone")
+    else:
+        assert broke.json() == {"ok": False, "error": "the box is gone", "reason": "session_failed"}
+    assert (broke.status_code, later.status_code) == (200, 410)
+    assert later.json()["reason"] == later.json()["code"] == "session_failed"
+    assert later.json()["detail"].startswith("session_failed: ")
 
 
 async def test_only_episodes_that_an_agent_played_count_as_rewarded(gateway: Gateway) -> None:

@@ -30,6 +30,7 @@ from gateway.core.errors import (
     InvalidRequest,
     SessionClosed,
     SessionExists,
+    SessionFailed,
     SessionNotFound,
     UnknownEnvironment,
     UnknownTask,
@@ -416,7 +417,7 @@ def as_order(error: UpstreamError, name: str) -> Exception:
     """
     if name not in ONCE:
         return error
-    if isinstance(error, AuthorFault):
+    if isinstance(error, AuthorFault | SessionFailed):  # a failed session runs no call
         return Refusal(410, told(error), more=marks(error))
     if isinstance(error, UpstreamGone) and not error.sent:
         return Refusal(503, told(error), [(b"retry-after", b"1")], more=marks(error))

@@ -295,7 +295,7 @@ class OrsUpstream:
         target = _path(environment, operation)
         request = Request(method, target, passed, body)
         exchange = await self._client.send(session.worker, session.address, request, silence_s=silence_s)
-        if exchange.status == 500 and (FAULT_HEADER, FaultKind.AUTHOR.encode()) in exchange.headers:
+        if exchange.status == 500 and any(name == FAULT_HEADER for name, _ in exchange.headers):
             raise _failure(await read(exchange))
         if exchange.status == 404:  # the worker knows either no such operation, or no such session
             answer = await read(exchange)

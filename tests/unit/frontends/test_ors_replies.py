@@ -36,8 +36,8 @@ def test_a_failure_of_a_call_that_may_have_run_never_has_a_status_that_clients_r
     assert answer.body["code"] == error.code
     assert answer.body["detail"].startswith(f"{reason}: {error.detail}" if reason else error.detail)
     has_begun = status == 410 and not isinstance(
-        error, errors.AuthorFault
-    )  # after an author fault the session accepts no calls
+        error, errors.AuthorFault | errors.SessionFailed
+    )  # such a session accepts no calls
     assert ("may have run" in answer.body["detail"]) is has_begun
     assert [name for name, _ in answer.extra] == ([b"retry-after"] if status == 503 else [])
 

@@ -158,7 +158,7 @@ def _frames(call: Call) -> bytes:
     if ending == "result":
         return sse_result(payload)
     text = payload.decode()
-    return sse_error(f"{ending}: {text}" if ending == "author_fault" else text)
+    return sse_error(text if ending == "tool_failed" else f"{ending}: {text}")
 
 
 def _object(call: Call) -> bytes:

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from envserver import Environment, SessionFailed, StepResult, Task, serve, tool
+from envserver import Environment, SessionFailed, SessionLost, StepResult, Task, serve, tool
 
 REWARDS: dict[str, list[float | None]] = {
     "no rewards": [None, None],
@@ -31,6 +31,8 @@ class Faulty(Environment):
         """Answer, which ends the episode."""
         if self.fails == "tool":
             raise KeyError("toop")
+        if self.fails == "box":
+            raise SessionLost("the box is gone")
         if self.fails in REWARDS:
             reward = self.rewards.pop(0)
             return StepResult("Heard.", reward=reward, finished=not self.rewards)

@@ -1,0 +1,88 @@
+"""A client of env-gateway for RL trainers.
+
+`Gateway` blocks, `AsyncGateway` uses asyncio. Both open episodes and groups of episodes on a gateway, or on a standard
+ORS server. The modules `trl`, `gymnasium`, `tinker`, `verifiers`, `openrlhf`, `verl`, `areal` and `slime` implement the
+interfaces of trainers; each imports its trainer's package, which this package does not install without the extra.
+"""
+
+from env_gateway_client.client import (
+    AsyncEpisode,
+    AsyncEpisodeGroup,
+    AsyncGateway,
+    Episode,
+    EpisodeGroup,
+    Gateway,
+)
+from env_gateway_client.content import Block, Image, Split, StepResult, Text, Tool, openai_content, text_of
+from env_gateway_client.errors import (
+    AuthorFault,
+    CallConflict,
+    ConnectionLost,
+    DeadlinePassed,
+    EpisodeFailed,
+    GatewayError,
+    InvalidRequest,
+    NoCapacity,
+    NotAllowed,
+    NotPermitted,
+    ProtocolError,
+    RateLimited,
+    ServerFailed,
+    SessionExists,
+    SessionFailed,
+    SessionLost,
+    SessionNotFound,
+    StartFailed,
+    StoreUnavailable,
+    TooManyBytes,
+    Unavailable,
+    UnknownEnvironment,
+    UnknownTask,
+    Unreachable,
+)
+from env_gateway_client.plans import Group, Options, Task, Timeouts
+
+__all__ = [
+    "AsyncEpisode",
+    "AsyncEpisodeGroup",
+    "AsyncGateway",
+    "AuthorFault",
+    "Block",
+    "CallConflict",
+    "ConnectionLost",
+    "DeadlinePassed",
+    "Episode",
+    "EpisodeFailed",
+    "EpisodeGroup",
+    "Gateway",
+    "GatewayError",
+    "Group",
+    "Image",
+    "InvalidRequest",
+    "NoCapacity",
+    "NotAllowed",
+    "NotPermitted",
+    "Options",
+    "ProtocolError",
+    "RateLimited",
+    "ServerFailed",
+    "SessionExists",
+    "SessionFailed",
+    "SessionLost",
+    "SessionNotFound",
+    "Split",
+    "StartFailed",
+    "StepResult",
+    "StoreUnavailable",
+    "Task",
+    "Text",
+    "Timeouts",
+    "TooManyBytes",
+    "Tool",
+    "Unavailable",
+    "UnknownEnvironment",
+    "UnknownTask",
+    "Unreachable",
+    "openai_content",
+    "text_of",
+]

@@ -195,6 +195,9 @@ def _guess(text: str) -> str:
 def _reward(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProtocolError(f"a reward is {value!r}, and not a finite number")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ProtocolError(f"a reward is {str(value)[:50]}, and not a finite number")

@@ -39,17 +39,10 @@ class GatewayError(Exception):
         """Seconds after which the same request may succeed. None: a retry does not help, or the time is not known."""
         self.may_have_run = may_have_run
         """True if the request may have had an effect, so that a second request could be a second step."""
-        super().__init__(f"{detail} (fix: {self.fix})" if self.fix else detail)
+        super().__init__(detail)  # the arguments and the fields make pickles, which trainers send between processes
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.detail, self.__dict__.copy())
-
-
-def _restored(kind: type[GatewayError], detail: str, fields: Mapping[str, Any]) -> GatewayError:
-    """Rebuild an error after pickling, which trainers do to send it from a worker process."""
-    error = kind(detail)
-    error.__dict__.update(fields)
-    return error
+    def __str__(self) -> str:
+        return f"{self.detail} (fix: {self.fix})"
 
 
 # -- the request was wrong: nothing ran, and the same request fails again ---------------------------------------------

@@ -438,12 +438,18 @@ def _create(environment: str, options: Options) -> dict[str, Any]:
     if task is None:
         body |= {"split": split, "index": index}
     else:
-        body["task_spec"] = {"id": task} if isinstance(task, str) else dict(task)
+        body["task_spec"] = {"id": task} if isinstance(task, str) else _object("task", task)
     if (seed := options.get("seed")) is not None:
         body["seed"] = seed
     if (config := options.get("config")) is not None:
-        body["config"] = dict(config)
+        body["config"] = _object("config", config)
     return body
+
+
+def _object(what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{what}: must be an object (a mapping), and not {type(value).__name__}")
+    return dict(value)
 
 
 def _create_headers(sid: str, options: Options) -> dict[str, str]:

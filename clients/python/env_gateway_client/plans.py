@@ -505,6 +505,17 @@ class EpisodeState:
         rewards = [result.reward for result in self.steps if result.reward is not None]
         return sum(rewards) if rewards else None
 
+    def final_reward(self) -> float:
+        """Return the episode's reward for training. It is 0.0 if the agent stopped before it earned any reward.
+
+        Raises:
+            EpisodeFailed: The episode failed, or its environment ended it without any reward. Drop it.
+        """
+        reward = self.reward
+        if reward is None and self.finished:
+            raise AuthorFault("the environment ended the episode without a reward", reason="author_fault")
+        return reward or 0.0
+
     @property
     def openai_tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI's format."""

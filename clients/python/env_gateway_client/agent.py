@@ -5,16 +5,23 @@ A tool call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from env_gateway_client.client import AsyncEpisode
-from env_gateway_client.content import Block, StepResult, Text, failed_call
-from env_gateway_client.plans import arguments_of
+from env_gateway_client.client import AsyncEpisode, AsyncGateway
+from env_gateway_client.content import Block, StepResult, Text, failed_call, text_of
+from env_gateway_client.errors import EpisodeFailed, InvalidRequest
+from env_gateway_client.plans import Options, arguments_of
 
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""Number of times that adapters play a task whose episodes fail, before they raise the last error."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
 """Tokens that end a model's turn. They are cut from a text that is an argument."""
@@ -41,6 +48,75 @@ class Turn:
         return sum(rewards) if rewards else None
 
 
+@dataclass(frozen=True, slots=True)
+class ChatML:
+    """Writes conversations in ChatML, as Qwen's models read them, for trainers that concatenate texts."""
+
+    def opening(self, episode: AsyncEpisode) -> str:
+        """Return tools and task of *episode*, up to the begin of the model's turn."""
+        task = text_of(episode.prompt)
+        return f"<|im_start|>system\n{system_text(episode)}<|im_end|>\n<|im_start|>user\n{task}{self._reply()}"
+
+    def feedback(self, turn: Turn, text: str) -> str:
+        """Return the results of *turn* after the model's *text*, up to the begin of its next turn."""
+        results = "\n".join(f"<tool_response>\n{result.text}\n</tool_response>" for result in turn.results)
+        end = "" if text.rstrip().endswith("<|im_end|>") else "<|im_end|>"
+        return f"{end}\n<|im_start|>user\n{results}{self._reply()}"
+
+    @staticmethod
+    def _reply() -> str:
+        return "<|im_end|>\n<|im_start|>assistant\n"
+
+
+_gateways: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], AsyncGateway]]
+_gateways = weakref.WeakKeyDictionary()
+
+
+def gateway_of(url: str, key: str) -> AsyncGateway:
+    """Return the gateway for the running event loop. Trainers make an object per episode; connections outlive it."""
+    gateways = _gateways.setdefault(asyncio.get_running_loop(), {})
+    if (url, key) not in gateways:
+        gateways[url, key] = AsyncGateway(url, key)
+    return gateways[url, key]
+
+
+def options_of(row: Mapping[str, Any] | str | None) -> Options:
+    """Return the task that a row of a trainer's dataset names: ``split`` and ``index``, or ``task_id``; and ``seed``.
+
+    Args:
+        row: The row; or such an object as JSON text; or a task's id.
+
+    Raises:
+        InvalidRequest: The row names no task.
+    """
+    if isinstance(row, str):
+        try:
+            found = json.loads(row)
+        except ValueError:
+            found = None
+        row = found if isinstance(found, dict) else {"task_id": row}
+    options: Options = {}
+    if row and row.get("split") is not None and row.get("index") is not None:
+        options |= {"split": str(row["split"]), "index": int(row["index"])}
+    elif row and row.get("task_id"):
+        options["task"] = str(row["task_id"])
+    else:
+        raise InvalidRequest(f"a row must have split and index, or task_id, and has {sorted(row or {})}")
+    if row.get("seed") is not None:
+        options["seed"] = int(row["seed"])
+    return options
+
+
+async def replayed(play: Callable[[], Awaitable[T]]) -> T:
+    """Await *play*, which plays a whole episode; if the episode fails, play another one, at most `ATTEMPTS` in all."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await play()
+        except EpisodeFailed:
+            continue
+    return await play()
+
+
 def tool_calls(text: str) -> list[tuple[str, Mapping[str, Any]] | str]:
     """Return the calls in *text*, each as name and arguments, or as the text of its mistake for the model."""
     return [_call(match[1]) for match in _CALL.finditer(text)]
@@ -49,9 +125,17 @@ def tool_calls(text: str) -> list[tuple[str, Mapping[str, Any]] | str]:
 def _call(text: str) -> tuple[str, Mapping[str, Any]] | str:
     try:
         found = json.loads(text)
-        return str(found["name"]), arguments_of(found.get("arguments"))
+        return named_call(str(found["name"]), found.get("arguments"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f'a tool call must be {{"name": "...", "arguments": {{...}}}} as JSON: {error}'
+
+
+def named_call(name: str, arguments: str | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]] | str:
+    """Return a call that a trainer has parsed, with arguments that may still be JSON; or the text of its mistake."""
+    try:
+        return name, arguments_of(arguments)
+    except ValueError as error:
+        return f"the arguments of {name} must be an object as JSON: {error}"
 
 
 async def play_text(episode: AsyncEpisode, text: str, *, text_tool: str = "", text_argument: str = "") -> Turn:
@@ -72,7 +156,7 @@ async def play_text(episode: AsyncEpisode, text: str, *, text_tool: str = "", te
     return await play_calls(episode, calls)
 
 
-async def play_calls(episode: AsyncEpisode, calls: list[tuple[str, Mapping[str, Any]] | str]) -> Turn:
+async def play_calls(episode: AsyncEpisode, calls: Sequence[tuple[str, Mapping[str, Any]] | str]) -> Turn:
     """Run *calls* one after the other, until one ends the episode. Raises as `play_text`."""
     results: list[StepResult] = []
     for call in calls:

@@ -25,14 +25,12 @@ from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
-from env_gateway_client.agent import pil_parts
+from env_gateway_client.agent import ATTEMPTS, options_of, pil_parts
 from env_gateway_client.client import Episode, Gateway
 from env_gateway_client.content import Image, StepResult, Tool, text_of
-from env_gateway_client.errors import EpisodeFailed, InvalidRequest
+from env_gateway_client.errors import EpisodeFailed
 from env_gateway_client.plans import Timeouts
 
-ATTEMPTS = 3
-"""Number of openings that a reset tries when episodes fail to begin. An error of `reset` ends the training run."""
 _TYPES: Mapping[str, type] = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
 }  # fmt: skip
@@ -79,22 +77,13 @@ class _Environment:
             The task: text, or a list of parts if it has images. TRL appends it to the prompt.
         """
         self._close()
-        options: dict[str, Any] = {"policy": self._factory.policy, "keep_alive": True}
-        if row.get("split") is not None:
-            options |= {"split": row["split"], "index": int(row["index"])}
-        elif row.get("task_id"):
-            options["task"] = row["task_id"]
-        else:
-            raise InvalidRequest(
-                "the dataset needs the columns split and index, or task_id: see EnvironmentFactory.rows"
-            )
-        if row.get("seed") is not None:
-            options["seed"] = int(row["seed"])
+        options = options_of(row)
+        options["policy"] = self._factory.policy
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                self._episode = _gateway(self._factory).open(self._factory.environment, **options)
+                self._episode = _gateway(self._factory).open(self._factory.environment, keep_alive=True, **options)
                 break
-            except EpisodeFailed:
+            except EpisodeFailed:  # an error of `reset` ends the training run
                 if attempt == ATTEMPTS:
                     raise
         assert self._episode is not None

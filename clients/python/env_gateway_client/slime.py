@@ -68,11 +68,10 @@ def generator(
             if left <= 0:
                 break
             params = {**sampling_params, "max_new_tokens": left}
-            answer = await post(
-                url, {"input_ids": prompt + response, "sampling_params": params, "return_logprob": True}
-            )
-            meta, text = answer["meta_info"], answer["text"]
+            body = {"input_ids": prompt + response, "sampling_params": params, "return_logprob": True}
+            meta = (await post(url, body))["meta_info"]
             pairs = meta["output_token_logprobs"]
+            text = tokenizer.decode([int(pair[1]) for pair in pairs])  # with the token that ends the turn
             response += [int(pair[1]) for pair in pairs]
             logprobs += [float(pair[0]) for pair in pairs]
             mask += [1] * len(pairs)

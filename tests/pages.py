@@ -20,6 +20,7 @@ PAGES = tuple(
     for path in (
         PROJECT / "README.md",
         *sorted((PROJECT / "docs").glob("*.md")),
+        PROJECT / "clients" / "python" / "README.md",
         PROJECT / "env_images" / "base" / "README.md",
         PROJECT / "deploy" / "README.md",
         PROJECT / "examples" / "README.md",

@@ -79,9 +79,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @functools.cache
 def _scope(file: str) -> str:
-    """Return what one process runs as a whole: *file*, or the folder of wire tests with whose servers it works."""
+    """Return what one process runs as a whole: *file*, or the folder of tests with whose servers it works."""
     path = PROJECT / file
-    if not file.startswith("tests/wire/") or not path.exists():
+    if not file.startswith(("tests/wire/", "tests/clients/")) or not path.exists():
         return file
     text = path.read_text()
     return path.parent.relative_to(PROJECT).as_posix() if "target: Target" in text or "place: Place" in text else file

@@ -127,7 +127,7 @@ def test_no_page_puts_a_key_into_the_path_of_an_ors_sdk_url() -> None:
 
 MARKDOWN = sorted(
     str(path.relative_to(PROJECT))
-    for folder in (".", "bench", "deploy", "docs", "env_images", "examples", "tasks", "tests")
+    for folder in (".", "bench", "clients", "deploy", "docs", "env_images", "examples", "tasks", "tests")
     for path in (PROJECT / folder).glob("*.md" if folder == "." else "**/*.md")
 )
 

@@ -117,6 +117,18 @@ def test_the_blocking_client_lists_tasks_without_their_answers(math: Gateway) ->
     assert not any("answer" in task.spec for task in tasks)
 
 
+def test_a_forked_process_does_not_use_the_connections_of_its_parent(math: Gateway) -> None:
+    with math.open("math", split="train", index=0) as episode:
+        before = math.http._client
+        math.http._pid -= 1  # as in a fork
+        result = episode.step("submit", {"answer": "40"})
+        after = math.http._client
+        before.close()
+
+    assert result.reward == 1.0
+    assert before is not after
+
+
 def test_threads_share_a_blocking_client(math: Gateway) -> None:
     rewards: list[float | None] = []
 

@@ -421,3 +421,16 @@ def test_arguments_are_a_mapping_or_the_text_of_an_object() -> None:
     assert arguments_of("") == {}
     with pytest.raises(ValueError, match="object"):
         arguments_of("[1]")
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{}", b"null", b'{"tools": 1}', b'{"tools": [{}]}', b"<html>", b'{"tasks": {}}']
+)
+def test_an_answer_of_another_form_is_a_protocol_error(body: bytes) -> None:
+    player = Player(Answer(200, {}, body))
+
+    for plan in (player.plans.tools("math"), player.plans.task_count("math", "train")):
+        with pytest.raises(client.ProtocolError):
+            player.run(plan)
+    with pytest.raises(client.ProtocolError):
+        player.run(player.plans.tasks("math", "train", 0, None))

@@ -127,15 +127,23 @@ def read_json(body: bytes, what: str) -> Any:
         raise ProtocolError(f"the answer to {what} is not JSON: {body[:200]!r} ({error})") from error
 
 
+def read_list(found: object, key: str = "") -> list[Any]:
+    """Return *found*, or its entry *key*, as a list. Raises ``ProtocolError``: it is no list."""
+    value = found
+    if key:
+        value = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(value, list):
+        raise ProtocolError(f"{key or 'an answer'} must be a list, and is {str(value)[:200]!r}")
+    return value
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON number")
 
 
 def read_blocks(found: object) -> tuple[Block, ...]:
     """Read a list of blocks. Blocks of other types, which ORS allows, become their JSON text."""
-    if not isinstance(found, list):
-        raise ProtocolError(f"a list of blocks is {str(found)[:200]!r}")
-    return tuple(_block(entry) for entry in found)
+    return tuple(_block(entry) for entry in read_list(found))
 
 
 def _block(entry: Any) -> Block:
@@ -151,12 +159,14 @@ def _block(entry: Any) -> Block:
 
 def read_tools(found: object) -> tuple[Tool, ...]:
     """Read the answer to ``tools`` or ``task_tools``."""
-    tools = found.get("tools") if isinstance(found, Mapping) else None
-    if not isinstance(tools, list):
-        raise ProtocolError(f"a list of tools is {str(found)[:200]!r}")
-    return tuple(
-        Tool(str(tool["name"]), str(tool.get("description") or ""), tool.get("input_schema")) for tool in tools
-    )
+    return tuple(_tool(entry) for entry in read_list(found, "tools"))
+
+
+def _tool(entry: Any) -> Tool:
+    match entry:
+        case {"name": str(name)}:
+            return Tool(name, str(entry.get("description") or ""), entry.get("input_schema"))
+    raise ProtocolError(f"a tool is {str(entry)[:200]!r}")
 
 
 def read_result(found: object) -> StepResult:

@@ -6,6 +6,7 @@ TCP keepalives detect a dead connection within a minute, also during a call of a
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
@@ -84,10 +85,11 @@ class SyncHttp:
 
     def __init__(self, url: str, timeouts: Timeouts, verify: ssl.SSLContext | bool, proxy: str | None) -> None:
         self._timeouts = timeouts
-        transport = httpx.HTTPTransport(
-            verify=_verify(url, verify), limits=_LIMITS, proxy=proxy, socket_options=_KEEPALIVE
-        )
-        self._client = httpx.Client(base_url=base_url(url), transport=transport)
+        self._url = base_url(url)
+        self._verify = _verify(url, verify)
+        self._proxy = proxy
+        self._pid = 0
+        self._client = self._connected()
 
     def run(self, plan: Plan[T]) -> T:
         """Run *plan*, and return its result."""
@@ -112,16 +114,28 @@ class SyncHttp:
 
     def close(self) -> None:
         """Close all connections."""
-        self._client.close()
+        if self._pid == os.getpid():
+            self._client.close()
+
+    def _connected(self) -> httpx.Client:
+        """Return the client of this process. A process must not use the connections that it inherited by a fork."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            transport = httpx.HTTPTransport(
+                verify=self._verify, limits=_LIMITS, proxy=self._proxy, socket_options=_KEEPALIVE
+            )
+            self._client = httpx.Client(base_url=self._url, transport=transport)
+        return self._client
 
     def _send(self, send: Send) -> Answer:
         parts: list[bytes] = []
         size, deadline = 0, time.monotonic() + send.timeout_s
-        request = self._client.build_request(
+        client = self._connected()
+        request = client.build_request(
             send.method, send.path, headers=send.headers, content=send.body, timeout=_timeout(send, self._timeouts)
         )
         with _losses(parts, deadline):
-            response = self._client.send(request, stream=True)
+            response = client.send(request, stream=True)
             try:
                 for chunk in response.iter_bytes():
                     size = _add(parts, chunk, size)

@@ -29,6 +29,7 @@ from env_gateway_client.content import (
     Tool,
     read_blocks,
     read_json,
+    read_list,
     read_result,
     read_tools,
 )
@@ -58,6 +59,8 @@ PAUSE_S = (0.1, 5.0)
 """First and longest pause, in seconds, between attempts without ``Retry-After``. Each pause doubles."""
 PAGE = 500
 """Number of tasks in one request of a listing."""
+PING_LIMIT_S = 10.0
+"""Seconds for a ping. Episodes are pinged one after the other, and none may keep the others waiting for long."""
 HEADER_MAX = 200
 """Longest group name and policy tag that the gateway accepts, in characters."""
 
@@ -190,13 +193,13 @@ class Plans:
     def environments(self) -> Plan[list[str]]:
         """List the names of the environments that the key may use."""
         answer = yield from self._ask("GET", "/list_environments")
-        names = read_json(answer.body, "/list_environments")
-        return [str(name) for name in names]
+        return [str(name) for name in read_list(read_json(answer.body, "/list_environments"))]
 
     def splits(self, environment: str) -> Plan[list[Split]]:
         """List the splits of *environment*."""
         answer = yield from self._ask("GET", _path(environment, "splits"))
-        return [Split(str(entry["name"]), str(entry.get("type", ""))) for entry in read_json(answer.body, "splits")]
+        entries = [entry for entry in read_list(read_json(answer.body, "splits")) if isinstance(entry, Mapping)]
+        return [Split(str(entry.get("name")), str(entry.get("type") or "")) for entry in entries]
 
     def tools(self, environment: str) -> Plan[tuple[Tool, ...]]:
         """List the tools that all tasks of *environment* have. An episode may have more."""
@@ -206,7 +209,10 @@ class Plans:
     def task_count(self, environment: str, split: str) -> Plan[int]:
         """Count the tasks of a split."""
         answer = yield from self._ask("POST", _path(environment, "num_tasks"), {"split": split})
-        return int(read_json(answer.body, "num_tasks")["num_tasks"])
+        match read_json(answer.body, "num_tasks"):
+            case {"num_tasks": int(count)}:
+                return count
+        raise ProtocolError(f"the answer to num_tasks is {answer.body[:200]!r}")
 
     def tasks(self, environment: str, split: str, start: int, stop: int | None) -> Plan[list[Task]]:
         """List the tasks of a split from index *start* up to *stop*, exclusive, page by page."""
@@ -215,7 +221,7 @@ class Plans:
             end = start + PAGE if stop is None else min(start + PAGE, stop)
             body = {"split": split, "start": start, "stop": end}
             answer = yield from self._ask("POST", _path(environment, "task_range"), body)
-            page = read_json(answer.body, "task_range")["tasks"]
+            page = read_list(read_json(answer.body, "task_range"), "tasks")
             found += [Task(environment, split, index, spec) for index, spec in enumerate(page, start)]
             if len(page) < end - start:
                 break
@@ -286,7 +292,8 @@ class Plans:
 
     def ping(self, sid: str) -> Plan[None]:
         """Report that the trainer still uses *sid*: its idle time begins anew."""
-        yield from self._ask("POST", "/ping", sid=sid)
+        limit_s = min(PING_LIMIT_S, self.timeouts.request_s)
+        yield from self._ask("POST", "/ping", sid=sid, deadline=self._clock() + limit_s)
 
     def close(self, sid: str) -> Plan[None]:
         """End *sid*. This succeeds too if the session is unknown or ended before."""

@@ -21,7 +21,7 @@ async def test_the_members_of_a_group_open_together_with_one_seed(target: Target
 @on(*ONE_GATEWAY)
 async def test_a_group_that_cannot_open_leaves_no_session(target: Target, client: AsyncGateway) -> None:
     with pytest.raises(NoCapacity):
-        await client.open_group("narrow", 2, task={}, wait_s=7)
+        await client.open_group("narrow", 2, task={}, wait_s=1)
     with pytest.raises(UnknownTask):
         await client.open_group("probe", 3, split="train", index=99)
     # The fixture asserts that the gateway holds no session.

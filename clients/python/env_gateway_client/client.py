@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Unpack
+from typing import Any, Final, Generic, TypeVar, Unpack
 
 from env_gateway_client.content import Split, StepResult, Tool
 from env_gateway_client.errors import GatewayError, SessionNotFound, Unreachable
@@ -20,8 +20,25 @@ from env_gateway_client.plans import EpisodeState, Group, Options, Plans, Task, 
 
 logger = logging.getLogger("env_gateway_client")
 
+E = TypeVar("E", bound=EpisodeState)
+
 PING_S: Final = 60.0
 """Seconds between pings of an episode with ``keep_alive``. Environments end sessions after 300 s without a request."""
+
+
+class _Group(Sequence[E], Generic[E]):
+    """Episodes that were opened together, in no particular order."""
+
+    def __init__(self, name: str, episodes: Sequence[E]) -> None:
+        self.name = name
+        """The name that the gateway knows the group by."""
+        self._episodes = tuple(episodes)
+
+    def __getitem__(self, index: int) -> E:  # type: ignore[override]  # no slices
+        return self._episodes[index]
+
+    def __len__(self) -> int:
+        return len(self._episodes)
 
 
 class Episode(EpisodeState):
@@ -73,22 +90,12 @@ class Episode(EpisodeState):
         self.close()
 
 
-class EpisodeGroup(Sequence[Episode]):
-    """The episodes of a GRPO group, opened together. A context manager that closes all."""
-
-    def __init__(self, name: str, episodes: Sequence[Episode]) -> None:
-        self.name = name
-        self._episodes = tuple(episodes)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._episodes[index]
-
-    def __len__(self) -> int:
-        return len(self._episodes)
+class EpisodeGroup(_Group[Episode]):
+    """The episodes of a GRPO group. A context manager that closes all."""
 
     def close(self) -> None:
         """End all episodes."""
-        for episode in self._episodes:
+        for episode in self:
             episode.close()
 
     def __enter__(self) -> EpisodeGroup:
@@ -290,22 +297,12 @@ class AsyncEpisode(EpisodeState):
         await self.close()
 
 
-class AsyncEpisodeGroup(Sequence[AsyncEpisode]):
-    """The episodes of a GRPO group, opened together. An async context manager that closes all."""
-
-    def __init__(self, name: str, episodes: Sequence[AsyncEpisode]) -> None:
-        self.name = name
-        self._episodes = tuple(episodes)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._episodes[index]
-
-    def __len__(self) -> int:
-        return len(self._episodes)
+class AsyncEpisodeGroup(_Group[AsyncEpisode]):
+    """The episodes of a GRPO group. An async context manager that closes all."""
 
     async def close(self) -> None:
         """End all episodes."""
-        await asyncio.gather(*(episode.close() for episode in self._episodes))
+        await asyncio.gather(*(episode.close() for episode in self))
 
     async def __aenter__(self) -> AsyncEpisodeGroup:
         return self

@@ -1,6 +1,6 @@
 """Gymnasium: an ``Env`` and a ``VectorEnv`` whose observations and actions are texts.
 
-Checked against the sources of gymnasium 1.4.0.
+Checked against gymnasium 1.4.0, with which it was run too.
 
 * An observation is the text of a prompt or a result. ``info["blocks"]`` has its blocks, with images.
 * An action is ``{"tool": NAME, "arguments": {…}}``, or a text, which is the only argument of the only tool.

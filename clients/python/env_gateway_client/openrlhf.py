@@ -4,7 +4,8 @@
 
     AgentExecutor = executor("http://127.0.0.1:8080", "math")
 
-Checked against the sources of openrlhf 0.11.2: ``openrlhf/utils/agent.py``.
+Checked against the sources of openrlhf 0.11.2: ``openrlhf/utils/agent.py``, whose executor was run with a stand-in for
+the model.
 
 * The label of a row names the task: ``{"split": "train", "index": 0}`` as JSON text, or a task's id. The row's prompt
   is not used: the episode's own prompt is.

@@ -1,7 +1,8 @@
 """TRL: an environment factory for ``GRPOTrainer(environment_factory=…)`` and TRL's async GRPO.
 
 Checked against the sources of trl 1.16.0: ``trl/trainer/grpo_trainer.py`` and
-``trl/experimental/async_grpo/async_rollout_worker.py``. This module does not import TRL.
+``trl/experimental/async_grpo/async_rollout_worker.py``; the tools' schemas with transformers 5.24. This module does not
+import TRL.
 
 TRL takes the public methods of the environment's class as tools. So the factory asks the gateway for the tools of the
 environment, and makes a class that has a method for each. Tools that only single tasks have are not among them.

@@ -6,8 +6,8 @@
     environment = "math"
     split = "train"
 
-Checked against the sources of verifiers 0.4.0: ``v1/taskset.py``, ``v1/task.py``, ``v1/agent.py`` and
-``v1/tasksets/openenv``. The plugin's id is the module ``env_gateway_taskset``, because ids have no dots.
+Checked against the sources of verifiers 0.4.0, and by an evaluation (``vf-eval``) with a stand-in for the model. The
+plugin's id is the module ``env_gateway_taskset``, because ids have no dots.
 
 * The environment plays the user: it sends the task and the results of the calls that the model writes as text.
 * The trace gets the reward ``gateway``. An episode that failed raises its error, and so the rollout has no reward.

@@ -9,6 +9,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, Unpack
@@ -24,6 +25,8 @@ E = TypeVar("E", bound=EpisodeState)
 
 PING_S: Final = 60.0
 """Seconds between pings of an episode with ``keep_alive``. Environments end sessions after 300 s without a request."""
+_CLOSINGS_MAX: Final = 16
+"""Episodes of a group that a blocking client ends at the same time."""
 
 
 class _Group(Sequence[E], Generic[E]):
@@ -94,9 +97,9 @@ class EpisodeGroup(_Group[Episode]):
     """The episodes of a GRPO group. A context manager that closes all."""
 
     def close(self) -> None:
-        """End all episodes."""
-        for episode in self:
-            episode.close()
+        """End all episodes, side by side, because the end of a sandbox takes a while."""
+        with ThreadPoolExecutor(max(1, min(_CLOSINGS_MAX, len(self)))) as threads:
+            list(threads.map(Episode.close, self))
 
     def __enter__(self) -> EpisodeGroup:
         return self

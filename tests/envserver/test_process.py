@@ -102,7 +102,7 @@ async def test_blocking_code_does_not_keep_the_process_alive(launch: Launch, tmp
     process.terminate()
 
     assert await ended(process) == 0
-    assert (await calling).events[-1] == ("error", "the server is shutting down")
+    assert (await calling).events[-1] == ("error", "session_failed: the server is shutting down")
     await wire.close()
 
 

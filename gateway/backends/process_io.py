@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import socket
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from gateway.core.errors import StartFailed
 
 KEPT_BYTES = 64 * 1024
 """Bytes of output that are kept: about 600 lines, enough to see why a worker died."""
@@ -48,6 +52,7 @@ class Tail:
         return "".join(text.splitlines(keepends=True)[-count:]) if count > 0 else ""
 
 
+PORTS_TRIED: Final = 200
 PLACEHOLDER: Final = "{port}"
 _TIED: Final = """
 import ctypes, os, signal, sys
@@ -62,18 +67,23 @@ except OSError as error:
 """Script that runs a command which the kernel kills when the gateway ends (``PR_SET_PDEATHSIG``)."""
 
 
-def free_port(*, but: Collection[int] = ()) -> int:
-    """Return a free loopback port outside *but*, the ports of servers that may not listen yet.
+PORTS: Final = range(10_000, 20_000)
+"""Ports of local third-party servers. Until its server listens, a port of the kernel's ephemeral range (from 32768 on
+Linux) could go to any outgoing connection, or to another program's server."""
 
-    Another process may take the port first. The worker then does not become ready, and the next worker gets another
-    port.
+
+def free_port(*, but: Collection[int] = ()) -> int:
+    """Return a loopback port of `PORTS` that is free now and not in *but*, the ports of servers that may not listen.
+
+    Raises:
+        StartFailed: All of the ports that were tried are in use.
     """
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in but:
-            return port
+    for port in random.sample(PORTS, PORTS_TRIED):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("127.0.0.1", port))
+            if port not in but:
+                return port
+    raise StartFailed(f"no port from {PORTS.start} to {PORTS.stop - 1} is free for a third-party server")
 
 
 def with_port(words: tuple[str, ...], port: int) -> tuple[str, ...]:

@@ -300,7 +300,7 @@ async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, fl
     async def check() -> None:
         after = await counted(gateway, environment)
         found = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
-        assert found == more
+        assert found == more, (found, gateway.log[-3000:])
 
     await eventually(check)
 

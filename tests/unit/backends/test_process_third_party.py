@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.process import ProcessBackend
-from gateway.backends.process_io import free_port, is_program, with_port
+from gateway.backends.process_io import PORTS, free_port, is_program, with_port
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -185,6 +185,23 @@ def test_a_free_port_is_neither_used_nor_reserved() -> None:
             return len(asked) <= 2
 
     assert free_port(but=FirstTwo()) == asked[2]
+
+
+def test_a_port_is_not_one_that_the_kernel_gives_to_connections() -> None:
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+
+    assert free_port() in PORTS
+    assert PORTS.stop <= int(ephemeral[0])
+
+
+def test_without_a_free_port_the_start_fails_with_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr("gateway.backends.process_io.PORTS", range(port, port + 1))
+        monkeypatch.setattr("gateway.backends.process_io.PORTS_TRIED", 1)
+
+        with pytest.raises(StartFailed, match=f"no port from {port} to {port} is free"):
+            free_port()
 
 
 @pytest.mark.parametrize(

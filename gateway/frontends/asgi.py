@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -78,7 +77,7 @@ class ByteBudget:
     def __init__(self, total_bytes: int, per_key_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._per_key_bytes = per_key_bytes
-        self._held: Counter[Owner] = Counter()
+        self._held: dict[Owner, int] = {}
         self._all = 0
 
     def hold(self, owner: Owner, limit_bytes: int = 0) -> HeldBytes:
@@ -93,24 +92,27 @@ class ByteBudget:
         Raises:
             TooManyBytes: The budget of *owner*, or of all keys, is used up by other requests too.
         """
-        for held, limit, whose in (
-            (self._held[owner], limit_bytes, "this key"),
-            (self._all, self._total_bytes, "all keys"),
-        ):
-            if held + count > limit and held > own:
-                raise TooManyBytes(
-                    f"the requests of {whose} hold {held} bytes in this replica, and the limit is {limit}: send fewer "
-                    "requests at once, or smaller ones"
-                )
-        self._held[owner] += count
+        mine = self._held.get(owner, 0)
+        if mine + count > limit_bytes and mine > own:
+            raise _too_many("this key", mine, limit_bytes)
+        if self._all + count > self._total_bytes and self._all > own:
+            raise _too_many("all keys", self._all, self._total_bytes)
+        self._held[owner] = mine + count
         self._all += count
 
     def give_back(self, owner: Owner, count: int) -> None:
         """Remove *count* bytes of a request of *owner*."""
         self._all -= count
-        self._held[owner] -= count
-        if not self._held[owner]:
-            del self._held[owner]
+        left = self._held.pop(owner) - count
+        if left:
+            self._held[owner] = left
+
+
+def _too_many(whose: str, held_bytes: int, limit_bytes: int) -> TooManyBytes:
+    return TooManyBytes(
+        f"the requests of {whose} hold {held_bytes} bytes in this replica, and the limit is {limit_bytes}: send fewer "
+        "requests at once, or smaller ones"
+    )
 
 
 class HeldBytes:
@@ -270,7 +272,7 @@ async def respond_json(send: Send, status: int, value: object, extra: Sequence[t
 
 
 class Connection(Protocol):
-    """A client's connection, which the server passes in ``scope["gateway.upstreams.http1"]``."""
+    """A client's connection, which the server passes in ``scope["gateway.connection"]``."""
 
     is_lost: bool
     on_lost: Callable[[], None] | None
@@ -286,7 +288,7 @@ class Attended:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         """Watch the connection in *scope*. If the server passes none, a task watches *receive* instead."""
-        self._connection: Connection | None = scope.get("gateway.upstreams.http1")
+        self._connection: Connection | None = scope.get("gateway.connection")
         self._receive = receive
         self._watcher: asyncio.Future[Any] | None = None
         self._task: asyncio.Task[Any] | None = None

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ from gateway.settings.keys import NO_LIMITS, Keyring, KnownKey, parse_keys
 logger = logging.getLogger(__name__)
 
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+_KEY_PATHS = f"/{KEY_SEGMENT}/"
 _BLANKS = " \t"
 KEY_CHARS: Final = 16
 """Number of characters below which the gateway warns about a key at its start. ``scripts/keys`` makes longer keys."""
@@ -40,6 +42,8 @@ _OWN_SITES: Final = frozenset(("same-origin", "none"))
 _PRIVATE_ENDS: Final = (".localhost", ".internal")
 """Ends of names that the public DNS never has. Containers reach their host as ``host.docker.internal``."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+HOSTS_REMEMBERED: Final = 64
+"""Number of Host headers, of at most 128 KiB each, whose check is remembered."""
 
 
 class BrowserGuard:
@@ -61,20 +65,22 @@ class BrowserGuard:
         self._host = host.lower()
         self._names = frozenset(name.rstrip(".").lower() for name in names)
         self._is_loopback = is_loopback(host)
+        self._is_own = lru_cache(HOSTS_REMEMBERED)(self._is_own_host)  # clients send few, and each again and again
 
     def refusal(self, scope: Scope) -> str:
         """Return why the gateway refuses the request. Empty: no page of another site caused it."""
         host = header(scope, b"host")
-        name = _host_of(f"//{host}") if host is not None else None  # browsers always send it
-        if host is not None and not self._is_own(name):
+        if host is not None and not self._is_own(host):  # browsers always send it
             return (
                 f"Host {host[:100]!r} is not a name of this gateway, which has no keys: address it as localhost or by "
                 "its IP address, add the name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
             )
-        origins = headers(scope, b"origin")
+        origins, stated = headers(scope, b"origin"), header(scope, b"sec-fetch-site")
+        if not origins and stated is None:
+            return ""
         if origins and all(_host_of(origin) in self._names for origin in origins):
             return ""
-        site = (header(scope, b"sec-fetch-site") or "none").strip().lower()
+        site = (stated or "none").strip().lower()
         if site in _OWN_SITES and all(host is not None and _is_same(origin, host) for origin in origins):
             return ""
         page = origins[0] if origins else site
@@ -83,8 +89,9 @@ class BrowserGuard:
             "host name to GATEWAY_PUBLIC_NAMES, or set GATEWAY_TRAINER_KEYS"
         )
 
-    def _is_own(self, name: str | None) -> bool:
-        """Return True if a page whose host is *name* cannot belong to another site."""
+    def _is_own_host(self, host: str) -> bool:
+        """Return True if a page with the Host header *host* cannot belong to another site."""
+        name = _host_of(f"//{host}")
         if not name:
             return False
         if name == "localhost" or name.endswith(_PRIVATE_ENDS) or _is_address(name):
@@ -121,32 +128,30 @@ class Authenticator:
         if scope["type"] not in ("http", "websocket"):
             await self._inside(scope, receive, send)
             return
-        arrived = scope
-        key, scope = _take_key(scope)
-        limits = NO_LIMITS
-        if is_open(scope["path"]):
-            pass
-        elif (keys := self._needed(scope["path"])) is None:
-            if reason := self._guard.refusal(scope):
-                self._refusals.note("other_site", scope)
-                await _refuse(scope, send, 403, reason)
+        key, inner = _take_key(scope)
+        path: str = inner["path"]
+        if is_open(path):
+            await self._inside(inner, receive, send)
+            return
+        keys, limits = self._needed(path), NO_LIMITS
+        if keys is None:
+            owner = Owner("")
+            if reason := self._guard.refusal(inner):
+                self._refusals.note("other_site", inner)
+                await _refuse(inner, send, 403, reason)
                 return
-            scope["gateway.owner"] = Owner("")
         else:
             known = _match(keys, key)
             if known is None:
-                self._refusals.note("wrong_key" if key else "no_key", scope)
-                await _refuse(scope, send, 401, _WRONG_KEY if key else _NO_KEY)
+                self._refusals.note("wrong_key" if key else "no_key", inner)
+                await _refuse(inner, send, 401, _WRONG_KEY if key else _NO_KEY)
                 return
-            scope["gateway.owner"], limits = known.owner, known.limits
-        if "gateway.owner" not in scope:
-            await self._inside(scope, receive, send)
-            return
-        scope["gateway.environments"] = limits.environments
-        held = self._budget.hold(scope["gateway.owner"], limits.max_held_bytes)
-        scope["gateway.held"] = arrived["gateway.held"] = held  # the server counts the frames of a WebSocket
+            owner, limits = known.owner, known.limits
+        inner["gateway.owner"], inner["gateway.environments"] = owner, limits.environments
+        held = self._budget.hold(owner, limits.max_held_bytes)
+        inner["gateway.held"] = scope["gateway.held"] = held  # the server counts the frames of a WebSocket
         try:
-            await self._inside(scope, receive, send)
+            await self._inside(inner, receive, send)
         finally:
             held.close()
 
@@ -180,20 +185,23 @@ class _Refusals:
 
 def _take_key(scope: Scope) -> tuple[str, Scope]:
     """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
-    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
-    inner = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]}
-    key = keys[0].decode("latin-1") if keys else ""
-    key = key.strip(_BLANKS)
+    path: str = scope["path"]
+    others = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
+    is_in_path = path.startswith(_KEY_PATHS)
+    if len(others) == len(scope["headers"]) and not is_in_path:
+        return "", scope
+    given = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
+    inner = {**scope, "headers": others}
+    key = given[0].decode("latin-1").strip(_BLANKS) if given else ""
     if key[:7].lower() == "bearer ":
         key = key[7:].strip(_BLANKS)
-    path: str = scope["path"]
-    if path.startswith(prefix := f"/{KEY_SEGMENT}/"):
-        key, slash, rest = path.removeprefix(prefix).partition("/")
+    if is_in_path:
+        key, slash, rest = path.removeprefix(_KEY_PATHS).partition("/")
         key = key.strip(_BLANKS)
         inner["path"] = slash + rest or "/"
         inner["gateway.keyed"] = True
         raw: bytes = scope.get("raw_path") or path.encode()
-        inner["raw_path"] = b"/" + raw[len(prefix) :].partition(b"/")[2]
+        inner["raw_path"] = b"/" + raw[len(_KEY_PATHS) :].partition(b"/")[2]
     return key, inner
 
 

@@ -6,6 +6,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.routes import ADMIN_SEGMENTS, AREAL_SEGMENTS, OPEN_PATHS, OPENENV_SEGMENT, REPLICA_SEGMENT
 
+_REPLICA_PATHS, _OPENENV_PATHS = f"/{REPLICA_SEGMENT}/v1/", f"/{OPENENV_SEGMENT}/"
+
 
 class Router:
     """All frontends as one ASGI application. A path that belongs to no other frontend goes to ORS."""
@@ -35,6 +37,6 @@ def is_open(path: str) -> bool:
 
     Replicas sign their requests. OpenEnv clients request an environment's health without headers.
     """
-    if path in OPEN_PATHS or path.startswith(f"/{REPLICA_SEGMENT}/v1/"):
+    if path in OPEN_PATHS or path.startswith(_REPLICA_PATHS):
         return True
-    return path.startswith(f"/{OPENENV_SEGMENT}/") and path.endswith("/health") and path.count("/") == 3
+    return path.startswith(_OPENENV_PATHS) and path.endswith("/health") and path.count("/") == 3

@@ -137,7 +137,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._count_head(0)
         super().on_message_begin()
-        self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
+        self.scope["gateway.connection"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
     def on_headers_complete(self) -> None:
         """Note that a head ends, and its body begins. An error refuses the request with 400."""

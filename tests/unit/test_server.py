@@ -272,7 +272,7 @@ def test_a_client_that_does_not_read_is_cut_off(
 
         async def endless(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            while not scope["gateway.upstreams.http1"].is_lost:
+            while not scope["gateway.connection"].is_lost:
                 await send({"type": "http.response.body", "body": b"a" * 65_536, "more_body": True})
             ended.set()
 

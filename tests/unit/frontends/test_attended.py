@@ -33,7 +33,7 @@ class Client:
         self._messages = list(messages)
         self._left = asyncio.Event()
         self._line = Line()
-        self.scope: Scope = {"type": "http", "gateway.upstreams.http1": self._line} if shown else {"type": "http"}
+        self.scope: Scope = {"type": "http", "gateway.connection": self._line} if shown else {"type": "http"}
         self.waits = 0
 
     def hang_up(self) -> None:

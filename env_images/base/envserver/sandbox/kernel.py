@@ -30,8 +30,8 @@ _SYS_OPENAT2 = 437
 """Number of the call on every architecture, as for all calls since 2019."""
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
-_SYS_RT_SIGACTION = {"x86_64": 13}.get(os.uname().machine, 134)
-"""Number of the call: 134 in the kernel's generic table, which every younger architecture uses."""
+_SYS_RT_SIGACTION, _SYS_PIVOT_ROOT = {"x86_64": (13, 155)}.get(os.uname().machine, (134, 41))
+"""Numbers of the calls: 134 and 41 in the kernel's generic table, which every younger architecture uses."""
 _SIGACTION = struct.Struct("QQQQ")
 """Handler, flags, restorer and mask. The younger architectures have no restorer, and the mask is the third field."""
 _SIG_DFL, _SIG_IGN = 0, 1
@@ -66,6 +66,14 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 def unmount(target: str) -> None:
     """Detach *target* immediately. The file system disappears with its last user."""
     _checked(_libc.umount2(target.encode(), MNT_DETACH), "umount")
+
+
+def replace_root() -> None:
+    """Make the working directory, which has to be a mount of its own, the caller's root. Detach the old root."""
+    done = _libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT), ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
+    _checked(done, "pivot_root")
+    unmount(".")  # the old root now lies over the new one
+    os.chdir("/")
 
 
 def prctl(option: int, first: int = 0, second: int = 0) -> None:

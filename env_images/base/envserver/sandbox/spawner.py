@@ -21,10 +21,15 @@ from envserver.sandbox import protocol as wire
 from envserver.sandbox.bootstrap import WATCH_LIMITS, Dates, Room, set_limits
 
 Request = dict[str, Any]
+_ROOMS = "rooms"
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
 """The user namespaces of sandboxes belong to uids of the spawner's that no sandbox maps."""
 _MAP = f"0 0 {_FIRST_OWNER}\n65534 65534 1\n".encode()
 _SINGLE_MAP = b"0 0 1\n"
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
+"""Folders of the root with bubblewrap, its libraries and their loader."""
+_LIBRARIES = "etc/ld.so.cache"
+"""The loader's list of libraries."""
 _MOST_FD = 2**31 - 1
 """Highest file number. A single system call closes all files up to it (close_range)."""
 
@@ -222,11 +227,40 @@ def settle(server: socket.socket, config: Request) -> None:
     os.umask(0o022)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     work = str(config["work"])
-    kernel.mount("box", work, "tmpfs", kernel.MS_NODEV, "size=16m,mode=0700")
+    kernel.mount("box", work, "tmpfs", kernel.MS_NODEV, "size=16m,mode=0711")
     os.chdir(work)
-    os.mkdir(_BOX)
-    kernel.mount(f"/proc/self/fd/{box}", _BOX, "", kernel.MS_BIND)
+    os.mkdir(_ROOMS, 0o700)
+    os.mkdir(f"{_ROOMS}/{_BOX}")
+    kernel.mount(f"/proc/self/fd/{box}", f"{_ROOMS}/{_BOX}", "", kernel.MS_BIND)
     os.close(box)
+    if str(config["bubblewrap"]).split("/")[1] in _PROGRAMS:
+        leave_root()
+    os.chdir(_ROOMS)
+
+
+def leave_root() -> None:
+    """Make the work folder the root, and keep only the mounts that sandboxes need.
+
+    A worker has about 25 mounts. The mount namespaces of a sandbox begin as copies of its spawner's, and bubblewrap
+    reads the whole table after each of its own mounts.
+    """
+    for name in _PROGRAMS:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), name)
+        elif os.path.isdir(f"/{name}"):
+            _bind(name)
+    for name in ("proc", "dev"):
+        _bind(name)
+    os.mkdir("tmp")  # bubblewrap prepares its roots there
+    os.mkdir("etc")
+    with contextlib.suppress(FileNotFoundError), open(f"/{_LIBRARIES}", "rb") as here, open(_LIBRARIES, "wb") as copy:
+        copy.write(here.read())
+    kernel.replace_root()
+
+
+def _bind(name: str) -> None:
+    os.mkdir(name, 0o755)
+    kernel.mount(f"/{name}", name, "", kernel.MS_BIND | kernel.MS_REC)
 
 
 def main(fd: int) -> None:

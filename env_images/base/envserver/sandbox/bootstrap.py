@@ -29,12 +29,12 @@ KERNEL_LIMITS = {
     "net/ipv4/tcp_rmem": b"4096 131072 262144",
     "net/ipv4/tcp_wmem": b"4096 16384 262144",
     **WATCH_LIMITS,
-    "user/max_fanotify_groups": b"0",
-    **{f"user/max_{kind}_namespaces": b"0" for kind in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")},
+    "user/max_user_namespaces": b"0",
 }
 """Limits below /proc/sys of the sandbox's own namespaces. Message queues and semaphores are kernel memory that no
 watchdog counts: 1 MiB each by these limits. The kernel's defaults allow 500 MiB and 64 GiB. The buffers of a TCP socket
-have the size of other sockets' buffers; the default is 10 MiB."""
+have the size of other sockets' buffers; the default is 10 MiB. Only in a new user namespace could a process inside have
+the capability that all other new namespaces need."""
 UNREADABLE = "/proc/tty/driver"
 """The only folder of a fresh /proc that only the machine's own root may list. It would make `find /` end with status
 1."""
@@ -179,8 +179,6 @@ def arguments(root: str, *, memory_bytes: int, calls: int, info: int) -> list[st
         *("--ro-bind", "/proc/sys", "/proc/sys"),
         # The machine's command line.
         *("--dev-bind", "/dev/null", "/proc/cmdline"),
-        # A shared mapping of /dev/zero is memory that no watchdog sees. /dev/full reads as zeros and has no mappings.
-        *("--dev-bind", "/dev/full", "/dev/zero"),
         # bubblewrap's /dev is a tmpfs without a size limit, which root could fill. Its parts are separate mounts.
         *("--perms", "1777", "--size", str(memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(("--tmpfs", UNREADABLE, "--remount-ro", UNREADABLE) if os.path.isdir(UNREADABLE) else ()),

@@ -54,7 +54,7 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
         "limits": asdict(limits),
         "calls": calls.hex(),
         "ranged": ranged,
-        "bubblewrap": os.path.abspath(bubblewrap),  # the spawner has another working directory, and no PATH
+        "bubblewrap": os.path.realpath(bubblewrap),  # the spawner has another root, and no PATH
     }
 
 

@@ -27,7 +27,10 @@ _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
 _MAP = f"0 0 {_FIRST_OWNER}\n65534 65534 1\n".encode()
 _SINGLE_MAP = b"0 0 1\n"
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
-"""Folders of the root with bubblewrap, its libraries and their loader."""
+"""Folders of the root with programs, their libraries and their loader."""
+_DEVICES = {**{name: name for name in ("null", "full", "random", "urandom", "tty")}, "zero": "full"}
+"""The devices of sandboxes, by name inside. A shared mapping of /dev/zero is memory that no watchdog sees. /dev/full
+reads as zeros and has no mappings."""
 _LIBRARIES = "etc/ld.so.cache"
 """The loader's list of libraries."""
 _MOST_FD = 2**31 - 1
@@ -233,34 +236,33 @@ def settle(server: socket.socket, config: Request) -> None:
     os.mkdir(f"{_ROOMS}/{_BOX}")
     kernel.mount(f"/proc/self/fd/{box}", f"{_ROOMS}/{_BOX}", "", kernel.MS_BIND)
     os.close(box)
-    if str(config["bubblewrap"]).split("/")[1] in _PROGRAMS:
-        leave_root()
+    leave_root(str(config["bubblewrap"]))
     os.chdir(_ROOMS)
 
 
-def leave_root() -> None:
-    """Make the work folder the root, and keep only the mounts that sandboxes need.
+def leave_root(bubblewrap: str) -> None:
+    """Make the work folder the root, and keep only the mounts and devices that sandboxes need.
 
     A worker has about 25 mounts. The mount namespaces of a sandbox begin as copies of its spawner's, and bubblewrap
     reads the whole table after each of its own mounts.
     """
-    for name in _PROGRAMS:
+    for name in {*_PROGRAMS, bubblewrap.split("/")[1]}:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), name)
         elif os.path.isdir(f"/{name}"):
-            _bind(name)
-    for name in ("proc", "dev"):
-        _bind(name)
-    os.mkdir("tmp")  # bubblewrap prepares its roots there
+            os.mkdir(name)
+            kernel.mount(f"/{name}", name, "", kernel.MS_BIND | kernel.MS_REC)
+    os.mkdir("proc")
+    kernel.mount("/proc", "proc", "", kernel.MS_BIND | kernel.MS_REC)
+    os.mkdir("dev")
+    for name, device in _DEVICES.items():
+        os.close(os.open(f"dev/{name}", os.O_CREAT, 0o600))
+        kernel.mount(f"/dev/{device}", f"dev/{name}", "", kernel.MS_BIND)
+    os.makedirs("tmp", exist_ok=True)  # bubblewrap prepares its roots there
     os.mkdir("etc")
     with contextlib.suppress(FileNotFoundError), open(f"/{_LIBRARIES}", "rb") as here, open(_LIBRARIES, "wb") as copy:
         copy.write(here.read())
     kernel.replace_root()
-
-
-def _bind(name: str) -> None:
-    os.mkdir(name, 0o755)
-    kernel.mount(f"/{name}", name, "", kernel.MS_BIND | kernel.MS_REC)
 
 
 def main(fd: int) -> None:

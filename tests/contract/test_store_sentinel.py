@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import Lead
 from gateway.core.session import SessionState
-from gateway.stores.redis.sentinel import Master
+from gateway.stores.redis.sentinel import Master, MasterPool
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
 from tests.deadlines import scaled
@@ -97,6 +101,59 @@ async def test_the_store_does_not_use_a_former_master_that_comes_back(servers: F
 
     with servers.client(servers.master) as client:
         assert client.exists("{test}:session:two")
+
+
+async def test_connections_in_use_leave_a_former_master_that_resumes(tmp_path: Path) -> None:
+    needs_redis_server()
+    servers = Failover(tmp_path)
+    try:
+        servers.start()
+        options = {"retry": Retry(NoBackoff(), 0), "protocol": 2, "socket_timeout": scaled(60)}
+        master = Master(servers.url, max_connections=4, options=options)
+        pubsub = master.client.pubsub()
+        await pubsub.subscribe("news")
+        await pubsub.get_message(timeout=scaled(20))
+        await master.client.ping()
+
+        silent = servers.pause()
+        write = asyncio.ensure_future(master.client.set("written", "before the failover"))
+        await eventually(lambda: in_use(master, 2))
+        await asyncio.to_thread(servers.await_takeover, silent)
+        await eventually(lambda: at(master, servers.master))
+        servers.go_on(silent)
+
+        await asyncio.wait({write}, timeout=scaled(20))
+        assert isinstance(write.exception(), RedisConnectionError), "it did not run on the former master"
+        await master.client.set("written", "after it")
+        with servers.client(servers.master) as client:
+            assert client.get("written") == "after it"
+            await eventually(lambda: hears(pubsub, client))
+        await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it without annotations
+        await master.client.aclose()
+        await master.aclose()
+    finally:
+        servers.stop()
+
+
+async def in_use(master: Master, number: int) -> None:
+    """Assert that *number* connections are in use, and so each command was sent."""
+    pool = master.client.connection_pool
+    assert len(pool._in_use_connections) == number
+
+
+async def hears(pubsub: PubSub, client: Redis) -> None:
+    """Assert that the subscription receives what *client* publishes."""
+    with contextlib.suppress(RedisConnectionError):
+        await pubsub.get_message(timeout=0)  # connects and subscribes again
+    assert client.publish("news", "heard") == 1
+
+
+async def at(master: Master, port: int) -> None:
+    """Assert that the Sentinel that *master* asks knows the new master."""
+    await asked(master)
+    pool = master.client.connection_pool
+    assert isinstance(pool, MasterPool)
+    assert pool.master_address == ("127.0.0.1", port)
 
 
 async def led_elsewhere(store: RedisStore, servers: Failover) -> Lead:

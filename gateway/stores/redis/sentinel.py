@@ -3,7 +3,7 @@
 The URL is ``redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…]/SERVICE[/DB]``. ``rediss+sentinel://…`` uses
 TLS to both Redis and the Sentinels. ``?sentinel_password=`` (and ``sentinel_username=``) log in to the Sentinels.
 
-On a failover, Sentinel closes the connections to the old master. Commands in flight fail as when a Redis stops, and
+On a failover, the gateway closes every connection to the old master. Commands in flight fail as when a Redis stops, and
 later commands go to the new master. Its data has another run id, so it is not whole until the leader has rebuilt it.
 The rebuild also covers writes that the old master had not replicated yet.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import Redis
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
 PORT: Final = 26379
 ASK_S: Final = 1.0
@@ -77,6 +77,29 @@ def read_url(url: str) -> SentinelUrl:
     )
 
 
+class MasterPool(SentinelConnectionPool):
+    """Keeps connections to the current master only.
+
+    An old master that was silent and resumes accepts commands until Sentinel demotes it, up to ten seconds later. These
+    commands are lost. redis-py closes the idle connections to it. A connection in use would go back to the pool and
+    serve further commands, so this pool closes it too.
+    """
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Query the master's host and port, and close the connections to any other server."""
+        address: tuple[str, int] = await super().get_master_address()  # type: ignore[no-untyped-call]
+        others = [
+            connection
+            for connection in (*self._available_connections, *self._in_use_connections)
+            if isinstance(connection, SentinelManagedConnection)
+            and connection.is_connected
+            and (connection.host, connection.port) != address
+        ]
+        # Without a wait: an old master that is silent still may not receive the rest of a command.
+        await asyncio.gather(*(connection.disconnect(nowait=True) for connection in others))
+        return address
+
+
 class Master(Sentinel):
     """Finds the server that the Sentinels report as the master.
 
@@ -94,17 +117,22 @@ class Master(Sentinel):
             sentinel_kwargs={"protocol": 2, "retry": options.get("retry"), **waits, **read.sentinel},
         )
         self._query: asyncio.Task[tuple[str, int]] | None = None
-        self.client: Redis = self.master_for(read.service, max_connections=max_connections, **read.master, **options)
+        self.client: Redis = self.master_for(
+            read.service,
+            connection_pool_class=MasterPool,
+            max_connections=max_connections,
+            **read.master,
+            **options,
+        )
 
     async def look(self) -> None:
-        """Query the master's address. Close idle connections to any other server now, and used ones after their use.
+        """Query the master's address, and close the connections to any other server.
 
-        Until Sentinel demotes it, an old master that was silent and resumes would accept commands, which are then lost.
         Raises redis-py's errors if no Sentinel knows the master.
         """
         pool = self.client.connection_pool
-        assert isinstance(pool, SentinelConnectionPool)
-        await pool.get_master_address()  # type: ignore[no-untyped-call]  # redis-py's own gap
+        assert isinstance(pool, MasterPool)
+        await pool.get_master_address()
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return the master's host and port. Raises ``MasterNotFoundError`` if no Sentinel knows the master."""

@@ -1,36 +1,40 @@
 """The effect of a trainer at the limits of its key on another trainer's openings and calls.
 
-The busy trainer holds all the sessions that its key may have and steps them without a pause. Many more of its openings
-wait all the time. The other trainer plays whole episodes, one after the other. Rounds without and with the busy trainer
-take turns.
+The measured trainer plays whole episodes, one after the other. In turns it is alone, beside a busy trainer of the same
+gateway, and while the busy trainer uses a second gateway on the same machine. The second gateway shares only the CPUs
+with the first one, so the difference is the effect of sharing a gateway.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-from bench.load.closed_loop import FAILURES, connections
+from bench.load import busy_trainer
+from bench.load.closed_loop import connections
 from bench.load.episodes import Episode
-from bench.load.http1 import Address, connect
+from bench.load.http1 import Address
 from bench.reporting.report import Goal, Report, Table, p50_p99
 from bench.reporting.stats import Latencies, latencies, median_latencies
+from bench.subjects.processes import ServerProcess
 from bench.subjects.targets import GATEWAY, Servers
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Role, add_key
 
 BOUND = 2.0
-"""Largest ratio of the p99 beside a busy trainer to the p99 alone."""
-RETRY_S = 0.05
-"""Pause of a waiting opener after a refusal."""
+"""Largest ratio of a p99 beside a busy trainer to the p99 while that trainer uses another gateway."""
+PLACES = ALONE, ELSEWHERE, BESIDE = "alone", "busy_elsewhere", "beside_a_busy_trainer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Numbers and durations of the measurement."""
+    """Numbers of the measurement."""
 
     rounds: int = 7
     episodes: int = 150
@@ -44,12 +48,12 @@ class Plan:
     opens_per_s: float = 20.0
 
 
-QUICK = Plan(rounds=2, episodes=30)
+QUICK = Plan(rounds=3, episodes=100)
 
 
 @dataclass(slots=True)
 class Samples:
-    """The measured trainer's times of one round or of all rounds, in seconds."""
+    """The measured trainer's times of one round, in seconds."""
 
     opens_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
@@ -59,35 +63,33 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Run all measurements of this part and return their report.
 
     Raises:
-        StartError: The gateway does not start.
+        StartError: A gateway or the busy trainer does not start.
         WrongAnswer: A request of the measured trainer failed.
     """
     path = servers.folder / "keys.json"
-    process = servers.make(GATEWAY, {"GATEWAY_KEYS_FILE": str(path)})
+    variables = {"GATEWAY_KEYS_FILE": str(path)}
     measured = add_key(path, "measured", role=Role.TRAINER, limits=NO_LIMITS)
     limits = KeyLimits(max_sessions=plan.sessions, opens_per_s=plan.opens_per_s, pool_share=0.5)
     busy = add_key(path, "busy", role=Role.TRAINER, limits=limits)
-    alone: list[Samples] = []
-    beside: list[Samples] = []
-    steps = 0
-    try:
-        await process.start()
-        await _episodes(process.address, measured, plan)  # warms up
+    logs = (servers.folder / f"busy-{number}.log" for number in count())
+    found: dict[str, list[Samples]] = {place: [] for place in PLACES}
+    calls = 0
+    async with servers.running(GATEWAY, variables) as gateway, servers.running(GATEWAY, variables) as other:
+        await _episodes(gateway.address, measured, plan)  # warms up
         for _ in range(plan.rounds):
-            alone.append(await _episodes(process.address, measured, plan))
-            async with _busy(process.address, busy, plan) as counted:
-                beside.append(await _episodes(process.address, measured, plan))
-            steps += counted[0]
-    finally:
-        await process.stop()
-    return make_report(alone, beside, steps=steps, plan=plan)
+            found[ALONE].append(await _episodes(gateway.address, measured, plan))
+            for place, process in ((ELSEWHERE, other), (BESIDE, gateway)):
+                async with _busy(process.address, busy, plan, next(logs)) as trainer:
+                    found[place].append(await _episodes(gateway.address, measured, plan))
+                calls += int(re.findall(busy_trainer.CALLS, trainer.output)[-1])
+    return make_report(found, busy_calls=calls, plan=plan)
 
 
 async def _episodes(address: Address, key: str, plan: Plan) -> Samples:
     samples, clock = Samples(), time.perf_counter
     async with connections(address, 1) as (connection,):
         for _ in range(plan.episodes):
-            episode = Episode(connection, key=key)
+            episode = Episode(connection, key=key, tool=busy_trainer.TOOL)
             began_at = clock()
             await episode.create()
             await episode.prompt()
@@ -101,67 +103,40 @@ async def _episodes(address: Address, key: str, plan: Plan) -> Samples:
 
 
 @contextlib.asynccontextmanager
-async def _busy(address: Address, key: str, plan: Plan) -> AsyncIterator[list[int]]:
-    """Keep the busy trainer at its limits. Yield a list whose first element counts its calls."""
-    counted, opened = [0], []
+async def _busy(address: Address, key: str, plan: Plan, log: Path) -> AsyncIterator[ServerProcess]:
+    """Keep a busy trainer at its limits, in a process of its own: its load must not delay the measurement's clock."""
+    command = [sys.executable, "-m", busy_trainer.__name__]
+    command += [str(address.port), key, str(plan.sessions), str(plan.openers)]
+    process = ServerProcess(command, variables={}, ready=busy_trainer.READY, log=log)
     try:
-        for _ in range(plan.sessions):
-            episode = Episode(await connect(address), key=key)
-            opened.append(episode)
-            await episode.create()
-            await episode.prompt()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_step(episode, counted)) for episode in opened]
-            tasks += [group.create_task(_open(address, key)) for _ in range(plan.openers)]
-            yield counted
-            for task in tasks:
-                task.cancel()
+        await process.start()
+        yield process
     finally:
-        for episode in opened:
-            episode.connection.close()
-            # Over a new connection: the cancelled call may have left half an answer.
-            with contextlib.suppress(*FAILURES):
-                episode.attach(await connect(address))
-                await episode.delete()
-                episode.connection.close()
+        await process.stop()
 
 
-async def _step(episode: Episode, counted: list[int]) -> None:
-    while True:
-        await episode.call(counted[0])
-        counted[0] += 1
-
-
-async def _open(address: Address, key: str) -> None:
-    """Try to open a session again and again. At the limit, each opening waits or is refused."""
-    while True:
-        connection = await connect(address)
-        try:
-            await Episode(connection, key=key).create()
-        except FAILURES:
-            await asyncio.sleep(RETRY_S)
-        finally:
-            connection.close()
-
-
-def make_report(alone: list[Samples], beside: list[Samples], *, steps: int, plan: Plan) -> Report:
-    """Turn samples into a report. *steps*: calls of the busy trainer in all rounds."""
+def make_report(found: dict[str, list[Samples]], *, busy_calls: int, plan: Plan) -> Report:
+    """Turn samples into a report. *busy_calls*: calls of the busy trainer in all rounds."""
     rows, goals = [], []
-    figures: dict[str, Any] = {"plan": asdict(plan), "busy_calls": steps}
+    figures: dict[str, Any] = {"plan": asdict(plan), "busy_calls": busy_calls}
     for what, name in (("an opening, with its prompt", "opens"), ("a call", "calls")):
-        one, other = _of(alone, name), _of(beside, name)
-        ratio = other.p99_ms / one.p99_ms
-        figures[name] = {"alone": asdict(one), "beside_a_busy_trainer": asdict(other), "p99_ratio": ratio}
-        rows.append([what, p50_p99(one), p50_p99(other), f"{ratio:.2f}"])
-        said = f"p99 of {what} beside a trainer at its limits, divided by the p99 alone"
-        goals.append(Goal(id="tenants", what=said, value=ratio, bound=BOUND))
-    title = "A trainer alone, and beside another one at the limits of its key, ms: p50 / p99"
-    return Report(
-        name="tenants",
-        figures=figures,
-        goals=goals,
-        tables=[Table(title, ["", "alone", "beside", "p99 ratio"], rows)],
-    )
+        alone, elsewhere, beside = (_of(found[place], name) for place in PLACES)
+        ratios = {"to_elsewhere": beside.p99_ms / elsewhere.p99_ms, "to_alone": beside.p99_ms / alone.p99_ms}
+        figures[name] = dict(zip(PLACES, map(asdict, (alone, elsewhere, beside)), strict=True)) | ratios
+        rows.append([what, *map(p50_p99, (alone, elsewhere, beside)), *(f"{ratio:.2f}" for ratio in ratios.values())])
+        said = f"p99 of {what} beside a trainer at its limits, divided by the p99"
+        goals += [
+            Goal(
+                id="tenants",
+                what=f"{said} while that trainer uses another gateway of this machine",
+                value=ratios["to_elsewhere"],
+                bound=BOUND,
+            ),
+            Goal(id="tenants", what=f"{said} alone", value=ratios["to_alone"], bound=BOUND, is_goal=False),
+        ]
+    title = "A trainer, and another one at the limits of its key, ms: p50 / p99"
+    head = ["", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]
+    return Report(name="tenants", figures=figures, goals=goals, tables=[Table(title, head, rows)])
 
 
 def _of(rounds: list[Samples], name: str) -> Latencies:

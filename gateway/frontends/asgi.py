@@ -129,7 +129,7 @@ class HeldBytes:
 
     def add(self, count: int) -> None:
         """Count *count* more bytes. Raises ``TooManyBytes``: nothing was counted."""
-        if not self._is_closed:
+        if count and not self._is_closed:
             self._budget.take(self._owner, count, self._count, self._limit_bytes)
             self._count += count
 

@@ -306,10 +306,7 @@ async def library_sandboxes() -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def sandboxes_of(kind: str, folder: Path) -> AsyncIterator[Any]:
-    """Yield sandboxes of *kind*: `plain`, `library`, or `best`, which is the library's where they can be opened."""
-    if kind == "best":
-        require_bubblewrap()
-        kind = "plain" if await library_refusal() else "library"
+    """Yield sandboxes of *kind*: `plain` or `library`."""
     await require_sandboxes(kind)
     async with library_sandboxes() if kind == "library" else plain_sandboxes(folder) as sandboxes:
         yield sandboxes

@@ -220,7 +220,7 @@ SAMPLES: dict[str, Any] = {
 
 @pytest.fixture
 async def worker(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("best", tmp_path) as sandboxes:
+    async with sandboxes_of("library", tmp_path) as sandboxes:
         yield episodes.Episodes(sandboxes)
 
 

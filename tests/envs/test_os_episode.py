@@ -28,7 +28,7 @@ def problem(**config: Any) -> Any:
 
 @pytest.fixture
 async def sandboxes(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("best", tmp_path) as sandboxes:
+    async with sandboxes_of("library", tmp_path) as sandboxes:
         yield sandboxes
 
 

@@ -23,7 +23,7 @@ COUNTED = {"check": [None, {"matcher": "integer-match"}], "example": COUNT}
 
 @pytest.fixture
 async def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    async with sandboxes_of(getattr(request, "param", "best"), tmp_path) as sandboxes:
+    async with sandboxes_of(getattr(request, "param", "library"), tmp_path) as sandboxes:
         sandbox = await sandboxes.open()
         yield sandbox
         await sandbox.close()
@@ -227,7 +227,7 @@ async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, 
         "config": {"init": "echo 3 > /srv/n", "start": "cd /srv"},
         "evaluation": evaluation,
     }
-    async with sandboxes_of("best", tmp_path) as sandboxes:
+    async with sandboxes_of("library", tmp_path) as sandboxes:
         episode = await episodes.Episodes(sandboxes).open(problems.Problem.read(task), seed=1)
         try:
             await episode.bash(script)

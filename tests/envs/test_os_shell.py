@@ -23,7 +23,7 @@ AMPLE_S = 60.0
 
 @pytest.fixture
 async def sandbox(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("best", tmp_path) as sandboxes:
+    async with sandboxes_of("library", tmp_path) as sandboxes:
         sandbox = await sandboxes.open()
         yield sandbox
         await sandbox.close()

@@ -61,16 +61,24 @@ async def test_the_bubblewrap_on_the_path_is_used(box: Box, work: Path, monkeypa
 async def test_the_spawner_keeps_no_mount_that_its_sandboxes_do_not_need(sandboxes: Sandboxes) -> None:
     await sandboxes.check()
     assert sandboxes._spawner is not None
-    bubblewrap = shutil.which("bwrap")
-    assert bubblewrap is not None
-    rows = Path(f"/proc/{sandboxes._spawner.process.pid}/mountinfo").read_text().splitlines()
-    points = [row.split()[4] for row in rows]
+    points = mount_points(sandboxes._spawner.process.pid)
 
-    programs = {"usr", "bin", "sbin", "lib", "lib32", "lib64", os.path.realpath(bubblewrap).split("/")[1]}
+    programs = {"usr", "bin", "sbin", "lib", "lib32", "lib64", bubblewrap_folder()}
     assert {point.split("/")[1] for point in points} <= {"", "proc", "dev", "rooms", *programs}
     assert sorted(point for point in points if point.startswith("/dev")) == [
         f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero")
     ]
+
+
+def mount_points(pid: int) -> list[str]:
+    return [row.split()[4] for row in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+
+
+def bubblewrap_folder() -> str:
+    """Return the top folder that contains bubblewrap."""
+    found = shutil.which("bwrap")
+    assert found is not None
+    return os.path.realpath(found).split("/")[1]
 
 
 def programs_of(pids: list[int]) -> Iterator[str]:

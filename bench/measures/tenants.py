@@ -28,7 +28,7 @@ from bench.subjects.targets import GATEWAY, Servers
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Role, add_key
 
 BOUND = 2.0
-"""Largest ratio of a p99 beside a busy trainer to the p99 while that trainer uses another gateway."""
+"""Largest ratio of a p99 beside a busy trainer to the p99 alone."""
 PLACES = ALONE, ELSEWHERE, BESIDE = "alone", "busy_elsewhere", "beside_a_busy_trainer"
 
 
@@ -131,8 +131,9 @@ def make_report(found: dict[str, list[Samples]], *, busy_calls: int, plan: Plan)
                 what=f"{said} while that trainer uses another gateway of this machine",
                 value=ratios["to_elsewhere"],
                 bound=BOUND,
+                is_goal=False,
             ),
-            Goal(id="tenants", what=f"{said} alone", value=ratios["to_alone"], bound=BOUND, is_goal=False),
+            Goal(id="tenants", what=f"{said} alone", value=ratios["to_alone"], bound=BOUND),
         ]
     title = "A trainer, and another one at the limits of its key, ms: p50 / p99"
     head = ["", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]

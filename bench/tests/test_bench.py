@@ -552,7 +552,7 @@ async def test_a_trainer_is_measured_beside_another_one_at_its_limits() -> None:
     async with servers() as made:
         found = await tenants.run(made, tenants.Plan(rounds=1, episodes=3, openers=5))
 
-    assert [goal.is_goal for goal in found.goals] == [True, False, True, False]
+    assert [goal.is_goal for goal in found.goals] == [False, True, False, True]
     assert found.figures["busy_calls"] > 0
     for name, count in (("opens", 3), ("calls", 12)):
         assert all(found.figures[name][place]["count"] == count for place in tenants.PLACES)

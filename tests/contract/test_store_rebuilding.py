@@ -234,6 +234,26 @@ async def test_a_known_worker_keeps_its_state_and_its_sessions_and_gets_the_miss
     assert (found.state, found.slots) == (WorkerState.DRAINING, 3)
 
 
+@pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.DRAINING])
+async def test_a_worker_that_an_older_state_knows_as_starting_is_adopted_as_it_is_now(
+    lost: Store, state: WorkerState
+) -> None:
+    await lost.add_worker(worker(slots=1), fence=0)
+    now = replace(running(slots=2), state=state)
+
+    assert await lost.adopt(now, [served(opening("s1"))], fence=0) == ["s1"]
+    await lost.rebuilt(fence=0)
+
+    found = await lost.worker(W1)
+    assert found is not None
+    assert (found.state, found.slots, found.address) == (state, 2, now.address)
+    assert not await lost.worker_ready(W1, now.address), "its start ends without another change"
+    if state is WorkerState.READY:
+        assert (await lost.claim(opening("s2"), wait_s=0)).worker == W1
+    with pytest.raises(PoolExhausted):
+        await lost.claim(opening("s3"), wait_s=0)
+
+
 async def test_a_session_that_another_worker_holds_under_another_lease_is_not_adopted(store: Store) -> None:
     await add_ready(store, "w1")
     known = await opened(store, opening("s1"))
@@ -266,18 +286,6 @@ async def test_a_paused_worker_that_serves_a_session_is_adopted_as_woken(store: 
     await store.adopt(running(), [served(opening("s1"))], fence=0)
 
     assert (await store.claim(opening("s2"), wait_s=0)).worker == W1
-
-
-async def test_a_starting_worker_has_its_adopted_sessions_when_it_is_ready(store: Store) -> None:
-    await store.add_worker(worker(slots=2))
-    await store.adopt(running(), [served(opening("s1"))], fence=0)
-
-    assert await store.worker_ready(W1, "unix:/run/w1.sock")
-
-    await store.claim(opening("s2"), wait_s=0)
-    with pytest.raises(PoolExhausted):
-        await store.claim(opening("s3"), wait_s=0)
-    assert await held(store) == {"w1": 2}
 
 
 async def test_an_adopted_session_is_opened_and_closed_like_any_other(store: Store) -> None:

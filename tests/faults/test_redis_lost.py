@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import httpx
 import pytest
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
-from tests.faults.invariants import at_rest
+from tests.faults.invariants import at_rest, nothing_left
 from tests.faults.mortal_redis import MortalRedis, is_whole, mortal
 from tests.faults.players import counted, delete_all, open_many, opened, step
 from tests.faults.steady import (
@@ -30,7 +31,7 @@ from tests.faults.steady import (
     steady_toml,
 )
 from tests.faults.world import SCALE, World, environment_toml, running
-from tests.wire.raw import create, new_sid
+from tests.wire.raw import RawEpisode, create, new_sid
 
 SLOTS = 10
 WORKERS = 2
@@ -39,6 +40,7 @@ SILENT_S = min(30.0, 6.0 * SCALE)
 UNRULY = steady_toml(slots=SLOTS, min_workers=WORKERS, max_workers=WORKERS)
 BRIEF = brief_toml(IDLE_S)
 TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 60})
+LATER = environment_toml("later", pool={"slots": 1, "min_workers": 0, "max_workers": 1, "idle_worker_s": 1})
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +212,39 @@ async def _full_and_not_fuller(world: World, everybody: Crowd) -> None:
 
 async def _waits(world: World, number: int, environment: str = "unruly") -> None:
     assert await world.waiting(environment) == number
+
+
+async def test_a_session_goes_on_whose_worker_was_starting_in_older_data() -> None:
+    with running(LATER, replicas=2, redis=MortalRedis) as world:
+        async with world.http(0) as http:
+            session = await _opened_while_saving(world, http)
+            assert await counted(session) == 1
+            (serving,) = await world.workers()
+            rebuilt_before = world.log.count("store_rebuilt")
+
+            mortal(world).kill()
+            await asyncio.to_thread(mortal(world).start)
+            await is_whole(world, rebuilt_before)
+
+            assert [(one["id"], one["state"]) for one in await world.workers()] == [(serving["id"], "ready")]
+            assert await counted(session) == 2
+            await delete_all([session])
+        await nothing_left(world)
+
+
+async def _opened_while_saving(world: World, http: httpx.AsyncClient) -> RawEpisode:
+    """Open a session, and save the data while its worker starts. Repeat that if the worker was ready first."""
+    for _ in range(5):
+        opening = asyncio.create_task(opened(http, "later"))
+        deadline = time.monotonic() + scaled(30)
+        while not await world.workers():
+            assert time.monotonic() < deadline, "no worker starts"
+            await asyncio.sleep(0)
+        mortal(world).save()
+        (worker,) = await world.workers()
+        session = await opening
+        if worker["state"] == "starting":
+            return session
+        await delete_all([session])
+        await nothing_left(world)
+    pytest.fail("each worker was ready before the data were saved")

@@ -254,8 +254,9 @@ class LeaderStore(Protocol):
 
         New *sessions* become ``OPEN`` and their idle time starts now. Sessions that the store knows under the same
         lease do not change. A session that it knows under another lease in another worker is left out. Known ``OPEN``
-        sessions of this worker that are not among *sessions* do not change either. *worker*'s state is used only if the
-        worker is new. Raises ``NotLeading``.
+        sessions of this worker that are not among *sessions* do not change either. *worker*'s address, slots and state
+        are used only if the worker is new or known as ``STARTING``: an older state of the store may lack the end of its
+        start. Raises ``NotLeading``.
 
         Returns:
             The ids of the sessions that the worker holds now.

@@ -23,6 +23,8 @@ NOTES_S = 10.0
 def adopt(slots: Slots, worker: Worker, sessions: Sequence[Session], now: float) -> list[SessionId]:
     """Register *worker* and its *sessions*, as ``LeaderStore.adopt``."""
     held = slots.workers.get(worker.id) or slots.enlist(worker, now)
+    if held.worker.state is WorkerState.STARTING:
+        held.worker = worker  # its start completed, which an older state of the store does not know
     for session in sessions:
         _take_in(slots, session, held, now)
     _settle_in(slots, held, now)

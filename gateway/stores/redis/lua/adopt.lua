@@ -1,4 +1,5 @@
--- Register a running worker and the sessions that it holds. Known entries stay as they are.
+-- Register a running worker and the sessions that it holds. Known entries stay as they are, except for a worker that is
+-- known as starting.
 -- ARGV: worker id, environment, digest, slots, max_uses, address, state, number of sessions, the fields SESSION of
 -- each, the caller's fence
 -- Returns the ids of the sessions that the worker holds now.
@@ -14,8 +15,12 @@ local function is_old(known)
 end
 
 local id = ARGV[1]
-if redis.call('EXISTS', key('worker', id)) == 0 then
+local state = redis.call('HGET', key('worker', id), 'state')
+if not state then
   enlist(ARGV)
+elseif state == 'starting' then
+  -- An older state: the worker completed its start since.
+  redis.call('HSET', key('worker', id), 'slots', ARGV[4], 'address', ARGV[6], 'state', ARGV[7])
 end
 for _, session in ipairs(read_sessions(9, tonumber(ARGV[8]))) do
   local known = redis.call('HMGET', key('session', session.id), 'lease', 'state', 'worker', 'run')

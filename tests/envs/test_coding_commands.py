@@ -15,6 +15,8 @@ import pytest
 from tests.envs.coding_world import World, commands, faults, opened, workspace
 from tests.envs.complaints import complaints
 
+pytestmark = pytest.mark.sandbox
+
 WRONG = "def add(a, b):\n    return a - b\n"
 HIDDEN = "from adding import add\n\ndef test_kumquat(): assert add(2, 3) == 5\n"
 TASK: dict[str, Any] = {

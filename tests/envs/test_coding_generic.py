@@ -12,6 +12,8 @@ from tests.envs.coding_world import tasks
 from tests.envs.plain_box import require_sandboxes
 from tests.envs.workers import Worker
 
+pytestmark = pytest.mark.sandbox
+
 TEST = """
 import unittest
 from adding import add

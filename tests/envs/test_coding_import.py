@@ -19,6 +19,8 @@ from gateway.tasks.importing.coding import read_humaneval, read_mbpp
 from gateway.tasks.importing.rows import Entry, Imported, Row, convert
 from tests.envs.coding_world import World, opened, tasks, texts
 
+pytestmark = pytest.mark.sandbox
+
 HUMANEVAL: dict[str, Any] = {
     "task_id": "HumanEval/900",
     "prompt": "from typing import List\n\n\ndef helper(n: int) -> int:\n    return n * 2\n\n\n"

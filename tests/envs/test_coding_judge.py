@@ -20,6 +20,8 @@ from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandb
 from tests.envserver.eventually import eventually
 from tests.sandbox.control_groups import LOOPS, cpu_group, join
 
+pytestmark = pytest.mark.sandbox
+
 timing: Any = importlib.import_module("coding_time")
 SQUARE = {
     "evaluation": {

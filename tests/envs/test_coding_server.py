@@ -21,6 +21,8 @@ from tests.envs.plain_box import require_sandboxes
 from tests.envs.test_coding_judge import RIGHT, TREE
 from tests.envs.workers import Session, Worker, eventually
 
+pytestmark = pytest.mark.sandbox
+
 TRAIN = read("train")
 PROBLEM = SPLITS["train"][0]
 """`count_vowels`, the first task of the split."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.envs.coding_attacks import ATTACKS, HONEST, OUTPUTS, Attack
 from tests.envs.coding_world import opened
 from tests.envs.complaints import AT_ONCE, complaints
+
+pytestmark = pytest.mark.sandbox
 
 TASK: dict[str, Any] = {
     "evaluation": {

@@ -19,6 +19,8 @@ from tests.envs.bundled import PROBLEMS, RecordProperty, note_plays
 from tests.envs.coding_world import ROOT, TASKS, World, opened, read, tasks
 from tests.envs.complaints import complaints
 
+pytestmark = pytest.mark.sandbox
+
 MAKER = ROOT / "scripts" / "make-coding-tasks"
 TRAIN, TEST = read("train"), read("test")
 ALL = {task["id"]: task for task in TRAIN + TEST}

@@ -16,6 +16,8 @@ from gateway.tasks.importing.agentbench import read_agentbench
 from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefused
 from tests.envs.plain_box import os_module, sandboxes_of
 
+pytestmark = pytest.mark.sandbox
+
 episodes = os_module("os_episode")
 judges = os_module("os_judge")
 problems = os_module("os_problem")

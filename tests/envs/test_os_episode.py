@@ -12,6 +12,8 @@ import pytest
 from tests.envs.plain_box import os_module, sandboxes_of
 from tests.wire.os_episodes import TREE
 
+pytestmark = pytest.mark.sandbox
+
 episodes = os_module("os_episode")
 problems = os_module("os_problem")
 

@@ -11,6 +11,8 @@ import pytest
 from tests.envs.plain_box import os_module, require_sandboxes
 from tests.envs.workers import Worker
 
+pytestmark = pytest.mark.sandbox
+
 judges = os_module("os_judge")
 
 NOTE: dict[str, Any] = {

@@ -12,6 +12,8 @@ import pytest
 from tests.deadlines import scaled
 from tests.envs.plain_box import Done, os_module, sandboxes_of
 
+pytestmark = pytest.mark.sandbox
+
 episodes = os_module("os_episode")
 judges = os_module("os_judge")
 problems = os_module("os_problem")

@@ -12,6 +12,8 @@ from tests.deadlines import scaled
 from tests.envs.complaints import complaints
 from tests.envs.plain_box import os_module, require_sandboxes, sandboxes_of
 
+pytestmark = pytest.mark.sandbox
+
 episodes, judges, problems = (os_module(f"os_{name}") for name in ("episode", "judge", "problem"))
 
 STATE: dict[str, Any] = {"check": ["stat -c '%a' /srv/depot", {"equals": "700"}]}

@@ -25,6 +25,8 @@ from tests.envs.workers import ROOT, Worker, eventually
 from tests.sandbox.control_groups import memory_group
 from tests.sandbox.outside import descendants
 
+pytestmark = pytest.mark.sandbox
+
 TASKS = ROOT / "tasks" / "os"
 
 COUNT: dict[str, Any] = {

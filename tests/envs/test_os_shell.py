@@ -13,6 +13,8 @@ import pytest
 from tests.deadlines import scaled
 from tests.envs.plain_box import os_module, sandboxes_of
 
+pytestmark = pytest.mark.sandbox
+
 shells = os_module("os_shell")
 RESTARTED = shells.RESTARTED
 

@@ -18,6 +18,8 @@ from tests.envs.bundled import RecordProperty, note_plays
 from tests.envs.complaints import complaints
 from tests.envs.plain_box import os_module, sandboxes_of
 
+pytestmark = pytest.mark.sandbox
+
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ROOT / "tasks" / "os"
 MAKER = ROOT / "scripts" / "make-os-tasks"

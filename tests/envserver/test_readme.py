@@ -10,6 +10,7 @@ import tempfile
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
 from envserver.generic import REWARDS, parse_task, read_reward, texts
 from envserver.settings import _READERS
 from envserver.version import VERSION
@@ -108,6 +109,7 @@ def test_the_version_equals_the_packages() -> None:
     assert f'\nversion = "{VERSION}"\n' in (BASE / "pyproject.toml").read_text()
 
 
+@pytest.mark.sandbox
 async def test_the_environment_with_a_sandbox_runs_a_command(tmp_path: Path) -> None:
     need_other_users()
     (tmp_path / "server.py").write_text(example("python", of=(BASE / "SANDBOX.md").read_text()) + "\n\nserve(Shell)\n")

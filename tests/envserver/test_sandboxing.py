@@ -20,6 +20,8 @@ from tests.fakes.user import need_other_users
 from tests.sandbox.conftest import made_box
 from tests.sandbox.outside import are_dead, descendants
 
+pytestmark = pytest.mark.sandbox
+
 MIB = 1024 * 1024
 
 

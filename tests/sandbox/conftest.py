@@ -21,6 +21,14 @@ def made_box() -> Box:
     return hostbox.box_of_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder: they need bubblewrap."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.sandbox)
+
+
 @pytest.fixture(scope="session")
 def box() -> Box:
     return made_box()

@@ -28,7 +28,8 @@ REMINDER = (
 _THOUGHT = re.compile(r"Think:\s*(.+)")
 _ACT = re.compile(r"Act:\s*(.+)")
 _CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
-_STRING = r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS and the like, to their terminator
+# OSC, DCS and the like, to their terminator or to the line's end, because binary output has some without a terminator.
+_STRING = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _SHORT = r"\x1b[ -/]*[0-~]?"
 _ESCAPE = re.compile(f"{_CSI}|{_STRING}|{_SHORT}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

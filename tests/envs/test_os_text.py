@@ -80,6 +80,7 @@ def test_any_text_is_parsed_as_an_act_or_as_none(written: str) -> None:
         pytest.param(b"10%\r20%\r\n", "10%\n20%\n", id="a lone CR"),
         pytest.param(b"\x1b[1;31mred\x1b[0m", "red", id="colours"),
         pytest.param(b"\x1b]0;title\x07x\x1b]0;t\x1b\\y", "xy", id="titles"),
+        pytest.param(b"a\x1b]no end\r\nb\r\n\x1bPnor here\r\nc", "a\nb\n\nc", id="strings that are not terminated"),
         pytest.param(b"\x1b[?2004hx\x1b[?2004l", "x", id="bracketed paste"),
         pytest.param(b"\x1b(Bx\x1b=", "x", id="character sets"),
         pytest.param(b"a\x00b\x07c\x08", "abc", id="NUL and other control characters"),

@@ -390,11 +390,22 @@ PRINTS_SEVEN = {
 }
 
 
-@pytest.mark.parametrize("language", sorted(PRINTS_SEVEN))
-async def test_scripts_of_os_tasks_run_in_the_sandbox(images: Images, language: str) -> None:
-    check = [None, {"matcher": "integer-match"}]
-    example = {"language": language, "code": PRINTS_SEVEN[language]}
-    task = PLAIN["os"] | {"evaluation": {"check": check, "example": example}}
+COMPARES = '#include <string.h>\nint main(int n, char **a) { return n == 2 && !strcmp(a[1], "7") ? 0 : 1; }'
+EVALUATIONS = {
+    **{
+        f"an example in {language}": {
+            "check": [None, {"matcher": "integer-match"}],
+            "example": {"language": language, "code": code},
+        }
+        for language, code in PRINTS_SEVEN.items()
+    },
+    "a check in c": {"check": [{"language": "c", "code": COMPARES}]},
+}
+
+
+@pytest.mark.parametrize("script", EVALUATIONS)
+async def test_scripts_of_os_tasks_run_in_the_sandbox(images: Images, script: str) -> None:
+    task = PLAIN["os"] | {"evaluation": EVALUATIONS[script]}
 
     async with images.shared("os") as running:
         rewards = [await played(running, task, {"commands": [], "answer": answer}) for answer in ("7", "8")]

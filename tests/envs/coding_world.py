@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 
 from tests.envs.plain_sandbox import PlainError, PlainSandboxes, need_bubblewrap
 from tests.fakes.user import need_other_users
+from tests.sandbox.conftest import made_box
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "env_images" / "coding"
@@ -80,16 +79,8 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[World]:
     need_other_users()
     library: Any = importlib.import_module("envserver.sandbox")
     with work_folder() as work:
-        async with library.Sandboxes(box=box(library), work=work, limits=library.Limits()) as sandboxes:
+        async with library.Sandboxes(box=made_box(), work=work, limits=library.Limits()) as sandboxes:
             yield World(sandboxes, library.SandboxError)
-
-
-def box(library: Any) -> Any:
-    """Make a box of this machine's programs. It is kept between runs, under a name that changes with its recipe."""
-    recipe = hashlib.sha256((BASE / "envserver" / "sandbox" / "hostbox.py").read_bytes()).hexdigest()[:12]
-    return importlib.import_module("envserver.sandbox.hostbox").box_of_host(
-        Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}"
-    )
 
 
 @contextmanager

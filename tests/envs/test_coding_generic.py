@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.envs.coding_world import tasks
-from tests.envs.plain_box import require_sandboxes
+from tests.envs.os_sandboxes import require_sandboxes
 from tests.envs.workers import Worker
 
 pytestmark = pytest.mark.sandbox
@@ -39,7 +39,7 @@ RIGHT = "echo 'def add(a, b): return a + b' > adding.py"
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     worker = Worker("coding")
     try:
         yield worker

@@ -17,7 +17,7 @@ import pytest
 from scripts.coding_problems import SPLITS
 from tests.deadlines import scaled
 from tests.envs.coding_world import HOME, read, workspace
-from tests.envs.plain_box import require_sandboxes
+from tests.envs.os_sandboxes import require_sandboxes
 from tests.envs.test_coding_judge import RIGHT, TREE
 from tests.envs.workers import Session, Worker, eventually
 
@@ -30,7 +30,7 @@ PROBLEM = SPLITS["train"][0]
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     worker = Worker("coding", settings={"SANDBOX_MEMORY_MIB": "256"})
     try:
         yield worker

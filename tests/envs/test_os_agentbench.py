@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.tasks.importing import agentbench
 from gateway.tasks.importing.agentbench import read_agentbench
 from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefused
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.envs.os_sandboxes import opening_sandboxes, os_module
 
 pytestmark = pytest.mark.sandbox
 
@@ -221,8 +221,8 @@ SAMPLES: dict[str, Any] = {
 
 
 @pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+async def worker() -> AsyncIterator[Any]:
+    async with opening_sandboxes() as sandboxes:
         yield episodes.Episodes(sandboxes)
 
 

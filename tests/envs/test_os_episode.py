@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.envs.os_sandboxes import opening_sandboxes, os_module
 from tests.wire.os_episodes import TREE
 
 pytestmark = pytest.mark.sandbox
@@ -29,8 +28,8 @@ def problem(**config: Any) -> Any:
 
 
 @pytest.fixture
-async def sandboxes(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+async def sandboxes() -> AsyncIterator[Any]:
+    async with opening_sandboxes() as sandboxes:
         yield sandboxes
 
 
@@ -163,7 +162,7 @@ HOUR = 1_800_000_000
 )
 async def test_members_of_a_group_that_open_within_one_hour_start_alike_in_two_workers(script: str) -> None:
     async def beginning(late_s: float) -> str:
-        async with sandboxes_of("library", Path("unused")) as sandboxes:
+        async with opening_sandboxes() as sandboxes:
             worker = episodes.Episodes(sandboxes, clock=lambda: HOUR + late_s)
             episode = await worker.open(problem(init=[script]), seed=7)
             output = await episode.bash(f"{TREE}; {CONTENTS}; find /srv -printf '%P %T+\\n'; ls /run; pgrep -c python3")

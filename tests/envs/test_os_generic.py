@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.envs.plain_box import os_module, require_sandboxes
+from tests.envs.os_sandboxes import os_module, require_sandboxes
 from tests.envs.workers import Worker
 
 pytestmark = pytest.mark.sandbox
@@ -26,7 +26,7 @@ NOTE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     worker = Worker("os")
     try:
         yield worker

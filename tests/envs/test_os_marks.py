@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.envs.plain_box import os_module
+from tests.envs.os_sandboxes import os_module
 
 marks = os_module("os_marks")
 

@@ -3,14 +3,13 @@
 # ruff: noqa: E501 - the commands are shown as they are run
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deadlines import scaled
 from tests.envs.complaints import complaints
-from tests.envs.plain_box import os_module, require_sandboxes, sandboxes_of
+from tests.envs.os_sandboxes import opening_sandboxes, os_module, require_sandboxes
 
 pytestmark = pytest.mark.sandbox
 
@@ -138,10 +137,9 @@ async def score(sandboxes: Any, evaluation: dict[str, Any], script: str) -> floa
         await episode.close()
 
 
-async def test_a_changed_program_solves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_changed_program_solves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 5.0)
-    await require_sandboxes("library")
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+    async with opening_sandboxes() as sandboxes:
 
         async def fails(case: tuple[dict[str, Any], str]) -> None:
             assert await score(sandboxes, *case) == 0.0
@@ -149,9 +147,8 @@ async def test_a_changed_program_solves_nothing(tmp_path: Path, monkeypatch: pyt
         assert await complaints(fails, CHANGED) == {}
 
 
-async def test_a_solution_counts_with_the_changes_that_tasks_ask_for(tmp_path: Path) -> None:
-    await require_sandboxes("library")
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+async def test_a_solution_counts_with_the_changes_that_tasks_ask_for() -> None:
+    async with opening_sandboxes() as sandboxes:
 
         async def passes(case: tuple[dict[str, Any], str]) -> None:
             assert await score(sandboxes, *case) == 1.0
@@ -159,11 +156,11 @@ async def test_a_solution_counts_with_the_changes_that_tasks_ask_for(tmp_path: P
         assert await complaints(passes, HONEST) == {}
 
 
-async def test_a_program_changed_while_the_scripts_run_solves_nothing(tmp_path: Path) -> None:
-    await require_sandboxes("library")
+async def test_a_program_changed_while_the_scripts_run_solves_nothing() -> None:
+    await require_sandboxes()
     waits = "touch /srv/begun; until test -e /srv/planted; do sleep 0.05; done; grep -q right /srv/depot/answer"
     plants = "until test -e /srv/begun; do sleep 0.05; done; cat /usr/bin/true > /usr/bin/grep; touch /srv/planted"
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+    async with opening_sandboxes() as sandboxes:
         assert await score(sandboxes, {"script": waits, "live": True}, f"({plants}) > /dev/null 2>&1 &") == 0.0
 
 
@@ -194,25 +191,25 @@ while True:
 @pytest.mark.parametrize("way", ["file", "pipe"])
 @pytest.mark.parametrize("live", [False, True], ids=["as usual", "in a task about a service"])
 async def test_a_process_that_waits_for_a_check_cannot_write_what_the_check_looks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, live: bool
+    monkeypatch: pytest.MonkeyPatch, way: str, live: bool
 ) -> None:
     monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", scaled(2.0))
-    await require_sandboxes("library")
+    await require_sandboxes()
     slow: dict[str, Any] = {"script": "sleep 0.5; grep -q right /srv/depot/answer", "live": live}
     start = f"cat > /tmp/x.py <<'END'\n{SERVES}\nEND\nsetsid python3 /tmp/x.py {way} > /dev/null 2>&1 &"
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+    async with opening_sandboxes() as sandboxes:
         played = await score(sandboxes, slow, f"{start}\nuntil test -e /srv/waits; do sleep 0.02; done")
 
     assert played == (1.0 if live else 0.0), "the task's author accepts this with `live`"
 
 
-async def test_a_check_of_a_service_needs_the_agents_processes(tmp_path: Path) -> None:
-    await require_sandboxes("library")
+async def test_a_check_of_a_service_needs_the_agents_processes() -> None:
+    await require_sandboxes()
     asks: dict[str, Any] = {"script": "echo 7 > /srv/ask; timeout 5 cat /srv/tell | grep -q 14"}
     serves = (
         "mkfifo /srv/ask /srv/tell; (while read n; do echo $((2 * n)) > /srv/tell; done <> /srv/ask) > /dev/null 2>&1 &"
     )
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+    async with opening_sandboxes() as sandboxes:
         assert await score(sandboxes, {**asks, "live": True}, serves) == 1.0
         assert await score(sandboxes, asks, serves) == 0.0
 

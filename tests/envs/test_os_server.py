@@ -20,10 +20,9 @@ import httpx
 import pytest
 
 from tests.deadlines import scaled
-from tests.envs.plain_box import os_module, require_sandboxes
+from tests.envs.os_sandboxes import os_module, require_sandboxes
 from tests.envs.workers import ROOT, Worker, eventually
-from tests.sandbox.control_groups import memory_group
-from tests.sandbox.outside import descendants
+from tests.sandbox.control_groups import enclose, memory_group
 
 pytestmark = pytest.mark.sandbox
 
@@ -45,7 +44,7 @@ CHANGE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     # A low limit, so that a few processes together reach it quickly.
     worker = Worker("os", settings={"SANDBOX_MEMORY_MIB": "256"})
     try:
@@ -321,13 +320,12 @@ def test_a_session_whose_commands_end_its_box_ends_without_a_reward(worker: Work
 
 
 def test_a_kill_for_lack_of_memory_during_the_checks_is_no_verdict() -> None:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     hungry = {**CHANGE, "evaluation": {"check": ["python3 -c \"b = bytearray(b'x') * (200 << 20)\"; true"]}}
     with memory_group(160 * 2**20) as group:
         worker = Worker("os")
         try:
-            for pid in (worker.process.pid, *descendants(worker.process.pid)):
-                (group / "cgroup.procs").write_text(str(pid))
+            enclose(group, worker.process.pid)
             session = worker.open(hungry)
             answer = session.post("/os/call", {"name": "finish_action", "input": {"thought": ""}}).json()
             summary = session.post("/delete", {}).json()["summary"]
@@ -384,7 +382,7 @@ def test_a_judge_that_does_not_end_gives_the_reward_0(worker: Worker) -> None:
 
 
 def test_a_machine_without_bubblewrap_is_reported_and_tried_again() -> None:
-    asyncio.run(require_sandboxes("library"))
+    asyncio.run(require_sandboxes())
     if os.geteuid() != 0:
         pytest.skip("to hide a program needs root")
     program = shutil.which("bwrap") or ""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.deadlines import scaled
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.envs.os_sandboxes import opening_sandboxes, os_module
 
 pytestmark = pytest.mark.sandbox
 
@@ -24,8 +23,8 @@ AMPLE_S = 60.0
 
 
 @pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+async def sandbox() -> AsyncIterator[Any]:
+    async with opening_sandboxes() as sandboxes:
         sandbox = await sandboxes.open()
         yield sandbox
         await sandbox.close()

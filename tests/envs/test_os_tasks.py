@@ -16,7 +16,7 @@ import pytest
 from tests.deadlines import scaled
 from tests.envs.bundled import RecordProperty, note_plays
 from tests.envs.complaints import complaints
-from tests.envs.plain_box import os_module, sandboxes_of
+from tests.envs.os_sandboxes import opening_sandboxes, os_module
 
 pytestmark = pytest.mark.sandbox
 
@@ -42,8 +42,8 @@ ALL = TRAIN + TEST
 
 
 @pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[Any]:
-    async with sandboxes_of("library", tmp_path) as sandboxes:
+async def worker() -> AsyncIterator[Any]:
+    async with opening_sandboxes() as sandboxes:
         yield episodes.Episodes(sandboxes)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.envs.plain_box import os_module
+from tests.envs.os_sandboxes import os_module
 
 text = os_module("os_text")
 Act = text.Act

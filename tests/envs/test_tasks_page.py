@@ -15,7 +15,7 @@ import typer.main
 from gateway.cli.main import app
 from gateway.tasks.split_view import read_split
 from tests.envs.coding_world import tasks as coding
-from tests.envs.plain_box import os_module
+from tests.envs.os_sandboxes import os_module
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tasks.md").read_text("utf-8")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from tests.deadlines import scaled
-from tests.envs.plain_box import host_box
+from tests.sandbox.conftest import made_box
 from tests.sandbox.outside import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ class Worker:
             "TASKS": str(ROOT / "tasks" / name),
             "EXIT_ON_EOF": "1",
             "SANDBOX_HOST": "1",
-            **({"SANDBOX_BOX": str(box or host_box().path)} if name in SANDBOXED else {}),
+            **({"SANDBOX_BOX": str(box or made_box().path)} if name in SANDBOXED else {}),
             "SANDBOX_WORK": str(self.folder / "work"),
             **settings,
         }

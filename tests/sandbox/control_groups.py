@@ -69,6 +69,16 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         group.rmdir()  # fails if a process was left
 
 
+def enclose(group: Path, pid: int) -> None:
+    """Move the process *pid* and all its descendants into *group*, also descendants that start meanwhile."""
+    moved: set[int] = set()
+    while left := {pid, *descendants(pid)} - moved:
+        for one in left:
+            with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+                (group / "cgroup.procs").write_text(str(one))
+        moved |= left
+
+
 def join(group: Path) -> None:
     """Move this process's spawners into *group* and onto one CPU, and with them all sandboxes that they open later."""
     cpu = secrets.choice(sorted(os.sched_getaffinity(0)))

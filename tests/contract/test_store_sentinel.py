@@ -106,11 +106,15 @@ async def test_the_store_does_not_use_a_former_master_that_comes_back(servers: F
 async def test_connections_in_use_leave_a_former_master_that_resumes(tmp_path: Path) -> None:
     needs_redis_server()
     servers = Failover(tmp_path)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(servers.stop)
         servers.start()
         options = {"retry": Retry(NoBackoff(), 0), "protocol": 2, "socket_timeout": scaled(60)}
         master = Master(servers.url, max_connections=4, options=options)
+        stack.push_async_callback(master.aclose)
+        stack.push_async_callback(master.client.aclose)
         pubsub = master.client.pubsub()
+        stack.push_async_callback(pubsub.aclose)
         await pubsub.subscribe("news")
         await pubsub.get_message(timeout=scaled(20))
         await master.client.ping()
@@ -128,11 +132,6 @@ async def test_connections_in_use_leave_a_former_master_that_resumes(tmp_path: P
         with servers.client(servers.master) as client:
             assert client.get("written") == "after it"
             await eventually(lambda: hears(pubsub, client))
-        await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it without annotations
-        await master.client.aclose()
-        await master.aclose()
-    finally:
-        servers.stop()
 
 
 async def in_use(master: Master, number: int) -> None:

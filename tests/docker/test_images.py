@@ -413,6 +413,15 @@ async def test_scripts_of_os_tasks_run_in_the_sandbox(images: Images, script: st
     assert rewards == [1.0, 0.0]
 
 
+async def test_a_compiled_script_leaves_nothing_in_the_sandbox(images: Images) -> None:
+    async with images.shared("os") as running:  # the example is compiled before the agent's first command
+        task = PLAIN["os"] | {"evaluation": EVALUATIONS["an example in c"]}
+        async with episode(running.http, task, environment="os") as opened:
+            left = await shell(opened, "ls -A /run")
+
+    assert left == "The output of the OS:\ncommand", "only the file of the shell's present command"
+
+
 async def test_coding_has_pytest_in_its_sandbox_and_judges_in_separate_sandboxes(images: Images) -> None:
     source = "def one():\n    return 1\n"
     test = "from solution import one\n\n\ndef test_one():\n    assert one() == 1\n"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.envs.plain_sandbox import PlainError, PlainSandboxes, need_bubblewrap
-from tests.fakes.user import need_other_users
-from tests.sandbox.conftest import made_box
+from tests.sandbox.conftest import made_box, work_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "env_images" / "coding"
@@ -76,22 +74,7 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[World]:
         yield World(plain, PlainError)
         assert plain.open_now == 0
         return
-    need_other_users()
     library: Any = importlib.import_module("envserver.sandbox")
     with work_folder() as work:
         async with library.Sandboxes(box=made_box(), work=work, limits=library.Limits()) as sandboxes:
             yield World(sandboxes, library.SandboxError)
-
-
-@contextmanager
-def work_folder() -> Iterator[Path]:
-    """Yield an empty directory that the spawner's root can reach.
-
-    That root is an ordinary user outside, so pytest's own directory does not work.
-    """
-    work = Path(tempfile.mkdtemp(prefix="env-gateway-coding-"))
-    work.chmod(0o755)
-    try:
-        yield work
-    finally:
-        work.rmdir()

@@ -7,7 +7,6 @@ import importlib
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,7 @@ import pytest
 from envserver.sandbox import Limits, SandboxError, Sandboxes
 
 from tests.fakes.user import need_other_users
-from tests.sandbox.conftest import made_box
+from tests.sandbox.conftest import made_box, work_folder
 
 HOME = Path(__file__).resolve().parents[2] / "env_images" / "os"
 LIMITS = Limits(memory_bytes=256 * 2**20, pids=128, disk_bytes=64 * 2**20, cpu_s=60)
@@ -63,11 +62,6 @@ async def _refusal() -> str:
 
 @contextlib.asynccontextmanager
 async def _opening() -> AsyncIterator[Sandboxes]:
-    # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another user.
-    work = Path(tempfile.mkdtemp(prefix="env-gateway-os-"))
-    work.chmod(0o755)  # noqa: ASYNC240 - a test's set-up
-    try:
+    with work_folder() as work:
         async with Sandboxes(made_box(), work, LIMITS) as sandboxes:
             yield sandboxes
-    finally:
-        work.rmdir()  # noqa: ASYNC240 - as above

@@ -4,6 +4,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,17 +35,25 @@ def box() -> Box:
     return made_box()
 
 
-@pytest.fixture
-def work() -> Iterator[Path]:
-    """Yield a work folder that the spawner's root can reach.
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Yield an empty folder that the spawner's root can reach. Remove it, which fails if a mount or a file was left.
 
     That root is an ordinary user outside, so ``tmp_path`` does not work.
     """
     need_other_users()
     folder = Path(tempfile.mkdtemp(prefix="env-gateway-work-"))
     folder.chmod(0o755)
-    yield folder
-    folder.rmdir()  # fails if a mount or a file was left
+    try:
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    with work_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -448,7 +448,8 @@ async def test_a_worker_that_floods_its_log_stays_usable_and_its_log_stays_small
     text = await world.backend.logs(worker.id, lines=5)
     await world.backend.stop(worker.id)
 
-    assert text.splitlines()[-1].strip("x") in ("", "request GET /health")
+    # The flood, a request and the start write at the same time: any of their lines may be the last one.
+    assert text.splitlines()[-1].strip("x") in ("", "request GET /health", "the worker starts")
     assert len(text) < 2**16
     assert world.leftovers() == []
 

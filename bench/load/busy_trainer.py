@@ -1,4 +1,4 @@
-"""A trainer at the limits of its key, as a process: ``python -m bench.load.busy_trainer PORT KEY SESSIONS OPENERS``.
+"""A trainer at the limits of its key. Run it as ``python -m bench.load.busy_trainer PORT KEY TOOL SESSIONS OPENERS``.
 
 It holds all the sessions that its key may have and steps them without a pause. Many more of its openings wait all the
 time. On SIGTERM it deletes its sessions, prints the number of its calls, and ends.
@@ -22,16 +22,14 @@ READY = r"busy_with port=(\d+)"
 """Pattern of the line that it prints when it is at its limits."""
 CALLS = r"busy_calls=(\d+)"
 """Pattern of its last line."""
-TOOL = "echo_inline"
-"""Tool of both trainers: it needs no thread of the worker, which the tools of all sessions of one process share."""
 RETRY_S = (0.05, 0.15)
 """Shortest and longest pause of a waiting opener after a refusal. Equal pauses would send all retries together."""
 SETTLE_S = 0.3
 """Seconds until the first openings of all openers have arrived and wait."""
 
 
-async def run(address: Address, key: str, *, sessions: int, openers: int) -> None:
-    """Be busy until SIGTERM.
+async def run(address: Address, key: str, tool: str, *, sessions: int, openers: int) -> None:
+    """Be busy with *tool* until SIGTERM.
 
     Raises:
         WrongAnswer, OSError, ProtocolError: A session did not open, or a call failed.
@@ -41,7 +39,7 @@ async def run(address: Address, key: str, *, sessions: int, openers: int) -> Non
     counted, opened = [0], []
     try:
         for _ in range(sessions):
-            episode = Episode(await connect(address), key=key, tool=TOOL)
+            episode = Episode(await connect(address), key=key, tool=tool)
             opened.append(episode)
             await episode.create()
             await episode.prompt()
@@ -83,5 +81,5 @@ async def _open(address: Address, key: str) -> None:
 
 
 if __name__ == "__main__":
-    _port, _key, _sessions, _openers = sys.argv[1:]
-    uvloop.run(run(Address(port=int(_port)), _key, sessions=int(_sessions), openers=int(_openers)))
+    _port, _key, _tool, _sessions, _openers = sys.argv[1:]
+    uvloop.run(run(Address(port=int(_port)), _key, _tool, sessions=int(_sessions), openers=int(_openers)))

@@ -3,6 +3,9 @@
 The measured trainer plays whole episodes, one after the other. In turns it is alone, beside a busy trainer of the same
 gateway, and while the busy trainer uses a second gateway on the same machine. The second gateway shares only the CPUs
 with the first one, so the difference is the effect of sharing a gateway.
+
+The busy trainer steps all sessions that its key may have without a pause, so the limit of sessions decides how many of
+its calls run at once. All limits of `Plan.sessions` are measured.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +33,35 @@ from gateway.settings.keys import NO_LIMITS, KeyLimits, Role, add_key
 
 BOUND = 2.0
 """Largest ratio of a p99 beside a busy trainer to the p99 alone."""
+TOOLS = INLINE, IN_THREAD = "echo_inline", "echo"
+"""Tools of both trainers. The second one runs in a thread of the worker. All sessions of a shared worker share one
+interpreter, so it measures the worker too."""
 PLACES = ALONE, ELSEWHERE, BESIDE = "alone", "busy_elsewhere", "beside_a_busy_trainer"
+MEASURED = (
+    ("opens", "an opening, with its prompt", INLINE, "opens_s"),
+    ("calls", "a call", INLINE, "calls_s"),
+    ("calls_in_thread", "a call whose tool runs in a thread", IN_THREAD, "calls_s"),
+)
+"""Each row's name in the figures, its name for people, the tool of both trainers, and the field of `Samples`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Numbers of the measurement."""
 
-    rounds: int = 7
+    rounds: int = 5
     episodes: int = 150
     """Episodes of the measured trainer in each round."""
     calls: int = 4
     """Calls in each episode."""
-    sessions: int = 4
-    """Sessions that the busy trainer may have, and steps without a pause."""
+    sessions: tuple[int, ...] = (1, 2, 4)
+    """Numbers of sessions that the busy trainer may have, and steps without a pause."""
     openers: int = 100
     """Further openings of the busy trainer that wait all the time."""
     opens_per_s: float = 20.0
 
 
-QUICK = Plan(rounds=3, episodes=100)
+QUICK = Plan(rounds=3, episodes=100, sessions=(1,))
 
 
 @dataclass(slots=True)
@@ -57,6 +70,10 @@ class Samples:
 
     opens_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
+
+
+Found = dict[tuple[str, str, int], list[Samples]]
+"""The rounds, by tool, place, and number of the busy trainer's sessions, which is 0 if the measured one is alone."""
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
@@ -69,27 +86,33 @@ async def run(servers: Servers, plan: Plan) -> Report:
     path = servers.folder / "keys.json"
     variables = {"GATEWAY_KEYS_FILE": str(path)}
     measured = add_key(path, "measured", role=Role.TRAINER, limits=NO_LIMITS)
-    limits = KeyLimits(max_sessions=plan.sessions, opens_per_s=plan.opens_per_s, pool_share=0.5)
-    busy = add_key(path, "busy", role=Role.TRAINER, limits=limits)
+    busy = {sessions: _busy_key(path, sessions, plan) for sessions in plan.sessions}
     logs = (servers.folder / f"busy-{number}.log" for number in count())
-    found: dict[str, list[Samples]] = {place: [] for place in PLACES}
+    found: Found = defaultdict(list)
     calls = 0
     async with servers.running(GATEWAY, variables) as gateway, servers.running(GATEWAY, variables) as other:
-        await _episodes(gateway.address, measured, plan)  # warms up
-        for _ in range(plan.rounds):
-            found[ALONE].append(await _episodes(gateway.address, measured, plan))
-            for place, process in ((ELSEWHERE, other), (BESIDE, gateway)):
-                async with _busy(process.address, busy, plan, next(logs)) as trainer:
-                    found[place].append(await _episodes(gateway.address, measured, plan))
+        for tool in TOOLS:
+            await _episodes(gateway.address, measured, tool, plan)  # warms up
+        for tool in TOOLS * plan.rounds:
+            found[tool, ALONE, 0].append(await _episodes(gateway.address, measured, tool, plan))
+            for sessions, (place, process) in product(plan.sessions, ((ELSEWHERE, other), (BESIDE, gateway))):
+                arguments = (process.address.port, busy[sessions], tool, sessions, plan.openers)
+                async with _busy(arguments, next(logs)) as trainer:
+                    found[tool, place, sessions].append(await _episodes(gateway.address, measured, tool, plan))
                 calls += int(re.findall(busy_trainer.CALLS, trainer.output)[-1])
     return make_report(found, busy_calls=calls, plan=plan)
 
 
-async def _episodes(address: Address, key: str, plan: Plan) -> Samples:
+def _busy_key(path: Path, sessions: int, plan: Plan) -> str:
+    limits = KeyLimits(max_sessions=sessions, opens_per_s=plan.opens_per_s, pool_share=0.5)
+    return add_key(path, f"busy-{sessions}", role=Role.TRAINER, limits=limits)
+
+
+async def _episodes(address: Address, key: str, tool: str, plan: Plan) -> Samples:
     samples, clock = Samples(), time.perf_counter
     async with connections(address, 1) as (connection,):
         for _ in range(plan.episodes):
-            episode = Episode(connection, key=key, tool=busy_trainer.TOOL)
+            episode = Episode(connection, key=key, tool=tool)
             began_at = clock()
             await episode.create()
             await episode.prompt()
@@ -103,10 +126,9 @@ async def _episodes(address: Address, key: str, plan: Plan) -> Samples:
 
 
 @contextlib.asynccontextmanager
-async def _busy(address: Address, key: str, plan: Plan, log: Path) -> AsyncIterator[ServerProcess]:
+async def _busy(arguments: Sequence[object], log: Path) -> AsyncIterator[ServerProcess]:
     """Keep a busy trainer at its limits, in a process of its own: its load must not delay the measurement's clock."""
-    command = [sys.executable, "-m", busy_trainer.__name__]
-    command += [str(address.port), key, str(plan.sessions), str(plan.openers)]
+    command = [sys.executable, "-m", busy_trainer.__name__, *map(str, arguments)]
     process = ServerProcess(command, variables={}, ready=busy_trainer.READY, log=log)
     try:
         await process.start()
@@ -115,16 +137,21 @@ async def _busy(address: Address, key: str, plan: Plan, log: Path) -> AsyncItera
         await process.stop()
 
 
-def make_report(found: dict[str, list[Samples]], *, busy_calls: int, plan: Plan) -> Report:
+def make_report(found: Found, *, busy_calls: int, plan: Plan) -> Report:
     """Turn samples into a report. *busy_calls*: calls of the busy trainer in all rounds."""
     rows, goals = [], []
     figures: dict[str, Any] = {"plan": asdict(plan), "busy_calls": busy_calls}
-    for what, name in (("an opening, with its prompt", "opens"), ("a call", "calls")):
-        alone, elsewhere, beside = (_of(found[place], name) for place in PLACES)
+    for sessions, (name, what, tool, kind) in product(plan.sessions, MEASURED):
+        alone, elsewhere, beside = (
+            _of(found[tool, place, number], kind)
+            for place, number in ((ALONE, 0), (ELSEWHERE, sessions), (BESIDE, sessions))
+        )
         ratios = {"to_elsewhere": beside.p99_ms / elsewhere.p99_ms, "to_alone": beside.p99_ms / alone.p99_ms}
-        figures[name] = dict(zip(PLACES, map(asdict, (alone, elsewhere, beside)), strict=True)) | ratios
-        rows.append([what, *map(p50_p99, (alone, elsewhere, beside)), *(f"{ratio:.2f}" for ratio in ratios.values())])
-        said = f"p99 of {what} beside a trainer at its limits, divided by the p99"
+        measured = dict(zip(PLACES, map(asdict, (alone, elsewhere, beside)), strict=True))
+        figures.setdefault(name, {})[str(sessions)] = measured | ratios
+        times = map(p50_p99, (alone, elsewhere, beside))
+        rows.append([what, str(sessions), *times, *(f"{ratio:.2f}" for ratio in ratios.values())])
+        said = f"p99 of {what} beside a trainer whose key may have {sessions} sessions, divided by the p99"
         goals += [
             Goal(
                 id="tenants",
@@ -135,10 +162,10 @@ def make_report(found: dict[str, list[Samples]], *, busy_calls: int, plan: Plan)
             ),
             Goal(id="tenants", what=f"{said} alone", value=ratios["to_alone"], bound=BOUND),
         ]
-    title = "A trainer, and another one at the limits of its key, ms: p50 / p99"
-    head = ["", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]
+    title = "A trainer, and another one that steps all sessions of its key without a pause, ms: p50 / p99"
+    head = ["", "busy sessions", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]
     return Report(name="tenants", figures=figures, goals=goals, tables=[Table(title, head, rows)])
 
 
-def _of(rounds: list[Samples], name: str) -> Latencies:
-    return median_latencies([latencies(getattr(one, f"{name}_s")) for one in rounds])
+def _of(rounds: list[Samples], kind: str) -> Latencies:
+    return median_latencies([latencies(getattr(one, kind)) for one in rounds])

@@ -61,7 +61,7 @@ class Plan:
     opens_per_s: float = 20.0
 
 
-QUICK = Plan(rounds=3, episodes=100, sessions=(1,))
+QUICK = Plan(rounds=3, episodes=100, sessions=(1, 4))
 
 
 @dataclass(slots=True)

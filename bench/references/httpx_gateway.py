@@ -30,6 +30,8 @@ LIMITS = {"unlimited": UNLIMITED, "default": httpx.Limits(max_connections=100, m
 class HttpxExchange:
     """An answer received over httpx."""
 
+    is_whole = False
+
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
         self.status = response.status_code

@@ -135,7 +135,6 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note that a head begins."""
         self._in_head = True
-        self._count_head(0)
         super().on_message_begin()
         self.scope["gateway.connection"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
@@ -145,9 +144,11 @@ class BoundedHttp(HttpToolsProtocol):
         if not _is_served(version, self.headers):
             raise ValueError("the gateway does not serve such a request")
         self._in_head, self._in_body = False, True
-        self._count_head(0)
+        if self._head_bytes:
+            self._count_head(0)
         self._body_until = self.loop.time() + BODY_LEAST_S
-        self._stop_clock()
+        if self._head_timer is not None:
+            self._stop_clock()
         before = self.cycle
         super().on_headers_complete()
         # A copy: uvicorn appends trailers of a chunked body to its own list, and proxies that filter headers pass them.

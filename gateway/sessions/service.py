@@ -364,6 +364,7 @@ class TrackedResponse:
         self._outcome = "left"
         self._is_closed = False
         self.status = exchange.status
+        self.is_whole = exchange.is_whole
         # Headers that report faults are for operators, not for trainers.
         self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(FAULT_HEADERS)]
 

@@ -142,8 +142,9 @@ class Keyring:
         self._refused: object = None
         """Stamp of the last file that was refused."""
         self._listeners: list[Listener] = []
-        self.trainers: list[KnownKey] = []
-        self.operators: list[KnownKey] = []
+        self.trainers: Mapping[bytes, KnownKey] = {}
+        """The keys of trainers by their digests, and below those of operators."""
+        self.operators: Mapping[bytes, KnownKey] = {}
         self.has_file = False
         """True if there is a file. Every route then needs a key, so that revoking the last key opens nothing."""
         self.by_owner: Mapping[Owner, KeyLimits] = {}
@@ -155,7 +156,7 @@ class Keyring:
     def changed(self, listener: Listener) -> None:
         """Call *listener* now and after each change with the trainers and their environments (empty: all)."""
         self._listeners.append(listener)
-        listener({key.owner: key.limits.environments for key in self.trainers})
+        listener(self._environments())
 
     async def run(self) -> None:
         """Check every `POLL_S` seconds whether the file has changed, until cancelled."""
@@ -191,14 +192,17 @@ class Keyring:
                 raise ConfigError(f"{self._path}: the key {key.name!r} is in the settings too: revoke one of them")
             digest = bytes.fromhex(key.hash.removeprefix("sha256:"))
             known.append((key.role, KnownKey(Owner(key.name), digest, key.limits)))
-        self.trainers = [key for role, key in known if role is Role.TRAINER]
-        self.operators = [key for role, key in known if role is Role.OPERATOR]
+        self.trainers = {key.digest: key for role, key in known if role is Role.TRAINER}
+        self.operators = {key.digest: key for role, key in known if role is Role.OPERATOR}
         before = self.revoked | self.by_owner.keys()
-        self.by_owner = {key.owner: key.limits for key in self.trainers}
+        self.by_owner = {key.owner: key.limits for role, key in known if role is Role.TRAINER}
         self.revoked = before - self.by_owner.keys()
         self.has_file = keys is not None
         for listener in self._listeners:
-            listener({key.owner: key.limits.environments for key in self.trainers})
+            listener(self._environments())
+
+    def _environments(self) -> Mapping[Owner, tuple[str, ...]]:
+        return {owner: limits.environments for owner, limits in self.by_owner.items()}
 
 
 def digest_of(key: str) -> bytes:

@@ -262,6 +262,8 @@ async def told(
 class Whole:
     """A response whose complete body the gateway already holds."""
 
+    is_whole = True
+
     def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
         self.status = status
         self.headers = headers
@@ -285,6 +287,8 @@ class Whole:
 
 class _Stream(Whole, Generic[T]):
     """An event stream that waits for the outcome of a call, and ends with it."""
+
+    is_whole = False
 
     def __init__(
         self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float

@@ -50,6 +50,7 @@ class RelayExchange:
         self._connection: Http1Connection | None = connection
         self.status = connection.status
         self.headers: Headers = connection.headers
+        self.is_whole = connection.is_complete
 
     @property
     def faults(self) -> tuple[Fault, ...]:

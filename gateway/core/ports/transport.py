@@ -38,6 +38,8 @@ class Exchange(Protocol):
     status: int
     headers: Headers
     """As received, with names in lower case, without framing and connection headers."""
+    is_whole: bool
+    """True if the whole body arrived together with the head, so that `read` neither waits nor fails."""
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -330,6 +330,9 @@ class OrsFrontend:
             await self._copy_whole(exchange, name, send)
             return
         await send({"type": "http.response.start", "status": exchange.status, "headers": list(exchange.headers)})
+        if exchange.is_whole:  # most tools are fast: this saves the parts of a stream
+            await send({"type": "http.response.body", "body": await exchange.read(MAX_ANSWER_BYTES)})
+            return
         try:
             async with asyncio.timeout_at(deadline):
                 async for chunk in exchange.chunks():

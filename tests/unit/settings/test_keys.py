@@ -36,7 +36,7 @@ def gateway(*words: str, state: Path, **variables: str) -> subprocess.CompletedP
 
 
 def owners(keys: Keyring) -> Mapping[str, str]:
-    return {str(key.owner): key.digest.hex() for key in keys.trainers}
+    return {str(key.owner): key.digest.hex() for key in keys.trainers.values()}
 
 
 # -- the file -------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ async def test_the_keyring_follows_the_file(tmp_path: Path) -> None:
     bobs = digest_of("bobs-key-1234").hex()
     assert before == ({"bob": bobs}, False)
     assert after == {"bob": bobs, "alice": digest_of(key).hex()}
-    assert [one.digest for one in keys.operators] == [digest_of(ops)]
+    assert list(keys.operators) == [digest_of(ops)]
     assert keys.has_file
     assert keys.by_owner[Owner("alice")].max_sessions == 3
     assert told == [{"bob": ()}, {"bob": (), "alice": ("math",)}]

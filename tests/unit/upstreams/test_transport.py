@@ -163,6 +163,17 @@ async def test_a_body_is_read_completely_with_every_framing(
         assert in_use(relay) == 0
 
 
+async def test_a_body_that_arrives_with_its_head_is_whole(relay: HttpTransport, serve: Serve) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-session-faults: []\r\n\r\n"
+    async with serve(answering(answer)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+
+        assert exchange.is_whole
+        assert await exchange.read(100) == b"abc"
+        await exchange.aclose()
+        assert in_use(relay) == 0
+
+
 async def test_a_body_without_framing_ends_when_its_connection_closes(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", then=close)) as server:
         assert await ask(relay, server) == (200, b"until the end")
@@ -225,6 +236,7 @@ async def test_pieces_of_a_body_arrive_as_soon_as_they_are_written(relay: HttpTr
         first = await anext(pieces)
         go_on.set()
 
+        assert not exchange.is_whole
         assert first + b"".join([piece async for piece in pieces]) == b"onetwo"
         assert first == b"one"
         await exchange.aclose()

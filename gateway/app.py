@@ -227,6 +227,7 @@ class Gateway:
             catalog=catalog,
             cache=cache,
             closer=self.closer,
+            keys=self.keys,
             metrics=self.metrics,
         )
         self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)

@@ -4,8 +4,8 @@ The measured trainer plays whole episodes, one after the other. In turns it is a
 gateway, and while the busy trainer uses a second gateway on the same machine. The second gateway shares only the CPUs
 with the first one, so the difference is the effect of sharing a gateway.
 
-The busy trainer steps all sessions that its key may have without a pause, so the limit of sessions decides how many of
-its calls run at once. All limits of `Plan.sessions` are measured.
+The busy trainer steps all sessions that its key may have without a pause. So the limit of sessions decides how many of
+its calls run at once, and the limit of calls how often. All limits of `Plan.busy` are measured.
 """
 
 from __future__ import annotations
@@ -45,6 +45,20 @@ MEASURED = (
 """Each row's name in the figures, its name for people, the tool of both trainers, and the field of `Samples`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The limits of a busy trainer's key."""
+
+    sessions: int
+    """Number of sessions that it may have, and steps without a pause."""
+    calls_per_s: float = 0.0
+    """Calls per second; 0: no limit."""
+
+    def __str__(self) -> str:
+        sessions = "1 session" if self.sessions == 1 else f"{self.sessions} sessions"
+        return f"{sessions} and {self.calls_per_s:g} calls/s" if self.calls_per_s else sessions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Numbers of the measurement."""
@@ -54,14 +68,13 @@ class Plan:
     """Episodes of the measured trainer in each round."""
     calls: int = 4
     """Calls in each episode."""
-    sessions: tuple[int, ...] = (1, 2, 4)
-    """Numbers of sessions that the busy trainer may have, and steps without a pause."""
+    busy: tuple[Busy, ...] = (Busy(1), Busy(2), Busy(4), Busy(4, 1000), Busy(16, 1000))
     openers: int = 100
     """Further openings of the busy trainer that wait all the time."""
     opens_per_s: float = 20.0
 
 
-QUICK = Plan(rounds=3, episodes=100, sessions=(1, 4))
+QUICK = Plan(rounds=3, episodes=100, busy=(Busy(1), Busy(4), Busy(4, 1000)))
 
 
 @dataclass(slots=True)
@@ -72,8 +85,8 @@ class Samples:
     calls_s: list[float] = field(default_factory=list)
 
 
-Found = dict[tuple[str, str, int], list[Samples]]
-"""The rounds, by tool, place, and number of the busy trainer's sessions, which is 0 if the measured one is alone."""
+Found = dict[tuple[str, str, Busy | None], list[Samples]]
+"""The rounds, by tool, place, and busy trainer, which is None if the measured one is alone."""
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
@@ -86,7 +99,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
     path = servers.folder / "keys.json"
     variables = {"GATEWAY_KEYS_FILE": str(path)}
     measured = add_key(path, "measured", role=Role.TRAINER, limits=NO_LIMITS)
-    busy = {sessions: _busy_key(path, sessions, plan) for sessions in plan.sessions}
+    keys = {busy: _busy_key(path, busy, plan) for busy in plan.busy}
     logs = (servers.folder / f"busy-{number}.log" for number in count())
     found: Found = defaultdict(list)
     calls = 0
@@ -94,18 +107,20 @@ async def run(servers: Servers, plan: Plan) -> Report:
         for tool in TOOLS:
             await _episodes(gateway.address, measured, tool, plan)  # warms up
         for tool in TOOLS * plan.rounds:
-            found[tool, ALONE, 0].append(await _episodes(gateway.address, measured, tool, plan))
-            for sessions, (place, process) in product(plan.sessions, ((ELSEWHERE, other), (BESIDE, gateway))):
-                arguments = (process.address.port, busy[sessions], tool, sessions, plan.openers)
+            found[tool, ALONE, None].append(await _episodes(gateway.address, measured, tool, plan))
+            for busy, (place, process) in product(plan.busy, ((ELSEWHERE, other), (BESIDE, gateway))):
+                arguments = (process.address.port, keys[busy], tool, busy.sessions, plan.openers)
                 async with _busy(arguments, next(logs)) as trainer:
-                    found[tool, place, sessions].append(await _episodes(gateway.address, measured, tool, plan))
+                    found[tool, place, busy].append(await _episodes(gateway.address, measured, tool, plan))
                 calls += int(re.findall(busy_trainer.CALLS, trainer.output)[-1])
     return make_report(found, busy_calls=calls, plan=plan)
 
 
-def _busy_key(path: Path, sessions: int, plan: Plan) -> str:
-    limits = KeyLimits(max_sessions=sessions, opens_per_s=plan.opens_per_s, pool_share=0.5)
-    return add_key(path, f"busy-{sessions}", role=Role.TRAINER, limits=limits)
+def _busy_key(path: Path, busy: Busy, plan: Plan) -> str:
+    limits = KeyLimits(
+        max_sessions=busy.sessions, opens_per_s=plan.opens_per_s, calls_per_s=busy.calls_per_s, pool_share=0.5
+    )
+    return add_key(path, f"busy-{busy.sessions}-{busy.calls_per_s:g}", role=Role.TRAINER, limits=limits)
 
 
 async def _episodes(address: Address, key: str, tool: str, plan: Plan) -> Samples:
@@ -141,17 +156,17 @@ def make_report(found: Found, *, busy_calls: int, plan: Plan) -> Report:
     """Turn samples into a report. *busy_calls*: calls of the busy trainer in all rounds."""
     rows, goals = [], []
     figures: dict[str, Any] = {"plan": asdict(plan), "busy_calls": busy_calls}
-    for sessions, (name, what, tool, kind) in product(plan.sessions, MEASURED):
+    for busy, (name, what, tool, kind) in product(plan.busy, MEASURED):
         alone, elsewhere, beside = (
-            _of(found[tool, place, number], kind)
-            for place, number in ((ALONE, 0), (ELSEWHERE, sessions), (BESIDE, sessions))
+            _of(found[tool, place, trainer], kind)
+            for place, trainer in ((ALONE, None), (ELSEWHERE, busy), (BESIDE, busy))
         )
         ratios = {"to_elsewhere": beside.p99_ms / elsewhere.p99_ms, "to_alone": beside.p99_ms / alone.p99_ms}
         measured = dict(zip(PLACES, map(asdict, (alone, elsewhere, beside)), strict=True))
-        figures.setdefault(name, {})[str(sessions)] = measured | ratios
+        figures.setdefault(name, {})[str(busy)] = measured | ratios
         times = map(p50_p99, (alone, elsewhere, beside))
-        rows.append([what, str(sessions), *times, *(f"{ratio:.2f}" for ratio in ratios.values())])
-        said = f"p99 of {what} beside a trainer whose key may have {sessions} sessions, divided by the p99"
+        rows.append([what, str(busy), *times, *(f"{ratio:.2f}" for ratio in ratios.values())])
+        said = f"p99 of {what} beside a trainer whose key may have {busy}, divided by the p99"
         goals += [
             Goal(
                 id="tenants",
@@ -163,7 +178,7 @@ def make_report(found: Found, *, busy_calls: int, plan: Plan) -> Report:
             Goal(id="tenants", what=f"{said} alone", value=ratios["to_alone"], bound=BOUND),
         ]
     title = "A trainer, and another one that steps all sessions of its key without a pause, ms: p50 / p99"
-    head = ["", "busy sessions", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]
+    head = ["", "its limits", "alone", "busy elsewhere", "beside", "p99 to elsewhere", "p99 to alone"]
     return Report(name="tenants", figures=figures, goals=goals, tables=[Table(title, head, rows)])
 
 

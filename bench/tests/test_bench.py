@@ -549,14 +549,15 @@ async def test_each_server_is_measured_by_calls_footprint_and_openings() -> None
 
 
 async def test_a_trainer_is_measured_beside_another_one_at_its_limits() -> None:
+    limits = tenants.Busy(1), tenants.Busy(2, 100.0)
     async with servers() as made:
-        found = await tenants.run(made, tenants.Plan(rounds=1, episodes=3, openers=5, sessions=(1, 2)))
+        found = await tenants.run(made, tenants.Plan(rounds=1, episodes=3, openers=5, busy=limits))
 
     assert [goal.is_goal for goal in found.goals] == [False, True] * 6
     assert found.figures["busy_calls"] > 0
     for name, count in (("opens", 3), ("calls", 12), ("calls_in_thread", 12)):
-        for sessions in ("1", "2"):
-            assert all(found.figures[name][sessions][place]["count"] == count for place in tenants.PLACES)
+        for busy in ("1 session", "2 sessions and 100 calls/s"):
+            assert all(found.figures[name][busy][place]["count"] == count for place in tenants.PLACES)
 
 
 @pytest.mark.docker

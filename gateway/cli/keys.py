@@ -29,6 +29,7 @@ def add(
     max_sessions: Annotated[int, typer.Option(help="Most sessions at the same time; 0: no limit.")] = 0,
     pool_share: Annotated[float, typer.Option(help="Most of each environment's slots, from above 0 to 1.")] = 1.0,
     opens_per_s: Annotated[float, typer.Option(help="Most openings per second on average; 0: no limit.")] = 0.0,
+    calls_per_s: Annotated[float, typer.Option(help="Most calls per second in one replica; 0: no limit.")] = 0.0,
     max_held_bytes: Annotated[
         int, typer.Option(help="Most bytes of its requests in one replica; 0: GATEWAY_MAX_HELD_BYTES_PER_KEY.")
     ] = 0,
@@ -50,6 +51,7 @@ def add(
             max_sessions=max_sessions,
             pool_share=pool_share,
             opens_per_s=opens_per_s,
+            calls_per_s=calls_per_s,
             max_held_bytes=max_held_bytes,
             environments=tuple(one.strip() for one in environments.split(",") if one.strip()),
         )

@@ -185,8 +185,8 @@ class PoolExhausted(GatewayError):
         self.retry_after_s = retry_after_s
 
 
-class TaskRateLimited(GatewayError):
-    """The task was started as often as its rate limit allows; retry after ``retry_after_s`` seconds."""
+class RateLimited(GatewayError):
+    """The rate limit of a task's starts, or of a key's calls, is reached; retry after ``retry_after_s`` seconds."""
 
     code = "rate_limited"
     retryable = True

@@ -30,7 +30,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.WrongEnvironment: 400,
     errors.TaskInvalid: 400,
     errors.TaskExists: 409,
-    errors.TaskRateLimited: 429,
+    errors.RateLimited: 429,
     errors.CallConflict: 409,
     errors.NotAllowed: 401,
     errors.NotPermitted: 403,
@@ -65,7 +65,7 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.CallConflict: 400,
     errors.SessionExists: 500,
     errors.SessionClosed: 404,  # AReaL has no 410; ``detail`` states the reason
-    errors.TaskRateLimited: 503,
+    errors.RateLimited: 503,
     errors.TooManyBytes: 503,
     errors.EnvironmentUnavailable: 500,  # in AReaL 503 means "no capacity"
     errors.StoreUnavailable: 500,
@@ -149,7 +149,7 @@ def marks(error: errors.GatewayError) -> dict[str, str]:
 
 def retry_after_s(error: errors.GatewayError) -> int | None:
     """Return the seconds after which the trainer should retry. None: a retry does not help."""
-    if isinstance(error, errors.TaskRateLimited):  # an exact delay, not an estimate
+    if isinstance(error, errors.RateLimited):  # an exact delay, not an estimate
         return math.ceil(error.retry_after_s) + random.randint(0, 1)
     estimate_s = error.retry_after_s if isinstance(error, (errors.PoolExhausted, errors.EnvironmentUnavailable)) else 0
     if estimate_s > 0:

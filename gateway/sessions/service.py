@@ -32,14 +32,15 @@ from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, EpisodeRequest, Session
 from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
+from gateway.sessions.call_rates import CallRates
 from gateway.sessions.closing import SessionCloser, log_faults
 from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.turns import TurnCounter, without_reward
+from gateway.settings.keys import Keyring
 
 T = TypeVar("T")
-
 DRAIN_PAUSE_S = 0.02
 
 
@@ -145,6 +146,7 @@ class CallParts:
         catalog: Catalog,
         cache: SessionCache,
         closer: SessionCloser,
+        keys: Keyring,
         metrics: Metrics,
     ) -> None:
         """*frames*: the upstream for sessions whose workers speak OpenEnv."""
@@ -152,6 +154,8 @@ class CallParts:
         self.frames = frames
         self.catalog = catalog
         self.cache = cache
+        self.keys = keys
+        self.rates = CallRates()
         self.metrics = metrics
         self.reasons = FailureReasons(store=store, cache=cache, closer=closer)
         self.turns = TurnCounter(store)
@@ -167,6 +171,7 @@ class ActiveSession:
         UpstreamTimeout: The call took longer than *within_s* seconds. It may continue in the worker.
         UpstreamGone: The worker is gone. Only if ``sent`` is False is it certain that nothing ran.
         UpstreamError: The worker failed.
+        RateLimited: The key's limit of calls per second lets no call start in time. Nothing ran.
     """
 
     __slots__ = ("_cached", "_parts")
@@ -299,10 +304,20 @@ class ActiveSession:
     async def _run_once(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
         call = Call(self._cached, operation, self._parts)
         try:
+            if operation == "call" and (per_s := self._parts.keys.calls_per_s.get(self.session.owner)):
+                await self._wait(call, per_s)
             return await run(call)
         except BaseException as error:
             await call.fail(error)
             raise
+
+    async def _wait(self, call: Call, per_s: float) -> None:
+        """Wait for the call's time, at most until the session ends. The session stays busy meanwhile."""
+        try:
+            with CallScope(call.cached.watchers, None):
+                await asyncio.sleep(self._parts.rates.book(self.session.owner, per_s, self._cached.environment))
+        except Interrupted:
+            raise await self._parts.reasons.of_end(call.cached) from None
 
 
 class Call:

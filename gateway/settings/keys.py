@@ -60,6 +60,9 @@ class KeyLimits(BaseModel):
     opens_per_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Openings per second on average, over all replicas; one second's number may come at once. Further openings wait.
     0: no limit."""
+    calls_per_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Calls of tools per second in one replica, in all sessions of the key. Calls start at even intervals, and wait for
+    their time. 0: no limit."""
     max_held_bytes: int = Field(default=0, ge=0)
     """Maximum number of bytes that the requests of this key hold in one replica. 0: ``max_held_bytes_per_key``."""
     environments: tuple[str, ...] = ()
@@ -149,6 +152,8 @@ class Keyring:
         """True if there is a file. Every route then needs a key, so that revoking the last key opens nothing."""
         self.by_owner: Mapping[Owner, KeyLimits] = {}
         """The limits of each trainer's key."""
+        self.calls_per_s: Mapping[Owner, float] = {}
+        """The limits of calls per second of the keys that have one."""
         self.revoked: frozenset[Owner] = frozenset()
         """Trainers whose keys are gone since the start. A WebSocket that such a key opened may still be open."""
         self._take(read_keys(path) if path is not None and self._stamp is not None else None)
@@ -196,6 +201,7 @@ class Keyring:
         self.operators = {key.digest: key for role, key in known if role is Role.OPERATOR}
         before = self.revoked | self.by_owner.keys()
         self.by_owner = {key.owner: key.limits for role, key in known if role is Role.TRAINER}
+        self.calls_per_s = {owner: limits.calls_per_s for owner, limits in self.by_owner.items() if limits.calls_per_s}
         self.revoked = before - self.by_owner.keys()
         self.has_file = keys is not None
         for listener in self._listeners:

@@ -18,7 +18,7 @@ from envserver.generic.task import schema_problems
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
+from gateway.core.errors import RateLimited, StoreUnavailable, TaskExists, TaskInvalid, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import BundleStamp, StoredTask, TaskStore
 from gateway.tasks.documents import compact
@@ -194,7 +194,7 @@ class RuntimeTasks:
         """Take one of the starts that the task's ``rate_limit`` allows for all replicas and trainers together.
 
         Raises:
-            TaskRateLimited: No start is left now. The error has the seconds until the next start.
+            RateLimited: No start is left now. The error has the seconds until the next start.
             TaskInvalid: The ``rate_limit`` is malformed.
             StoreUnavailable: The store does not answer.
         """
@@ -210,7 +210,7 @@ class RuntimeTasks:
         key = f"{environment} {name} {starts}/{per_s!r}"
         left_s = await self._store.take(key, starts=starts, per_s=per_s)
         if left_s > 0:
-            raise TaskRateLimited(
+            raise RateLimited(
                 f"the task {name[:200]!r} may begin {starts} times in {per_s:g} s; again in {left_s:.1f} s",
                 retry_after_s=left_s,
             )

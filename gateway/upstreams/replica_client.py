@@ -124,7 +124,7 @@ def proof_header(proof: str) -> tuple[bytes, bytes]:
 _EXTRA: Final[Mapping[type[GatewayError], str]] = {
     errors.SessionClosed: "reason",
     errors.TaskInvalid: "problems",
-    errors.TaskRateLimited: "retry_after_s",
+    errors.RateLimited: "retry_after_s",
     errors.PoolExhausted: "retry_after_s",
     errors.EnvironmentUnavailable: "retry_after_s",
     errors.StartFailed: "reason",

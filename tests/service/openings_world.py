@@ -203,7 +203,7 @@ class World:
         metrics = Metrics()
         self.catalog = Catalog(self.environments)
         self.closer = SessionCloser(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
-        waiting = AdmissionGate()
+        waiting, keys = AdmissionGate(), Keyring({})
         self.cache = cache = SessionCache(watched, self.catalog, patience_s=patience_s)
         self.queries = WorkerQueries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
         opener = SessionOpener(
@@ -215,7 +215,7 @@ class World:
             patience_s=patience_s,
             waiting=waiting,
             tickets=_NoTickets(),
-            keys=Keyring({}),
+            keys=keys,
         )
         calls_in_sessions = CallParts(
             store=watched,
@@ -224,6 +224,7 @@ class World:
             catalog=self.catalog,
             cache=cache,
             closer=self.closer,
+            keys=keys,
             metrics=metrics,
         )
         self.sessions = Sessions(

@@ -38,6 +38,10 @@ class Tenants:
         body = {"env_name": env, "task_spec": {"question": "1+1"}}
         return await self.here.http.post("/create", json=body, headers=self.headers(owner, sid) | headers)
 
+    async def call(self, owner: str, sid: str = "one") -> httpx.Response:
+        body = {"name": "go_on", "input": {}}
+        return await self.here.http.post("/math/call", json=body, headers=self.headers(owner, sid))
+
     async def delete(self, owner: str, sid: str = "one") -> None:
         answer = await self.here.http.post("/delete", headers=self.headers(owner, sid))
         assert answer.status_code == 200, answer.text
@@ -109,6 +113,43 @@ async def test_openings_beyond_the_rate_of_a_key_wait_or_are_refused_with_the_ti
     assert (first.status_code, second.status_code, other.status_code) == (200, 429, 200)
     assert int(second.headers["retry-after"]) > 0
     assert "'slow'" in second.json()["detail"]
+
+
+async def test_calls_beyond_the_rate_of_a_key_wait_and_no_call_of_another_key_waits_behind_them(tmp_path: Path) -> None:
+    one = environment(max_workers=1, call_s=120.0)
+    async with tenants(tmp_path, one, fast=KeyLimits(calls_per_s=0.01), calm=NO_LIMITS) as here:
+        for owner in ("fast", "calm"):
+            assert (await here.create(owner, "a")).status_code == 200
+        assert (await here.call("fast", "a")).status_code == 200
+        async with under_way(here.call("fast", "a")) as (waiting,):
+            for _ in range(20):
+                assert (await here.call("calm", "a")).status_code == 200
+            assert not waiting.done(), "it starts after 100 s"
+            await here.delete("fast", "a")
+            ended = await waiting
+        ran = here.here.stack.backend.only.ran
+
+    assert ended.status_code == 404, "the end of its session ends the wait"
+    assert ran == ["go_on"] * 21
+
+
+async def test_a_call_that_would_wait_too_long_is_refused_with_the_time_and_does_not_run(tmp_path: Path) -> None:
+    one = environment(max_workers=1, call_s=5.0)
+    async with tenants(tmp_path, one, fast=KeyLimits(calls_per_s=0.01)) as here:
+        assert (await here.create("fast", "a")).status_code == 200
+        first, second = await here.call("fast", "a"), await here.call("fast", "a")
+        async with here.here.client("math", additional_headers=here.headers("fast")) as client:
+            await client.ask("reset")
+            framed = await client.step()
+            state = await client.ask("state")
+        ran = here.here.stack.backend.only.ran
+
+    assert (first.status_code, second.status_code, second.json()["code"]) == (200, 429, "rate_limited")
+    assert int(second.headers["retry-after"]) > 5
+    assert "'fast' may make 0.01 calls a second" in second.json()["detail"]
+    assert (framed["type"], framed["data"]["retry_after_s"] > 5) == ("error", True), framed
+    assert state["type"] == "state", "the episode goes on"
+    assert ran == ["go_on"]
 
 
 async def test_a_key_has_a_budget_of_bytes_of_its_own(tmp_path: Path) -> None:

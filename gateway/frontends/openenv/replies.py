@@ -23,13 +23,13 @@ from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
     PoolExhausted,
+    RateLimited,
     SessionClosed,
     SessionError,
     SessionFailed,
     SessionNotFound,
     StoreUnavailable,
     TaskInvalid,
-    TaskRateLimited,
     UpstreamGone,
 )
 from gateway.core.json_text import dump
@@ -251,7 +251,7 @@ async def refusal(error: GatewayError, environment: Environment, store: WorkerSt
         return FrameError(
             Code.FACTORY_ERROR, message, status=status, closes=True, factory_name=environment.name, **marks(error)
         )
-    if isinstance(error, TaskRateLimited):
+    if isinstance(error, RateLimited):
         again = marks(error)
         message = f"{error.detail}; again in {again['retry_after_s']} s"
         return FrameError(Code.EXECUTION_ERROR, message, status=status, **again)

@@ -42,8 +42,8 @@ def made(kind: type[GatewayError]) -> GatewayError:
             return errors.UpstreamGone("gone", sent=True)
         case errors.TaskInvalid:
             return errors.TaskInvalid([("config.x", "is wrong")])
-        case errors.TaskRateLimited:
-            return errors.TaskRateLimited("too often", retry_after_s=3.5)
+        case errors.RateLimited:
+            return errors.RateLimited("too often", retry_after_s=3.5)
     return kind("it went wrong")
 
 
@@ -84,7 +84,7 @@ def test_the_tables_name_only_errors_of_the_hierarchy() -> None:
         (errors.UnknownTask, 404),
         (errors.UnknownSplit, 404),
         (errors.CallConflict, 400),
-        (errors.TaskRateLimited, 503),
+        (errors.RateLimited, 503),
         (errors.SessionExists, 500),
         (errors.SessionNotFound, 404),
         (errors.SessionClosed, 404),
@@ -111,7 +111,7 @@ def test_areal_clients_get_one_of_five_statuses(kind: type[GatewayError], status
         (errors.WrongEnvironment, 400, 400),
         (errors.TaskInvalid, 400, 400),
         (errors.TaskExists, 409, 409),
-        (errors.TaskRateLimited, 429, 429),
+        (errors.RateLimited, 429, 429),
         (errors.CallConflict, 409, 409),
         (errors.NotAllowed, 401, 401),
         (errors.SessionExists, 400, 400),
@@ -141,7 +141,7 @@ def test_an_error_without_a_row_in_the_table_has_the_status_of_its_ancestor() ->
 def test_only_a_retryable_error_has_a_retry_after_header(kind: type[GatewayError]) -> None:
     header = [pair for pair in headers_of(made(kind)) if pair[0] == b"retry-after"]
 
-    if kind is errors.TaskRateLimited:
+    if kind is errors.RateLimited:
         assert header in ([(b"retry-after", b"4")], [(b"retry-after", b"5")])
     elif kind.retryable:
         [(name, value)] = header

@@ -20,7 +20,7 @@ from gateway.core.environment import (
     TaskSpec,
     UpstreamKind,
 )
-from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, UnknownSplit, UnknownTask
+from gateway.core.errors import InvalidRequest, RateLimited, TaskInvalid, UnknownSplit, UnknownTask
 from gateway.core.ids import WorkerId
 from gateway.core.session import SessionSetup
 from gateway.core.worker import Worker, WorkerTasks
@@ -218,7 +218,7 @@ async def test_rate_limits_apply_to_all_tasks_except_an_images_own(
     await admit(found, where, setup)
 
     if is_limited:
-        with pytest.raises(TaskRateLimited):
+        with pytest.raises(RateLimited):
             await admit(found, where, setup)
     else:
         await admit(found, where, setup)

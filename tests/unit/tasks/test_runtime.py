@@ -15,10 +15,10 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, Isolation, Split, SplitType
 from gateway.core.errors import (
     InvalidRequest,
+    RateLimited,
     StoreUnavailable,
     TaskExists,
     TaskInvalid,
-    TaskRateLimited,
     UnknownSplit,
     UnknownTask,
     WrongEnvironment,
@@ -434,7 +434,7 @@ async def test_a_task_starts_only_as_often_as_its_limit_allows(tasks: RuntimeTas
 
     await tasks.admit(limited, MATH)
     await tasks.admit(limited, MATH)
-    with pytest.raises(TaskRateLimited, match="'a' may begin 2 times in 60 s") as refusal:
+    with pytest.raises(RateLimited, match="'a' may begin 2 times in 60 s") as refusal:
         await tasks.admit(limited, MATH)
 
     assert 0 < refusal.value.retry_after_s <= 60
@@ -448,7 +448,7 @@ async def test_the_limit_applies_across_replicas_and_ends_after_its_time() -> No
     limited = task("a", rate_limit={"starts": 1, "per_s": 0.5})
     await replica(store).admit(limited, MATH)
 
-    with pytest.raises(TaskRateLimited):
+    with pytest.raises(RateLimited):
         await replica(store).admit(limited, MATH)
     clock.advance(0.51)
 
@@ -471,5 +471,5 @@ async def test_an_inline_task_with_the_same_id_does_not_relax_the_limit(tasks: R
     await tasks.admit(task("a", rate_limit={"starts": 1, "per_s": 3600}), MATH)
     await tasks.admit(task("a", rate_limit={"starts": 9, "per_s": 1}), MATH)
 
-    with pytest.raises(TaskRateLimited):
+    with pytest.raises(RateLimited):
         await tasks.admit(task("a", rate_limit={"starts": 1, "per_s": 3600}), MATH)

@@ -90,8 +90,8 @@ def made(kind: type[GatewayError]) -> GatewayError:
             return errors.WorkerFull("full", capacity=3)
         case errors.TaskInvalid:
             return errors.TaskInvalid([("config.x", "is wrong"), ("", "too large")], where="tasks[3]")
-        case errors.TaskRateLimited:
-            return errors.TaskRateLimited("too often", retry_after_s=3.5)
+        case errors.RateLimited:
+            return errors.RateLimited("too often", retry_after_s=3.5)
     return kind('it "went" wrong: é 😀 \ud800')
 
 

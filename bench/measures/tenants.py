@@ -68,7 +68,7 @@ class Plan:
     """Episodes of the measured trainer in each round."""
     calls: int = 4
     """Calls in each episode."""
-    busy: tuple[Busy, ...] = (Busy(1), Busy(2), Busy(4), Busy(4, 1000), Busy(16, 1000))
+    busy: tuple[Busy, ...] = (Busy(1), Busy(2), Busy(4), Busy(4, 1000), Busy(16, 500))
     openers: int = 100
     """Further openings of the busy trainer that wait all the time."""
     opens_per_s: float = 20.0

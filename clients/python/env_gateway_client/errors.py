@@ -112,9 +112,9 @@ class TooManyBytes(Unavailable):
 
 
 class RateLimited(Unavailable):
-    """Trainers started the task as often as its rate limit allows."""
+    """Trainers started the task, or the key called tools, as often as the limit allows. Nothing ran."""
 
-    fix = "play another task, or try again after retry_after_s seconds"
+    fix = "play another task, call more slowly, or try again after retry_after_s seconds"
 
 
 class StartFailed(Unavailable):

@@ -185,17 +185,13 @@ class _Refusals:
 def _take_key(scope: Scope) -> tuple[str, Scope]:
     """Return the key and the scope without it. Without a key in the request, the key is ``""``."""
     path: str = scope["path"]
-    others, given = [], b""
-    for pair in scope["headers"]:
-        if pair[0] not in _KEY_HEADERS:
-            others.append(pair)
-        elif not given:
-            given = pair[1].strip(b" \t")
+    others = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
     is_in_path = path.startswith(_KEY_PATHS)
     if len(others) == len(scope["headers"]) and not is_in_path:
         return "", scope
+    given = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value.strip()]
     inner = {**scope, "headers": others}
-    key = given.decode("latin-1")
+    key = given[0].decode("latin-1").strip(_BLANKS) if given else ""
     if key[:7].lower() == "bearer ":
         key = key[7:].strip(_BLANKS)
     if is_in_path:

@@ -66,7 +66,7 @@ class Tunnel:
         return len(self._channels)
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve *listener* until `drain`, which closes it."""
+        """Accept connections on *listener* and relay them to workers' sockets, until `drain` closes it."""
         _keep_alive(listener)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Near(_Channel(self)),

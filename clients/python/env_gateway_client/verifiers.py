@@ -89,7 +89,7 @@ class GatewayTaskset(vf.Taskset[GatewayTask, GatewayConfig]):
 
 
 class GatewayEnvConfig(vf.EnvConfig):
-    """The section ``[env]``."""
+    """The section ``[env]`` of verifiers' configuration of an evaluation: the settings of the model that plays."""
 
     player: vf.AgentConfig = vf.AgentConfig()
 

@@ -141,7 +141,10 @@ class DeathWatcher:
             self._ooms[id].set()
 
     def expect_looks(self) -> None:
-        """Connect before the first query of a state, as this engine may send an ``oom`` event late or never."""
+        """Open the connections for inspecting dead containers, so that the first inspection need not wait for one.
+
+        Needed for engines that may send an ``oom`` event late or never: then only an inspection shows the reason.
+        """
         self._looker.warm()
 
     async def _tell_why(self, ended: ContainerEnd) -> None:

@@ -153,7 +153,7 @@ def _use(client: APIClient, id: WorkerId) -> Use:
 
 
 def use_of(stats: Mapping[str, Any]) -> Use:
-    """Read the engine's statistics. Memory excludes droppable file cache, as in ``docker stats``."""
+    """Return memory and processes of a container from its statistics. Memory excludes the droppable file cache."""
     memory, pids = stats.get("memory_stats") or {}, stats.get("pids_stats") or {}
     usage, details = memory.get("usage"), memory.get("stats") or {}
     droppable = details.get("total_inactive_file", details.get("inactive_file", 0))

@@ -23,7 +23,7 @@ LISTED_MAX: Final = 100_000
 
 
 class CurriculumIndices:
-    """Finds the splits of curricula, their handles and the tasks of handles."""
+    """Lists the splits of curricula and their handles, and draws a task for a handle."""
 
     def __init__(self, curricula: Curricula) -> None:
         self._curricula = curricula

@@ -43,6 +43,7 @@ from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
 from gateway.frontends.asgi import FrontendParts
 from gateway.frontends.auth import Authenticator
+from gateway.frontends.nemo.app import NemoFrontend
 from gateway.frontends.openenv.app import OpenEnvFrontend
 from gateway.frontends.ors.app import OrsFrontend
 from gateway.frontends.replicas import ReplicaFrontend
@@ -433,6 +434,7 @@ class Gateway:
             ),
             openenv=OpenEnvFrontend(parts, secret=secret),
             areal=self.areal,
+            nemo=NemoFrontend(parts, secret=secret),
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )

@@ -41,11 +41,15 @@ ADMIN_SEGMENTS: Final = frozenset(("healthz", "readyz", "metrics", "admin"))
 AREAL_SEGMENTS: Final = frozenset(("areal", "api"))
 """First path segments of AReaL's frontend."""
 OPENENV_SEGMENT: Final = "openenv"
+NEMO_SEGMENT: Final = "nemo"
+"""First path segment of NeMo Gym's resources servers."""
 REPLICA_SEGMENT: Final = "peers"
 """First path segment of requests between replicas."""
 KEY_SEGMENT: Final = "k"
 """``/k/{key}/…``: the key of a client that cannot send headers."""
-GATEWAY_SEGMENTS: Final = ADMIN_SEGMENTS | AREAL_SEGMENTS | {OPENENV_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
+GATEWAY_SEGMENTS: Final = (
+    ADMIN_SEGMENTS | AREAL_SEGMENTS | {OPENENV_SEGMENT, NEMO_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
+)
 """First path segments that are not ORS'."""
 RESERVED: Final = ORS_ROUTES | ORS_OPERATIONS | GATEWAY_SEGMENTS
 

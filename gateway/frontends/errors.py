@@ -1,7 +1,7 @@
 """Maps errors to HTTP statuses, reasons and retry hints for all frontends.
 
 The status of an error is that of its nearest ancestor class in `STATUS`. Each frontend writes the body in its own
-protocol's format. `ORS_STATUS` and `AREAL_STATUS` override statuses for their protocols.
+protocol's format. `ORS_STATUS`, `AREAL_STATUS` and `NEMO_STATUS` override statuses for their protocols.
 
 A *reason* is one word that names the part that failed, the same in every protocol. Programs that count lost episodes
 use it instead of the sentence. A bad request, or a tool after whose failure the episode continues, has no reason.
@@ -76,6 +76,11 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.ReplicaLeft: 500,
 }
 """Overrides for AReaL, whose clients know 200, 400, 404, 500, and 503 (nothing was started for lack of capacity)."""
+
+NEMO_STATUS: dict[type[errors.GatewayError], int] = {
+    errors.SessionExists: 409,
+    errors.SessionClosed: 500,  # an environment server plays the episode again only after 408, 425, 429 and >= 500
+}
 
 RETRY_AFTER_S: Final = (1, 5)
 """Range in seconds of the random retry delay if there is no estimate. SDKs read integers only. The jitter spreads out

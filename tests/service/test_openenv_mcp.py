@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.ids import Owner
-from gateway.frontends.openenv.session_ids import SessionIds
+from gateway.frontends.session_ids import SessionIds
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start
 from tests.service.openenv_world import Client, Json, World, code, impatience, message, serving, world

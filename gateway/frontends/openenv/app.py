@@ -31,8 +31,9 @@ from gateway.frontends.openenv.frames import FrameError
 from gateway.frontends.openenv.http import HttpRoutes
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
-from gateway.frontends.openenv.session_ids import Attachments, SessionIds
+from gateway.frontends.openenv.session_ids import Attachments
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
+from gateway.frontends.session_ids import SessionIds
 from gateway.upstreams.ors_bodies import Unprocessable
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from gateway.frontends.openenv.frames import Json, ResetRequest
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough, observed
 from gateway.frontends.openenv.schema import metadata, openapi, schemas
-from gateway.frontends.openenv.session_ids import SessionIds
+from gateway.frontends.session_ids import SessionIds
 from gateway.tasks.lookup import TaskLookup
 from gateway.upstreams.ors_bodies import OfRange, OfSplit, OfTask, validate
 

@@ -23,7 +23,8 @@ from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE, mcp_tools, tool_result
-from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
+from gateway.frontends.openenv.session_ids import Attachment, Attachments
+from gateway.frontends.session_ids import SessionIds
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,8 @@ from gateway.frontends.openenv.frames import (
 from gateway.frontends.openenv.mcp import RPC_BROKEN, Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE, error_frame, frame
-from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
+from gateway.frontends.openenv.session_ids import Attachment, Attachments
+from gateway.frontends.session_ids import SessionIds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

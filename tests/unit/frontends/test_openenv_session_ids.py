@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.frontends.openenv.session_ids import Attachments, SessionIds
+from gateway.frontends.openenv.session_ids import Attachments
+from gateway.frontends.session_ids import SessionIds
 
 LAB, MATH = Owner("lab"), EnvironmentName("math")
 

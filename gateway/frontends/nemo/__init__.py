@@ -1,0 +1,1 @@
+"""The frontend for NeMo Gym's agents and environment servers."""

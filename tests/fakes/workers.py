@@ -221,7 +221,8 @@ class FakeWorker:
             return
         self.sessions.pop(sid, None)
         self.deleted.append(sid)
-        summary = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5}
+        summary: dict[str, Any] = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5}
+        summary |= session.task.get("summary", {})
         await _json(connection, 200, {"sid": sid, "summary": summary})
 
     async def _in_session(self, connection: Connection, request: Request, operation: Any) -> None:

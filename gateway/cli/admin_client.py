@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    import httpx
 
 LOCALHOST = "http://127.0.0.1:8080"
 ASK_S = 30.0
@@ -23,26 +26,49 @@ Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY
 def ask(
     url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
 ) -> dict[str, Any]:
-    """Return the gateway's answer; print a refusal with every problem, and end the command.
+    """Return the gateway's answer, an object; print a refusal with every problem, and end the command.
 
     *path* is not quoted yet, because names in it may have any character.
     """
+    with client(url, key, timeout_s=timeout_s) as connection:
+        answer: dict[str, Any] = ask_over(connection, method, path, kind=dict, where=where, **request)
+    return answer
+
+
+def client(url: str, key: str, *, timeout_s: float = ASK_S) -> httpx.Client:
+    """Return a client for `ask_over`, which keeps its connection and cookies."""
     import httpx  # `gateway serve` loads all commands, and starts 40 ms faster without this import
 
-    quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     headers = {"X-API-Key": key} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+
+
+def ask_over(
+    connection: httpx.Client,
+    method: str,
+    path: str,
+    *,
+    kind: type[Any],
+    where: str = "",
+    key: str = "an operator's key",
+    **request: Any,
+) -> Any:
+    """Return the gateway's answer as `ask` does. It must be of *kind*. *key* names the key that the route needs."""
+    import httpx
+
+    url = str(connection.base_url).rstrip("/")
+    quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False) as client:
-            answer = client.request(method, quoted, **request)
+        answer = connection.request(method, quoted, **request)
         body = answer.json() if answer.content else {}
     except (httpx.HTTPError, ValueError) as error:
         typer.echo(f"{url}: {error}", err=True)
         raise typer.Exit(EXIT_UNREACHABLE) from None
-    if answer.is_success and isinstance(body, dict):
+    if answer.is_success and isinstance(body, kind):
         return body
     lines = _said(body if isinstance(body, dict) else {}) or [f"status {answer.status_code}"]
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        lines = [f"{lines[0]}; give an operator's key with --key or GATEWAY_KEY"]
+        lines = [f"{lines[0]}; give {key} with --key or GATEWAY_KEY"]
     for line in lines:
         typer.echo(f"{where or url}: {line}", err=True)
     raise typer.Exit(EXIT_REFUSED if answer.status_code < 500 else EXIT_UNREACHABLE)

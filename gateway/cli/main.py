@@ -20,6 +20,7 @@ from gateway.catalog.catalog import describe, load_catalog
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
+from gateway.cli.export import export
 from gateway.cli.keys import keys_app
 from gateway.cli.node import node_app
 from gateway.cli.serve import serve as serve_until_ended
@@ -36,6 +37,7 @@ from gateway.tasks.importing.rows import Entry
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
 import_app = typer.Typer(no_args_is_help=True, help="Convert a public benchmark's files to tasks.")
 tasks_app.add_typer(import_app, name="import")
+tasks_app.command()(export)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
 app.add_typer(curricula_app, name="curricula")

@@ -119,7 +119,17 @@ async def test_an_episode_is_seeded_played_and_verified_and_leaves_nothing() -> 
         assert await gateway.used() == 0
 
 
-@pytest.mark.parametrize("where", [{"split": "train", "index": 1}, {"id": "half"}, {"split": "train", "id": "half"}])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param({"split": "train", "index": 1}, id="place"),
+        pytest.param({"id": "half"}, id="id"),
+        pytest.param({"split": "train", "id": "half"}, id="id in a split"),
+        pytest.param({"split": "train", "index": 1, "id": "half"}, id="place and id"),
+        pytest.param({"split": "train", "index": 3, "id": "half"}, id="another task is at the place now"),
+        pytest.param({"split": "train", "index": 99, "id": "half"}, id="no task is at the place now"),
+    ],
+)
 async def test_a_row_names_its_task_by_id_or_by_place(where: dict[str, Any]) -> None:
     async with running(**TASKS) as (stack, _, http):
         body = row() | {"verifier_metadata": where | {"seed": 7, "config": {"hard": True}}}
@@ -344,6 +354,8 @@ async def test_the_routes_that_clients_poll_answer() -> None:
         ({"id": "none-such"}, 404, ("none-such",)),
         ({"split": "trian", "index": 0}, 404, ("trian", "train")),
         ({"split": "train", "index": 99}, 404, ("99", "13")),
+        ({"split": "train", "index": 1, "id": "none-such"}, 404, ("none-such",)),
+        ({"index": 0, "id": 3}, 422, ("id", "valid string")),
         ({"environment": "os", "id": "half"}, 400, ("verifier_metadata.environment", "'os'")),
         ({"split": "train"}, 422, ("verifier_metadata", "split and index")),
         ({"split": "train", "index": "0"}, 422, ("index", "valid integer")),

@@ -66,6 +66,7 @@ from gateway.frontends.nemo.requests import (
 from gateway.frontends.session_ids import SessionIds
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
+from gateway.tasks.task_ref import TaskRef
 from gateway.upstreams.ors_bodies import Unprocessable
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class NemoFrontend:
         if given and await self._is_open(owner, name, seed):
             request.session = name
             return {"resources_session_id": given}
-        task = await self._resolver.resolve(environment, seed.task)
+        task = await self._task(environment, seed)
         setup = session_setup(environment, task, seed=seed.seed, config=seed.config, policy=policy, group=group)
         async with self._resolver.admitted(environment, setup):
             if request.session and request.session != name:  # the client replaces the episode of its cookie
@@ -208,6 +209,19 @@ class NemoFrontend:
             )
         request.session = name
         return {"resources_session_id": given} if given else {"prompt": _text_of(blocks)}
+
+    async def _task(self, environment: Environment, seed: Seed) -> TaskRef:
+        """Return the task of a row: the one at its place, or if that has another id, the one with its id.
+
+        The place may hold another task since the export. A worker's own tasks are found by their places only.
+        """
+        if seed.by_place is not None:
+            with contextlib.suppress(*([] if seed.by_id is None else [UnknownTask])):
+                task = await self._resolver.resolve(environment, seed.by_place)
+                if seed.by_id is None or task.spec.get("id") in seed.by_id.ids:
+                    return task
+        assert seed.by_id is not None
+        return await self._resolver.resolve(environment, seed.by_id)
 
     async def _is_open(self, owner: Owner, name: str, seed: Seed) -> bool:
         """Return True if this seed opened the session before. Raises ``SessionExists`` if another seed did."""

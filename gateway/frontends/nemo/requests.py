@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 
+from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment
 from gateway.core.errors import WrongEnvironment
 from gateway.core.json_text import compact, parse
@@ -51,7 +52,10 @@ class _Task(BaseModel):
 class Seed:
     """The parsed body of ``seed_session``."""
 
-    task: TaskRequest
+    by_id: TaskRequest | None
+    """The request for the task with the row's id. None: the row names it by split and index only."""
+    by_place: TaskRequest | None
+    """The request for the task at the row's split and index. None: the row names it by its id only."""
     seed: int | None
     config: Object | None
     resources_session_id: str
@@ -100,9 +104,11 @@ def read_seed(body: Object, environment: Environment) -> Seed:
             f"{'.'.join(place)}.environment: the row belongs to environment {str(task.environment)[:_SHOWN_CHARS]!r}, "
             f"not to {environment.name!r}"
         )
-    ids = () if task.id is None else (task.id,)
-    request = TaskRequest(ids=ids, split=task.split, index=task.index, usual_split=environment.openenv.split)
-    return Seed(request, task.seed, task.config, name, hashlib.sha256(compact(body)).hexdigest())
+    by_id = TaskRequest(ids=(task.id,), split=task.split, usual_split=environment.openenv.split) if task.id else None
+    is_drawn = by_id is not None and (task.split or "").startswith(PREFIX)  # each request for a place draws a task
+    is_placed = task.split is not None and task.index is not None and not is_drawn
+    by_place = TaskRequest(split=task.split, index=task.index) if is_placed else None
+    return Seed(by_id, by_place, task.seed, task.config, name, hashlib.sha256(compact(body)).hexdigest())
 
 
 def read_verify(body: Object) -> str:

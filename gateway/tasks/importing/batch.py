@@ -127,8 +127,8 @@ def check_target(path: Path, *, force: bool, remedy: str = "remove it first, or 
         raise ConfigError(f"{path} exists: {remedy}")
 
 
-def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> None:
-    """Write *lines* to *path* atomically, with a line feed after each. Readers never see a part of them.
+def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False, end: bytes = b"\n") -> None:
+    """Write *lines* to *path* atomically, with *end* after each. Readers never see a part of them.
 
     An existing file keeps its mode. The function follows a link.
 
@@ -141,7 +141,7 @@ def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> N
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         try:
-            _write(draft, lines)
+            _write(draft, lines, end)
             if force:
                 _replace(target, draft)
             else:
@@ -154,15 +154,15 @@ def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> N
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def print_lines(lines: Iterable[bytes]) -> None:
-    """Write *lines* to standard output, with a line feed after each.
+def print_lines(lines: Iterable[bytes], *, end: bytes = b"\n") -> None:
+    """Write *lines* to standard output, with *end* after each.
 
     Raises:
         BrokenPipeError: The reader has closed the pipe.
         ConfigError: The write fails.
     """
     # Bypass Python's buffer, because Python would retry a failed write at exit and fail again.
-    left = memoryview(b"".join(line + b"\n" for line in lines))
+    left = memoryview(b"".join(line + end for line in lines))
     try:
         while left:
             left = left[os.write(STDOUT, left) :]
@@ -172,10 +172,10 @@ def print_lines(lines: Iterable[bytes]) -> None:
         raise ConfigError(f"standard output: {error.strerror}") from error
 
 
-def _write(path: Path, lines: Iterable[bytes]) -> None:
+def _write(path: Path, lines: Iterable[bytes], end: bytes) -> None:
     with path.open("xb") as file:
         for line in lines:
-            file.write(line + b"\n")
+            file.write(line + end)
         file.flush()
         os.fsync(file.fileno())
 

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.core.errors import StoreUnavailable
 from gateway.sessions.cache import session_id
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
@@ -218,6 +219,8 @@ async def test_the_final_text_goes_to_the_default_tool() -> None:
 
         assert verified.json()["reward"] == 1.0
         assert stack.backend.only.ran == ["echo"]
+        [call] = [one for one in stack.backend.only.requests if one.target == "/math/call"]
+        assert call.headers["idempotency-key"], "a repeated verify must not run the text again"
 
 
 @pytest.mark.parametrize("outputs", [(), (said(" "),), (said("echo"), CALLED), (said("echo"), {"type": "new"})])
@@ -531,6 +534,21 @@ async def test_a_step_that_takes_too_long_ends_the_episode() -> None:
         refused(await agent.verify(), 500, "timeout")
         assert stack.backend.only.ran == ["quiet"]
         await gateway.eventually_used(0)
+
+
+async def test_a_verify_that_the_store_did_not_answer_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(**TASKS) as (stack, _, http):
+        agent = Agent(http)
+        await agent.seeded()
+        await agent.call("echo")
+
+        async def is_down(*_: Any, **__: Any) -> None:
+            raise StoreUnavailable("the store does not answer")
+
+        with monkeypatch.context() as away:
+            away.setattr(stack.store, "begin_close", is_down)
+            refused(await agent.verify(), 503, "the store does not answer")
+        assert (await agent.verify()).json()["reward"] == 1.0
 
 
 async def test_an_expired_episode_says_so() -> None:

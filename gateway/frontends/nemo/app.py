@@ -80,6 +80,8 @@ _NO_EPISODE: Final = (
 )
 _TOOL_STATUS: Final = {"not_found": 404, EPISODE_FINISHED: 409, TOOL_FAILED: 500}
 """Statuses of tool calls by the reason of their error. Any other error is 422: the agent's input was refused."""
+_VERIFY_KEY: Final = "nemo-verify"
+"""Idempotency key of the final text, which must not run twice. Clients repeat a verify whose connection broke."""
 _Handler = Callable[["_Request"], Awaitable[Object]]
 
 
@@ -260,7 +262,7 @@ class NemoFrontend:
         session = await self._session(request)
         if text:
             with contextlib.suppress(InvalidRequest):  # the environment takes no text, so the text is no answer
-                await self._act(request, session, Action(text=text))
+                await self._act(request, session, Action(text=text), key=_VERIFY_KEY)
         summary = await self._sessions.close(request.owner, request.session)
         if summary is None:
             raise UpstreamGone("the worker did not report the result of the episode, so it has no reward", sent=True)
@@ -293,10 +295,12 @@ class NemoFrontend:
             raise SessionNotFound("")
         return await self._sessions.find(request.owner, request.session)
 
-    async def _act(self, request: _Request, session: ActiveSession, action: Action) -> StepResult:
+    async def _act(
+        self, request: _Request, session: ActiveSession, action: Action, *, key: str | None = None
+    ) -> StepResult:
         """Run *action* once. If it fails in the worker, the episode ends, because the effect is unknown."""
         try:
-            return await session.act(action, within_s=request.environment.timeouts.call_s)
+            return await session.act(action, within_s=request.environment.timeouts.call_s, key=key)
         except UpstreamError as error:
             with contextlib.suppress(StoreUnavailable):
                 await self._sessions.end(request.owner, request.session, why_ended(error), wait_s=0)

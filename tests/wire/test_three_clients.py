@@ -1,7 +1,7 @@
-"""One task and one script of actions give three official clients the same reward, over whichever frontend they play.
+"""One task and one script of actions give all clients the same reward, over whichever frontend they play.
 
-The ORS client is its SDK. AReaL's API is called as AReaL's workflow calls it. OpenEnv's package sends actions for the
-environment's default tool as plain actions.
+The ORS client is its SDK. AReaL's API is called as AReaL's workflow calls it, and NeMo Gym's as its Simple Agent does.
+OpenEnv's package sends actions for the environment's default tool as plain actions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.wire.areal_client import ArealClient
 from tests.wire.catalog import EMBEDDED, PROJECT, STACK, on_stack, serving
 from tests.wire.coding_play import SPECS, problem_of
 from tests.wire.gateways import Gateway
+from tests.wire.nemo_client import Call, NemoEpisode, row_of
 from tests.wire.openenv.clients import NEWEST, Driver, connected
 from tests.wire.sdks import SDKS
 
@@ -246,6 +247,18 @@ async def over_openenv(
         yield act
 
 
+@contextlib.asynccontextmanager
+async def over_nemo(gateway: Gateway, environment: str) -> AsyncIterator[Callable[[Act], Awaitable[Any]]]:
+    episode = NemoEpisode(f"{gateway.url}/nemo/{environment}", row_of(environment))
+    await episode.seed()
+
+    async def act(action: Act) -> tuple[float | None, bool]:
+        is_end = json.loads(await episode.call(Call(*action))).get("finished", False)
+        return (await episode.verify() if is_end else None), is_end
+
+    yield act
+
+
 async def played(act: Callable[[Act], Awaitable[Any]], script: Sequence[Act]) -> Played:
     """Play *script*, and assert that exactly its last action ends the episode."""
     total, ends = 0.0, []
@@ -300,6 +313,7 @@ async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment:
             over_ors(gateway, environment),
             over_areal(gateway, environment),
             over_openenv(gateway, environment, driver),
+            over_nemo(gateway, environment),
         )
         rewards[name] = []
         for front in fronts:

@@ -1,6 +1,6 @@
-"""The request path, which a test can stop at any call to the store or a worker in order to hang up there.
+"""A gateway whose requests a test can stop at any call to the store or a worker, in order to hang up there.
 
-There is no control loop, so no other actor removes a slot or session that the request leaves behind.
+Its control loop does not run, so no other actor removes a slot or session that the request leaves behind.
 """
 
 from __future__ import annotations
@@ -11,30 +11,22 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Final, cast
 
-from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import Summary
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import FrameUpstream, Upstream
-from gateway.core.retry import STORE_PATIENCE_S
-from gateway.core.session import CloseReason, EpisodeRequest, GroupMembership, Session, SessionSetup, SessionState
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
-from gateway.metrics import Metrics
-from gateway.sessions.cache import SessionCache
-from gateway.sessions.closing import SessionCloser
-from gateway.sessions.interruption import AdmissionGate
-from gateway.sessions.opening import SessionOpener
-from gateway.sessions.service import CallParts, Sessions
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.settings.keys import Keyring
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually
-from tests.service.stack import OWNER, environment
+from tests.fakes.workers import FakeBackend
+from tests.service.stack import OWNER, Replica, environment
 
 MATH, SUMS, SOLO = EnvironmentName("math"), EnvironmentName("sums"), EnvironmentName("solo")
 STORE_CALLS: Final = frozenset(
@@ -85,13 +77,6 @@ class Rooms:
     def all(self) -> list[SessionId]:
         """Return the sessions of all workers."""
         return [id for ids in self.held.values() for id in ids]
-
-
-class _NoTickets:
-    """Tickets of a gateway without curricula."""
-
-    def unused(self, ticket: GroupMembership | None) -> None:
-        """See ``DrawnTickets.unused``."""
 
 
 @dataclass
@@ -177,16 +162,9 @@ class _Watched:
 
 
 class World:
-    """One replica's request path, with its store and its workers."""
+    """A gateway whose store and workers a test watches. It does not run: requests call it directly."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        *,
-        store: Store | None = None,
-        patience_s: float = 5.0,
-        closing_patience_s: float = STORE_PATIENCE_S,
-    ) -> None:
+    def __init__(self, calls: Calls, *, store: Store | None = None, patience_s: float = 5.0) -> None:
         self.calls = calls
         self.store: Store = MemoryStore() if store is None else store
         self.rooms = Rooms()
@@ -199,37 +177,15 @@ class World:
         watched = cast(Store, _Watched(self.store, calls, lambda name: self._undone if name == "claim" else None))
         # A worker drops a request whose connection is gone, so no call to a worker runs later.
         upstream = cast(Upstream, _Watched(self.rooms, calls, lambda _: _nothing))
-        upstreams = {UpstreamKind.OWN: upstream}
-        metrics = Metrics()
-        self.catalog = Catalog(self.environments)
-        self.closer = SessionCloser(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
-        waiting, keys = AdmissionGate(), Keyring({})
-        self.cache = cache = SessionCache(watched, self.catalog, patience_s=patience_s)
-        self.queries = WorkerQueries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
-        opener = SessionOpener(
+        self.gateway = Replica(
             store=watched,
-            upstreams=upstreams,
-            closer=self.closer,
-            cache=cache,
-            metrics=metrics,
-            patience_s=patience_s,
-            waiting=waiting,
-            tickets=_NoTickets(),
-            keys=keys,
+            backend=FakeBackend(Path("/nowhere")),
+            environments=self.environments,
+            name="one",
+            upstreams={UpstreamKind.OWN: upstream},
+            store_patience_s=patience_s,
         )
-        calls_in_sessions = CallParts(
-            store=watched,
-            upstreams=upstreams,
-            frames=cast(FrameUpstream, upstream),
-            catalog=self.catalog,
-            cache=cache,
-            closer=self.closer,
-            keys=keys,
-            metrics=metrics,
-        )
-        self.sessions = Sessions(
-            opener=opener, closer=self.closer, cache=cache, calls=calls_in_sessions, patience_s=patience_s
-        )
+        self.catalog, self.sessions, self.queries = self.gateway.catalog, self.gateway.sessions, self.gateway.queries
 
     async def start(self, *, idle: bool = True) -> None:
         """Add three workers of each environment. With *idle* False, add them at the first claim of a slot."""
@@ -284,7 +240,7 @@ class World:
             assert await self.store.sessions() == []
             assert (await self.used(), await self.waiting()) == (0, 0)
             assert self.rooms.all() == []
-            assert self.cache.sessions() == []
+            assert self.gateway.session_cache.sessions() == []
 
         await eventually(check)
         await self._at_rest()
@@ -303,7 +259,7 @@ class World:
 
     async def _at_rest(self) -> None:
         await asyncio.gather(*self.calls.late)
-        await self.closer.settle(scaled(WITHIN_S))
+        await self.gateway.closer.settle(scaled(WITHIN_S))
 
 
 async def _nothing(_: Any) -> None:

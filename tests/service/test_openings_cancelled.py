@@ -12,7 +12,7 @@ from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, until
 from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
-from tests.service.openings_world import LONG_S, MATH, SUMS, Calls, Way, World
+from tests.service.openings_world import MATH, SUMS, Calls, Way, World
 from tests.service.stack import OWNER
 
 pytest_plugins = ["tests.contract.store_fixtures"]
@@ -149,7 +149,7 @@ async def test_a_trainer_that_hangs_up_at_any_moment_leaves_nothing_in_redis(
 
 async def test_a_hang_up_does_not_wait_for_a_store_that_is_away() -> None:
     calls = Calls()
-    world, request, _ = await opening(calls, closing_patience_s=LONG_S)
+    world, request, _ = await opening(calls)
     calls.is_away = True
 
     await hang_up(request, calls)
@@ -208,9 +208,9 @@ async def test_a_client_that_hangs_up_during_a_query_leaves_nothing_behind(way: 
     assert {"claim", "worker", "tools", "begin_close", "close", "release"} <= set(calls.names)
 
 
-async def opening(calls: Calls, **more: Any) -> tuple[World, asyncio.Task[Session], asyncio.Event]:
+async def opening(calls: Calls) -> tuple[World, asyncio.Task[Session], asyncio.Event]:
     """Start the opening of a session that its worker completes only once the returned event is set."""
-    world, may_open = World(calls, **more), asyncio.Event()
+    world, may_open = World(calls), asyncio.Event()
     await world.start()
 
     async def wait(_: Session) -> None:

@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo curriculum up down test ci check lint tasks bench bench-quick bench-nodes soak clean
+.PHONY: help run demo curriculum trainers up down test ci check lint tasks bench bench-quick bench-nodes soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,16 @@ demo: ## install everything and play a first episode with the official clients
 curriculum: ## compare three curricula with a small learner; make curriculum ARGS="--environment game"
 	scripts/install bench
 	.venv/bin/python examples/curriculum.py $(ARGS)
+
+trainers: ## trainers learn on the gateway, about six minutes; make trainers ARGS=--record updates docs/trainers.md
+	scripts/install bench
+	scripts/install
+	scripts/docker-engine
+	@scripts/redis >/dev/null
+	scripts/base-image
+	scripts/build-images base math
+	scripts/trainers --all
+	.venv/bin/python -m tests.trainers $(ARGS)
 
 up: ## the gateway on Docker: chooses base images, makes keys, builds, starts
 	scripts/docker-engine

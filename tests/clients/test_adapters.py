@@ -390,6 +390,8 @@ AREAL: dict[str, dict[str, Any]] = {
     "areal.api": {"RolloutWorkflow": RolloutWorkflow},
     "areal.experimental": {},
     "areal.experimental.openai": {"ArealOpenAI": ArealOpenAI},
+    "areal.utils": {},
+    "areal.utils.hf_utils": {"load_hf_tokenizer": lambda name: f"the tokenizer {name}"},
 }
 SAMPLING = SimpleNamespace(temperature=1.0, top_p=1.0, max_new_tokens=100)
 
@@ -408,6 +410,22 @@ async def test_areal_plays_an_episode(bundled: Target, patch: pytest.MonkeyPatch
     found = await workflow.arun_episode([called("submit", "{"), called("submit", '{"answer": "40"}')], dict(ROW))
 
     assert found == {"c1": 0.0, "c0": 1.0, "discount": 0.9, "seen": 3}
+
+
+async def test_areal_loads_a_tokenizer_by_its_name(bundled: Target, patch: pytest.MonkeyPatch) -> None:
+    adapter, _ = installed(patch, "areal", AREAL)
+    seen: list[Any] = []
+
+    def client(engine: list[Any], tokenizer: Any) -> ArealOpenAI:
+        seen.append(tokenizer)
+        return ArealOpenAI(engine, tokenizer)
+
+    patch.setattr(adapter, "ArealOpenAI", client)
+    workflow = adapter.GatewayWorkflow(bundled.url, "math", key=bundled.key, tokenizer="tiny", gconfig=SAMPLING)
+
+    await workflow.arun_episode([called("submit", '{"answer": "40"}')], dict(ROW))
+
+    assert seen == ["the tokenizer tiny"]
 
 
 async def test_areal_takes_a_text_as_an_answer(bundled: Target, patch: pytest.MonkeyPatch) -> None:
@@ -577,6 +595,19 @@ async def test_tinker_plays_a_group(bundled: Target, patch: pytest.MonkeyPatch) 
     assert results[0].next_messages[-1]["role"] == "tool"
     assert results[0].next_messages[-1]["name"] == "submit"
     assert builder.logging_tags() == ["math"]
+
+
+async def test_tinker_may_open_a_group_again_before_it_cleans_up(bundled: Target, patch: pytest.MonkeyPatch) -> None:
+    adapter, _ = installed(patch, "tinker", TINKER)
+    builder = adapter.GatewayGroupBuilder(bundled.url, "math", ROW, Renderer(), 2, key=bundled.key)
+    await builder.make_envs()
+    await builder.make_envs()
+    assert bundled.gateway is not None
+    assert len(await bundled.gateway.sessions()) == 4
+
+    await builder.cleanup()
+
+    assert await bundled.gateway.sessions() == []
 
 
 async def test_tinker_gets_batches_of_all_tasks(bundled: Target, patch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ STEPS = {
     "bubblewrap": Step(["scripts/bubblewrap"], after=["redis", "faketime"]),
     "engine": Step(["scripts/docker-engine"], after=["redis", "faketime", "bubblewrap"]),
     "openenv-clients": Step(["scripts/openenv-clients"], requires=["packages"]),
+    "trainers": Step(["scripts/trainers"], requires=["packages"]),
     "base-image": Step(["scripts/base-image"], requires=["engine"]),
     "image:redis": _image("redis", "base-image"),
     "image:base": _image("base", "base-image"),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from env_gateway_client.client import AsyncEpisode, AsyncGateway
 from env_gateway_client.content import Block, StepResult, Text, failed_call, text_of
 from env_gateway_client.errors import EpisodeFailed, InvalidRequest
-from env_gateway_client.plans import Options, arguments_of
+from env_gateway_client.plans import EpisodeState, Options, arguments_of
 
 T = TypeVar("T")
 
@@ -169,7 +169,7 @@ async def play_calls(episode: AsyncEpisode, calls: Sequence[tuple[str, Mapping[s
     return Turn(tuple(results), is_over=not results or results[-1].finished)
 
 
-def system_text(episode: AsyncEpisode) -> str:
+def system_text(episode: EpisodeState) -> str:
     """Return the tools of *episode* as text, for a prompt that is made without a chat template's own tool support."""
     tools = "\n".join(json.dumps(tool) for tool in episode.openai_tools)
     example = '<tool_call>{"name": "NAME", "arguments": {"KEY": "VALUE"}}</tool_call>'

@@ -1,9 +1,14 @@
 """AReaL: a rollout workflow that plays an episode with AReaL's OpenAI-compatible client.
 
-    workflow = GatewayWorkflow("http://127.0.0.1:8080", "math", tokenizer=tokenizer, gconfig=config.gconfig)
+    options = {"url": "http://127.0.0.1:8080", "environment": "math", "gconfig": config.gconfig}
+    trainer.train(
+        workflow="env_gateway_client.areal.GatewayWorkflow",
+        workflow_kwargs={**options, "tokenizer": config.tokenizer_path},
+    )
 
 Checked against the sources of areal 1.0.4: ``areal/api/workflow_api.py`` and ``areal/experimental/openai/client.py``.
 
+* AReaL sends a workflow to its workers as the name of a class with arguments. An object would lose its arguments.
 * A row of the dataset has ``split`` and ``index``, or ``task_id``.
 * Each turn has the reward of its calls. With ``turn_discount``, a turn also gets the discounted rewards of later turns.
 * An episode that failed is rejected (None), as AReaL's interface has it. AReaL then plays another row.
@@ -18,6 +23,7 @@ from typing import Any
 
 from areal.api import RolloutWorkflow
 from areal.experimental.openai import ArealOpenAI
+from areal.utils.hf_utils import load_hf_tokenizer
 
 from env_gateway_client.agent import Turn, gateway_of, named_call, options_of, play_calls, play_text
 from env_gateway_client.client import AsyncEpisode
@@ -31,6 +37,7 @@ class GatewayWorkflow(RolloutWorkflow):
     """Plays an episode for each row.
 
     Args:
+        tokenizer: A tokenizer, or its name or folder.
         gconfig: AReaL's ``GenerationHyperparameters``.
         turn_discount: Factor for the rewards of each later turn.
         text_tool: Tool for a text without a tool call, with the text as *text_argument*. Empty: such a text ends the
@@ -51,7 +58,7 @@ class GatewayWorkflow(RolloutWorkflow):
         text_argument: str = "",
     ) -> None:
         self._place = url, key, environment
-        self._tokenizer = tokenizer
+        self._tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self._gconfig = gconfig
         self._max_turns = max_turns
         self._turn_discount = turn_discount

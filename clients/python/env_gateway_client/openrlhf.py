@@ -1,4 +1,4 @@
-"""OpenRLHF: an agent executor for ``--agent_func_path``, which loads a file of yours with the name ``AgentExecutor``:
+"""OpenRLHF: an agent executor. ``--train.agent_func_path`` loads a file of yours with the name ``AgentExecutor``:
 
     from env_gateway_client.openrlhf import executor
 

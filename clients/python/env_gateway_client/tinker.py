@@ -88,7 +88,8 @@ class GatewayGroupBuilder(EnvGroupBuilder):
     text_argument: str = ""
     adapter: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of ``EnvFromMessageEnv``, such as ``max_trajectory_tokens``."""
-    _opened: Any = field(default=None, init=False, repr=False)
+    _opened: list[tuple[AsyncGateway, AsyncEpisodeGroup]] = field(default_factory=list, init=False, repr=False)
+    """The cookbook may open a group again before it cleans up, when an episode failed."""
 
     async def make_envs(self) -> Sequence[Any]:
         """Open all episodes together."""
@@ -98,18 +99,19 @@ class GatewayGroupBuilder(EnvGroupBuilder):
         except BaseException:
             await gateway.close()
             raise
-        self._opened = gateway, group
+        self._opened.append((gateway, group))
         text = self.text_tool, self.text_argument
         envs = [GatewayMessageEnv(episode, self.renderer, *text) for episode in group]
         return [EnvFromMessageEnv(self.renderer, env, **self.adapter) for env in envs]
 
     async def cleanup(self) -> None:
         """End all episodes."""
-        opened: tuple[AsyncGateway, AsyncEpisodeGroup] | None = self._opened
-        self._opened = None
-        if opened is not None:
-            await opened[1].close()
-            await opened[0].close()
+        while self._opened:
+            gateway, group = self._opened.pop()
+            try:
+                await group.close()
+            finally:
+                await gateway.close()
 
     def logging_tags(self) -> list[str]:
         """Return the environment's name."""

@@ -1,0 +1,163 @@
+"""The gateways of the training runs: tasks for the tiny model, and an account of all sessions, read from the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.deadlines import scaled
+from tests.fakes.eventually import eventually, until
+from tests.wire.balancer import Balancer
+from tests.wire.catalog import PROJECT
+from tests.wire.curricula_world import write_catalog
+from tests.wire.gateways import Gateway, short_folder
+from tests.wire.stack import Stack
+
+KILL_S: Final = 120.0
+"""Seconds within which a run has opened the sessions after which it kills a replica."""
+IDLE_S: Final = 20
+"""Idle timeout in seconds of the sessions in a run, so that sessions of a lost replica expire within the run."""
+CURRICULUM: Final = (
+    'environment = "math"\ngroup_size = 8\n'
+    '[sampler]\nkind = "staged"\npromote_at = 0.8\nmin_attempts = 16\nwindow = 16\n'
+    '[[sampler.stages]]\nname = "first"\nmax_difficulty = 1\n'
+    '[[sampler.stages]]\nname = "second"\nmin_difficulty = 2\n'
+)
+GAME: Final = {
+    "id": "two-steps",
+    "difficulty": 1,
+    "instruction": "Reach the goal.",
+    "config": {
+        "game": "grid",
+        "level": {"width": 3, "height": 3, "walls": 0, "doors": 0, "hazards": 0, "seed": 7},
+        "max_turns": 3,
+    },
+    "evaluation": {"reward_function": "efficiency(slack=1.5)"},
+}
+"""A world of 3 x 3 cells whose goal is two steps to the right. A game has at most three moves."""
+_OPENED = re.compile(r" session_opened session=(\w+) ")
+_CLOSED = re.compile(r" session_closed session=(\w+) .* reason=(\w+) outcome=\w+ reward=(\S+) ")
+_ERROR = re.compile(r"^.* (?:ERROR|CRITICAL) .*$|^Traceback .*$", re.M)
+
+
+def math_tasks() -> list[dict[str, Any]]:
+    """Return the first task of `math`, whose answer is 40, and a task of difficulty 2 with the same answer."""
+    with (PROJECT / "tasks" / "math" / "train.jsonl").open() as lines:
+        first: dict[str, Any] = json.loads(next(lines))
+    harder = "State the final answer to the following arithmetic problem: 5 * 4 + 60 / 3 ="
+    return [first, first | {"id": "second-stage", "difficulty": 2, "instruction": harder}]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the gateway's replicas logged about the sessions of a run."""
+
+    opened: int
+    closed: int
+    """Sessions that closed for any reason but ``expired``."""
+    expired: int
+    rewards: Counter[float]
+    """Rewards of closed sessions. Sessions without a reward are not counted."""
+    errors: list[str]
+    """Errors and tracebacks in the logs."""
+
+
+@dataclass
+class Served:
+    """A gateway of one or more replicas."""
+
+    url: str
+    replicas: list[Gateway]
+
+    async def kill_one(self, opened: int) -> None:
+        """Kill the first replica as soon as the replicas have opened *opened* sessions."""
+        await until(lambda: len(_OPENED.findall(self._log())) >= opened, within_s=KILL_S)
+        await asyncio.to_thread(self.replicas[0].kill)
+
+    def _log(self) -> str:
+        return "".join(replica.log for replica in self.replicas)
+
+    async def account(self) -> Account:
+        """Wait until all sessions have ended, and return their account.
+
+        Raises:
+            AssertionError: A session stayed open for longer than its idle timeout.
+        """
+
+        async def ended() -> Account:
+            log = self._log()
+            opened = set(_OPENED.findall(log))
+            closed = {id: (reason, reward) for id, reason, reward in _CLOSED.findall(log)}
+            assert opened <= set(closed), f"{len(opened - set(closed))} sessions are open"
+            reasons = Counter(reason for reason, _ in closed.values())
+            rewards = Counter(float(reward) for _, reward in closed.values() if reward != "None")
+            expired = reasons["expired"]
+            return Account(len(opened), reasons.total() - expired, expired, rewards, _ERROR.findall(log))
+
+        return await eventually(ended, within_s=3 * IDLE_S)
+
+
+@contextlib.asynccontextmanager
+async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
+    """Serve `math` and `game`: a gateway with local workers, or replicas on Redis and containers behind a balancer."""
+    folder = Path(tempfile.mkdtemp(prefix="training-"))
+    stack = Stack() if replicas > 1 else None
+    gateways: list[Gateway] = []
+    try:
+        settings = _settings(folder)
+        if stack is not None:
+            await asyncio.to_thread(stack.redis.start)
+            settings |= stack.settings() | {"GATEWAY_STATE_DIR": str(stack.folder / "state")}
+        for _ in range(replicas):
+            gateways.append(Gateway(short_folder(), settings))
+            await asyncio.to_thread(gateways[-1].start)
+        if stack is None:
+            yield Served(gateways[0].url, gateways)
+        else:
+            async with _balanced(gateways) as url:
+                yield Served(url, gateways)
+    finally:
+        await asyncio.to_thread(_stop, gateways, stack)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def _balanced(gateways: Sequence[Gateway]) -> AsyncIterator[str]:
+    async with Balancer().running() as balancer:
+        balancer.gateways += gateways
+        await until(lambda: len(balancer.ready) == len(gateways), within_s=scaled(60))
+        yield balancer.url
+
+
+def _stop(gateways: Sequence[Gateway], stack: Stack | None) -> None:
+    for gateway in gateways:
+        gateway.stop()
+    if stack is not None:
+        stack.close()
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    catalog = write_catalog(folder, {"math": {"train": math_tasks()}, "game": {"train": [GAME]}}, {})
+    for file in catalog.glob("*/environment.toml"):
+        text = file.read_text()
+        assert "\nidle_s = 300\n" in text
+        file.write_text(text.replace("\nidle_s = 300\n", f"\nidle_s = {IDLE_S}\n"))
+    curricula = folder / "curricula"
+    curricula.mkdir()
+    (curricula / "levels.toml").write_text(CURRICULUM)
+    return {
+        "GATEWAY_CATALOG_DIR": str(catalog),
+        "GATEWAY_CURRICULA_DIR": str(curricula),
+        "GATEWAY_ENVIRONMENTS": "math,game",
+        "GATEWAY_DEFAULT_ENVIRONMENT": "math",
+        "GATEWAY_TRAINER_KEYS": "",
+    }

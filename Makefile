@@ -18,7 +18,7 @@ curriculum: ## compare three curricula with a small learner; make curriculum ARG
 	scripts/install bench
 	.venv/bin/python examples/curriculum.py $(ARGS)
 
-trainers: ## trainers learn on the gateway, about six minutes; make trainers ARGS=--record updates docs/trainers.md
+trainers: ## trainers learn on the gateway, about five minutes; make trainers ARGS=--record updates docs/trainers.md
 	scripts/install bench
 	scripts/install
 	scripts/docker-engine

@@ -32,7 +32,7 @@ async def run_all(runs: Sequence[Run]) -> list[Result]:
             traceback.print_exc()
             continue
         curve = f"{sum(result.curve[:3]) / len(result.curve[:3]):.2f} → {result.curve[-1]:.2f}"
-        print(f"{curve}, {result.opened} episodes, {result.failed} failed, {result.seconds:.0f} s", flush=True)
+        print(f"{curve}, {result.opened} sessions, {result.failed} failed, {result.seconds:.0f} s", flush=True)
         results.append(result)
     return results
 

@@ -26,8 +26,9 @@ sys.path[:0] = [str(FOLDER.parents[1] / "examples" / "trainers"), str(FOLDER.par
 RIGHT = "40"
 ANSWERS = [("submit", {"answer": answer}) for answer in (RIGHT, "7", "12", "-3", "99", "5", "18", "61")]
 MOVES = [("act", {"message": f"[{move}]"}) for move in ("up", "down", "left", "right")]
+REPLIES = [("reply", {"message": message}) for message in ("TUNNEL-BASKET", "tunnel", "basket")]
 GROUP = 8
-STEPS = {"math": 20, "game": 20, "mixture": 40, "curriculum": 20}
+STEPS = {"math": 20, "game": 20, "mixture": 80, "curriculum": 20}
 """Optimizer steps of each kind of run."""
 
 
@@ -89,12 +90,12 @@ def over_ors(url: str, environments: Sequence[str], **options: Any) -> list[floa
     tiny = imported("tiny").tiny
 
     kind = "mixture" if len(environments) > 1 else environments[0]
-    calls = {"math": ANSWERS, "game": MOVES, "mixture": ANSWERS[:3] + MOVES[2:]}[kind]
+    calls = {"math": ANSWERS, "game": MOVES, "mixture": ANSWERS[:3] + REPLIES}[kind]
     model = tiny(calls, seed=0)
     steps = STEPS["curriculum" if "split" in options else kind]
-    settings = config(steps, 1 if kind == "math" else 3, model)
+    settings = config(steps, 3 if kind == "game" else 1, model)
     if kind == "mixture":  # each step has a group of each environment
-        settings["per_device_train_batch_size"] = 2 * GROUP
+        settings |= {"per_device_train_batch_size": 2 * GROUP, "learning_rate": 5e-3}
     where = {"indices": [0]} | options
     log = trl_openreward.train(
         url,
@@ -192,7 +193,7 @@ def in_gymnasium(url: str) -> list[float]:
 RUNS: Mapping[str, tuple[Callable[[str], list[float]], Sequence[str]]] = {
     "trl-ors-math": (lambda url: over_ors(url, ["math"]), ("trl", "openreward")),
     "trl-ors-game": (lambda url: over_ors(url, ["game"]), ("trl", "openreward")),
-    "trl-ors-mixture": (lambda url: over_ors(url, ["math", "game"]), ("trl", "openreward")),
+    "trl-ors-mixture": (lambda url: over_ors(url, ["math", "chat"]), ("trl", "openreward")),
     "trl-ors-curriculum": (
         lambda url: over_ors(url, ["math"], split="train:levels", indices=[0, 1]),
         ("trl", "openreward"),

@@ -67,7 +67,8 @@ def record() -> None:
 
 
 def _draw(results: Mapping[str, Any]) -> None:
-    figures = importlib.import_module("matplotlib.figure")  # `make trainers` installs it
+    matplotlib = importlib.import_module("matplotlib")  # `make trainers` installs it
+    figures = importlib.import_module("matplotlib.figure")
     curves = [run for run in results["runs"] if len(run["curve"]) > 2]
     columns = 3
     figure = figures.Figure(figsize=(9, 2.1 * -(-len(curves) // columns)), layout="constrained")
@@ -78,8 +79,10 @@ def _draw(results: Mapping[str, Any]) -> None:
         place.set_ylim(-0.05, 1.05)
         place.grid(alpha=0.3)
         place.tick_params(labelsize=7)
+        place.locator_params(axis="x", integer=True)
     for place in axes.flat[len(curves) :]:
         place.set_visible(False)
     figure.supxlabel("optimizer step", fontsize=8)
     figure.supylabel("mean reward", fontsize=8)
-    figure.savefig(PLOT, metadata={"Date": None})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trainers"}):  # text stays text
+        figure.savefig(PLOT, metadata={"Date": None})

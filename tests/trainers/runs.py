@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests.deadlines import scaled
 from tests.trainers.chat_model import chat_model
 from tests.trainers.world import Served, served
 from tests.wire.areal_client import ArealClient
 from tests.wire.catalog import PROJECT
 
 VENVS: Final = PROJECT / ".venv-trainers"
-RUN_S: Final = 300.0
+RUN_S: Final = scaled(300.0)
 """Maximum seconds of a trainer's process."""
 LAST: Final = 10
 """Number of steps at the end of a curve whose mean reward must reach a run's bound."""
@@ -259,7 +260,7 @@ async def areal_task_server(gateway: Served) -> Played:
 RUNS: Final = [
     Run("trl-ors-math", "TRL", "ORS", "`math`", learning("trl-ors-math"), learns_to=0.95),
     Run("trl-ors-game", "TRL", "ORS", "`game`, several calls", learning("trl-ors-game"), learns_to=0.9),
-    Run("trl-ors-mixture", "TRL", "ORS", "`math` and `game` in one run", learning("trl-ors-mixture"), learns_to=0.9),
+    Run("trl-ors-mixture", "TRL", "ORS", "`math` and `chat` in one run", learning("trl-ors-mixture"), learns_to=0.9),
     Run("trl-ors-curriculum", "TRL", "ORS", "`math`, a curriculum", learning("trl-ors-curriculum"), learns_to=0.95),
     Run(
         "trl-ors-kill",
@@ -311,7 +312,7 @@ RUNS: Final = [
     Run("areal-ors-math", "AReaL's workflow class", "ORS", "`math`", learning("areal-ors-math"), scripted=(1.0, 0.0)),
     Run(
         "areal-task-server-math",
-        "AReaL's task server workflow",
+        "the requests of AReaL's task server workflow",
         "AReaL",
         "`math`",
         areal_task_server,

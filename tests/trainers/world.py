@@ -51,10 +51,15 @@ _ERROR = re.compile(r"^.* (?:ERROR|CRITICAL) .*$|^Traceback .*$", re.M)
 
 def math_tasks() -> list[dict[str, Any]]:
     """Return the first task of `math`, whose answer is 40, and a task of difficulty 2 with the same answer."""
-    with (PROJECT / "tasks" / "math" / "train.jsonl").open() as lines:
-        first: dict[str, Any] = json.loads(next(lines))
+    first = _first("math")
     harder = "State the final answer to the following arithmetic problem: 5 * 4 + 60 / 3 ="
     return [first, first | {"id": "second-stage", "difficulty": 2, "instruction": harder}]
+
+
+def _first(environment: str) -> dict[str, Any]:
+    with (PROJECT / "tasks" / environment / "train.jsonl").open() as lines:
+        task: dict[str, Any] = json.loads(next(lines))
+    return task
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
-    """Serve `math` and `game`: a gateway with local workers, or replicas on Redis and containers behind a balancer."""
+    """Serve three environments: a gateway with local workers, or replicas on Redis and containers behind a balancer."""
     folder = Path(tempfile.mkdtemp(prefix="training-"))
     stack = Stack() if replicas > 1 else None
     gateways: list[Gateway] = []
@@ -146,7 +151,8 @@ def _stop(gateways: Sequence[Gateway], stack: Stack | None) -> None:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    catalog = write_catalog(folder, {"math": {"train": math_tasks()}, "game": {"train": [GAME]}}, {})
+    tasks = {"math": {"train": math_tasks()}, "game": {"train": [GAME]}, "chat": {"train": [_first("chat")]}}
+    catalog = write_catalog(folder, tasks, {})
     for file in catalog.glob("*/environment.toml"):
         text = file.read_text()
         assert "\nidle_s = 300\n" in text
@@ -157,7 +163,7 @@ def _settings(folder: Path) -> dict[str, str]:
     return {
         "GATEWAY_CATALOG_DIR": str(catalog),
         "GATEWAY_CURRICULA_DIR": str(curricula),
-        "GATEWAY_ENVIRONMENTS": "math,game",
+        "GATEWAY_ENVIRONMENTS": "math,game,chat",
         "GATEWAY_DEFAULT_ENVIRONMENT": "math",
         "GATEWAY_TRAINER_KEYS": "",
     }

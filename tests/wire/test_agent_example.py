@@ -39,6 +39,7 @@ TASKS = [json.loads(line) for line in (PROJECT / "tasks/math/train.jsonl").read_
 WRONG = "certainly not this"
 GUESSING = ("--environment", "game", "--start", "2", "--stop", "4")
 """Two games of guess-the-number."""
+FAULTY = PROJECT / "tests/wire/faulty/catalog/faulty"
 RUN_WITHOUT_RICH = (
     "import runpy, sys; sys.modules['rich'] = None; sys.argv[0] = 'examples/agent.py'; "
     "runpy.run_path('examples/agent.py', run_name='__main__')"
@@ -291,7 +292,7 @@ async def ended(process: asyncio.subprocess.Process) -> Done:
             process.kill()
     assert process.returncode is not None
     done = Done(process.returncode, stdout.decode(), (stderr or b"").decode())
-    assert "Traceback" not in done.stderr, done.stderr
+    assert 'agent.py", line' not in done.stderr, done.stderr  # of a traceback
     return done
 
 
@@ -343,6 +344,25 @@ async def prober(target: Target, tmp_path: Path) -> AsyncIterator[Agent]:
     assert target.gateway is not None
     async with playing(target.gateway, tmp_path / "episodes.jsonl", target.key or "") as agent:
         yield agent
+
+
+@pytest.fixture
+async def flawed(tmp_path: Path) -> AsyncIterator[Agent]:
+    """The script on ``faulty``, whose tasks say what fails. Its worker starts once, and writes its PID to a file."""
+    tasks = [{"id": fault, "config": {"fails": fault}} for fault in ("reset", "no rewards", "late reward")]
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/train.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")
+    folder = tmp_path / "catalog/faulty"
+    folder.mkdir(parents=True)
+    (folder / "environment.toml").symlink_to(FAULTY / "environment.toml")
+    (folder / "faulty_own.py").write_text(
+        "import os, runpy\n"
+        f"with open({str(tmp_path / 'pid')!r}, 'x') as file:\n    file.write(str(os.getpid()))\n"
+        f"runpy.run_path({str(FAULTY / 'faulty_own.py')!r}, run_name='__main__')\n"
+    )
+    with serving(EMBEDDED, "faulty", GATEWAY_CATALOG_DIR=str(tmp_path / "catalog")) as gateway:
+        async with playing(gateway, tmp_path / "episodes.jsonl") as agent:
+            yield agent
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------
@@ -522,6 +542,32 @@ async def test_a_failed_episode_has_no_reward_but_its_reason(prober: Agent) -> N
     assert [line["reward"] for line in others] == [1.0, 1.0]
     assert (done.table["mean reward"], done.table["failed"], done.table["worker_lost"]) == ("1.000", "1", "1")
     assert lost["error"] in done.stderr
+
+
+async def test_an_authors_fault_is_no_reward(flawed: Agent) -> None:
+    flawed.model.script = in_turn(calls(("answer", {"text": "4"})))
+
+    done = await flawed.run("--environment", "faulty", "--group-size", "2")
+
+    assert (done.status, flawed.rewards()) == (0, [None, None, None, None, 1.0, 1.0])
+    assert [line["failed"] for line in flawed.lines()] == ["author_fault"] * 4 + ["", ""]
+    assert [line["model_calls"] for line in flawed.lines()] == [0, 0, 2, 2, 2, 2]
+    assert (done.table["mean reward"], done.table["failed"], done.table["author_fault"]) == ("1.000", "4", "4")
+
+
+async def test_workers_that_do_not_start_again_end_the_run(flawed: Agent, tmp_path: Path) -> None:
+    def script(_: Json) -> Json:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        return calls(("answer", {"text": "4"}))
+
+    flawed.model.script = script
+
+    done = await flawed.run("--environment", "faulty", "--start", "1", "--at-once", "1")
+
+    assert (done.status, [line["failed"] for line in flawed.lines()]) == (1, ["worker_lost"])
+    assert (done.table["episodes"], done.table["mean reward"], done.table["worker_lost"]) == ("1", "none", "1")
+    assert f"agent.py: gateway {flawed.gateway.url}: " in done.stderr
+    assert "(fix: repair what the last lines of the log name" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tests.trainers.page import RESULTS, record
+from tests.trainers.page import RESULTS, record, shown
 from tests.trainers.runs import RUNS, Result, Run, as_json
 
 
@@ -31,8 +31,10 @@ async def run_all(runs: Sequence[Run]) -> list[Result]:
             print("failed", flush=True)
             traceback.print_exc()
             continue
-        curve = f"{sum(result.curve[:3]) / len(result.curve[:3]):.2f} → {result.curve[-1]:.2f}"
-        print(f"{curve}, {result.opened} sessions, {result.failed} failed, {result.seconds:.0f} s", flush=True)
+        print(
+            f"{shown(result.curve)}, {result.opened} sessions, {result.failed} failed, {result.seconds:.0f} s",
+            flush=True,
+        )
         results.append(result)
     return results
 

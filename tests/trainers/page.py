@@ -21,7 +21,7 @@ LAST: Final = 10
 def table(results: Mapping[str, Any]) -> str:
     """Return the part of the page that shows *results*, the content of docs/trainers.json."""
     rows = [
-        f"| {run['trainer']} | {run['protocol']} | {run['environments']} | {_curve(run['curve'])} "
+        f"| {run['trainer']} | {run['protocol']} | {run['environments']} | {shown(run['curve'])} "
         f"| {run['opened']:,} | {run['closed']:,} + {run['expired']:,} | {run['failed']} |"
         for run in results["runs"]
     ]
@@ -37,7 +37,8 @@ def table(results: Mapping[str, Any]) -> str:
     )
 
 
-def _curve(curve: Sequence[float]) -> str:
+def shown(curve: Sequence[float]) -> str:
+    """Return a curve in a few words: the means of its first and last steps, or the rewards of a scripted run."""
     if len(curve) <= 2:
         return ", ".join(f"{reward:.1f}" for reward in sorted(curve, reverse=True)) + " (scripted)"
     first, last = curve[:3], curve[-LAST:]

@@ -28,11 +28,11 @@ def show(mistake: str, make: Callable[[], Any]) -> None:
 def main() -> None:
     url = sys.argv[1]
     os.environ |= {"OPENREWARD_SESSION_URL": url, "OPENREWARD_API_URL": url}
-    spec = importlib.import_module("trl.experimental.openreward").OpenRewardSpec
+    openreward = importlib.import_module("openreward").OpenReward  # TRL's and SkyRL's adapters use it
     openenv = importlib.import_module("openenv.core").GenericEnvClient
     gateway = importlib.import_module("env_gateway_client").Gateway
 
-    show("openreward: a split that is missing", lambda: spec(url, env_name="math", split="nope").train_dataset)
+    show("openreward: a split that is missing", lambda: openreward().environments.get("math").num_tasks("nope"))
     with openenv(base_url=f"{url}/openenv/math").sync() as env:
         show("openenv: a split that is missing", lambda: env.reset(split="nope", index=0))
         env.reset(split="train", index=0)

@@ -88,7 +88,7 @@ class Run:
             played = await self.play(gateway)
             account = await gateway.account()
         assert account.opened == account.closed + account.expired, account
-        assert account.errors == []
+        assert not account.errors, account.errors
         assert self.kills or (played.failed, account.expired) == (0, 0), (played.failed, account)
         theirs = Counter(reward for reward in played.rewards if reward is not None)
         assert theirs <= account.rewards, f"rewards that no session had: {theirs - account.rewards}"
@@ -203,8 +203,8 @@ def verifiers(config: str) -> Callable[[Served], Awaitable[Played]]:
                 text = text.replace(example, real)
             rollouts = await asyncio.to_thread(_evaluate, folder, text, gateway.url)
         errors = [trace["errors"] for rollout in rollouts for trace in rollout["traces"] if trace["errors"]]
-        assert errors == []
-        assert all(rollout["ok"] for rollout in rollouts)
+        assert not errors, errors
+        assert all(rollout["ok"] for rollout in rollouts), rollouts
         rewards = [sum(r["score"] for r in rollout["traces"][0]["rewards"].values()) for rollout in rollouts]
         rewards.sort(reverse=True)  # rollouts run at the same time
         return Played(rewards, {"verifiers": _version("verifiers", "verifiers")}, list(rewards))

@@ -113,7 +113,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
-    """Serve three environments: a gateway with local workers, or replicas on Redis and containers behind a balancer."""
+    """Serve three environments with local workers, or `math` by replicas on Redis and containers behind a balancer."""
     folder = Path(tempfile.mkdtemp(prefix="training-"))
     stack = Stack() if replicas > 1 else None
     gateways: list[Gateway] = []
@@ -121,7 +121,10 @@ async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
         settings = _settings(folder)
         if stack is not None:
             await asyncio.to_thread(stack.redis.start)
-            settings |= stack.settings() | {"GATEWAY_STATE_DIR": str(stack.folder / "state")}
+            settings |= stack.settings() | {
+                "GATEWAY_STATE_DIR": str(stack.folder / "state"),
+                "GATEWAY_ENVIRONMENTS": "math",  # only this image is built
+            }
         for _ in range(replicas):
             gateways.append(Gateway(short_folder(), settings))
             await asyncio.to_thread(gateways[-1].start)

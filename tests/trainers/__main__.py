@@ -14,10 +14,11 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from tests.trainers.page import RESULTS, record, shown
-from tests.trainers.runs import RUNS, Result, Run, as_json
+from tests.trainers.runs import RUNS, Result, Run
 
 
 async def run_all(runs: Sequence[Run]) -> list[Result]:
@@ -53,7 +54,7 @@ def main() -> int:
         return 1
     if given.record:
         date = datetime.now(UTC).date().isoformat()
-        RESULTS.write_text(json.dumps({"date": date, "runs": [as_json(one) for one in results]}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({"date": date, "runs": [asdict(one) for one in results]}, indent=1) + "\n")
         record()
     return 0
 

@@ -13,7 +13,6 @@ import asyncio
 import importlib
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +40,7 @@ def imported(name: str) -> Any:
 def config(steps: int, calls: int, model: Any) -> dict[str, Any]:
     """Return the fields of ``GRPOConfig`` for *steps* with one group each, of at most *calls* calls per episode."""
     return {
-        "output_dir": tempfile.mkdtemp(prefix="learning-"),
+        "output_dir": "out",
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,9 +157,9 @@ async def _lines(*command: str) -> AsyncIterator[AsyncIterator[str]]:
         AssertionError: It failed, or did not end within `RUN_S`.
     """
     environ = _environ() | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OPENAI_API_KEY": "unused"}
-    with tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory(prefix="learning-") as folder:
         process = await asyncio.create_subprocess_exec(
-            *command, env=environ, cwd=tempfile.gettempdir(), stdout=subprocess.PIPE, stderr=errors, limit=2**22
+            *command, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=errors, limit=2**22
         )
         stdout = process.stdout
         assert stdout is not None
@@ -320,7 +320,3 @@ RUNS: Final = [
     ),
 ]
 """All runs, in the order of the page."""
-
-
-def as_json(result: Result) -> dict[str, Any]:
-    return asdict(result)

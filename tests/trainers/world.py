@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.wire.balancer import Balancer
 from tests.wire.catalog import PROJECT
@@ -115,6 +114,7 @@ class Served:
 async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
     """Serve three environments with local workers, or `math` by replicas on Redis and containers behind a balancer."""
     folder = Path(tempfile.mkdtemp(prefix="training-"))
+    folders = [folder]
     stack = Stack() if replicas > 1 else None
     gateways: list[Gateway] = []
     try:
@@ -126,7 +126,8 @@ async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
                 "GATEWAY_ENVIRONMENTS": "math",  # only this image is built
             }
         for _ in range(replicas):
-            gateways.append(Gateway(short_folder(), settings))
+            folders.append(short_folder())
+            gateways.append(Gateway(folders[-1], settings))
             await asyncio.to_thread(gateways[-1].start)
         if stack is None:
             yield Served(gateways[0].url, gateways)
@@ -135,14 +136,15 @@ async def served(*, replicas: int = 1) -> AsyncIterator[Served]:
                 yield Served(url, gateways)
     finally:
         await asyncio.to_thread(_stop, gateways, stack)
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in folders:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
 async def _balanced(gateways: Sequence[Gateway]) -> AsyncIterator[str]:
     async with Balancer().running() as balancer:
         balancer.gateways += gateways
-        await until(lambda: len(balancer.ready) == len(gateways), within_s=scaled(60))
+        await until(lambda: len(balancer.ready) == len(gateways), within_s=60)
         yield balancer.url
 
 

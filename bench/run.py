@@ -34,6 +34,7 @@ from bench.measures import (
     proxies,
     sandboxes,
     scale,
+    step_log,
     store_trips,
     tenants,
 )
@@ -63,6 +64,7 @@ class Part(StrEnum):
     MANY_CONTAINERS = "many_containers"
     TENANTS = "tenants"
     NODES = "nodes"
+    STEP_LOG = "step_log"
 
 
 ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER, Part.MANY_CONTAINERS)
@@ -73,6 +75,7 @@ ON_LAB = (Part.NODES,)
 
 MEASURES: Mapping[Part, Any] = {
     Part.CALLS: calls,
+    Part.STEP_LOG: step_log,
     Part.PROXIES: proxies,
     Part.FOOTPRINT: footprint,
     Part.OPENS: opens,

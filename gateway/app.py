@@ -38,6 +38,7 @@ from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
 from gateway.frontends.admin.app import AdminFrontend
 from gateway.frontends.admin.curricula import CurriculumRoutes
+from gateway.frontends.admin.episodes import EpisodeRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
@@ -63,12 +64,15 @@ from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
 from gateway.server import Lifecycle
 from gateway.sessions.cache import SessionCache
+from gateway.sessions.call_parts import CallParts
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.service import CallParts, Sessions
+from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings
+from gateway.stores.step_log.reader import StepLogReader
+from gateway.stores.step_log.writer import StepLogWriter
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import TaskTables
@@ -132,6 +136,15 @@ class Gateway:
         self.store = self.stores.sessions
         if stores is None:
             self._owned.push_async_callback(self.stores.aclose)
+        self.log = StepLogWriter(
+            settings.step_log_path,
+            self.replica,
+            max_bytes=settings.step_log_bytes,
+            max_days=settings.step_log_days,
+            secrets=settings.known_secrets(),
+        )
+        self._owned.push_async_callback(self.log.aclose)
+        self.metrics.show_step_log(lambda: self.log.lost)
         self._wire_workers(backend)
         upstreams = self._wire_upstreams(upstreams or {}, port)
         self._wire_sessions(content, upstreams, store_patience_s)
@@ -196,7 +209,9 @@ class Gateway:
         """Create the request path: tasks and curricula to choose from, and sessions to open and to act in."""
         store, catalog, tasks = self.store, self.catalog, self.tasks
         self.records = TaskStats(self.stores.curricula, registry=tasks)
-        self.closer = SessionCloser(store=store, upstreams=upstreams, metrics=self.metrics, records=self.records)
+        self.closer = SessionCloser(
+            store=store, upstreams=upstreams, metrics=self.metrics, log=self.log, records=self.records
+        )
         self.admission = AdmissionGate()
         self.queries = WorkerQueries(store=store, upstreams=upstreams, closer=self.closer, waiting=self.admission)
         self.curricula = Curricula(
@@ -209,13 +224,14 @@ class Gateway:
         self.runtime_tasks = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
         lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
         self.resolver = TaskResolver(lookup=lookup, queries=self.queries, catalog=catalog)
-        self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
+        self.session_cache = cache = SessionCache(store, catalog, log=self.log, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
             upstreams=upstreams,
             closer=self.closer,
             cache=cache,
             metrics=self.metrics,
+            log=self.log,
             patience_s=patience_s,
             waiting=self.admission,
             tickets=self.curricula,
@@ -230,6 +246,7 @@ class Gateway:
             closer=self.closer,
             keys=self.keys,
             metrics=self.metrics,
+            log=self.log,
         )
         self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)
 
@@ -265,7 +282,13 @@ class Gateway:
             demands=self.demands,
         )
         self.worker_stops = WorkerStops(
-            store=store, backend=backend, transport=self.transport, metrics=metrics, tasks=self.background
+            store=store,
+            backend=backend,
+            transport=self.transport,
+            catalog=self.catalog,
+            metrics=metrics,
+            log=self.log,
+            tasks=self.background,
         )
         recovery = StoreRecovery(
             store=store,
@@ -376,6 +399,7 @@ class Gateway:
                 self.task_files.run,
                 self.records.run,
                 self.curricula.run,
+                self.log.run,
                 self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)
@@ -407,7 +431,13 @@ class Gateway:
             probe=probe,
         )
         curriculum_routes = CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=tasks)
-        routes = [*task_routes.routes(), *NodeRoutes(self.swarm).routes(), *curriculum_routes.routes()]
+        episode_routes = EpisodeRoutes(log=self.log, queries=StepLogReader(settings.step_log_path))
+        routes = [
+            *task_routes.routes(),
+            *NodeRoutes(self.swarm).routes(),
+            *curriculum_routes.routes(),
+            *episode_routes.routes(),
+        ]
         return AdminFrontend(
             store=self.store, catalog=self.catalog, metrics=self.metrics, lifecycle=self.lifecycle, routes=routes
         ).app()

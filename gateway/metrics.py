@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import collections
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -228,6 +228,7 @@ class Metrics:
         self._breaker = self._gauge("breaker_open", "1 while openings without a free slot fail at once.", "environment")
         self._leader = self._gauge("leader", "1 in the replica that leads the control loop.")
         self._whole = self._gauge("store_whole", "0 while the store is rebuilt after a loss of data.")
+        self._unlogged = self._gauge("step_log_lost", "Records that the step log lost since the start of this replica.")
         self._lag = Histogram(
             "gateway_event_loop_lag_seconds",
             "How late the event loop was.",
@@ -245,6 +246,10 @@ class Metrics:
             self._warm_target,
             self._breaker,
         )
+
+    def show_step_log(self, lost: Callable[[], int]) -> None:
+        """Show the number of records that the step log of this replica has lost."""
+        self._unlogged.set_function(lost)
 
     def turned_away(self, reason: str) -> None:
         """Count a request that the authenticator refused: ``no_key``, ``wrong_key`` or ``other_site``."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol, TaskView
+from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol, StepLogging, TaskView
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
@@ -154,6 +154,13 @@ class TasksTable(Table):
     folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
+class StepLogTable(Table):
+    """``[step_log]``: what the step log keeps of the environment's episodes."""
+
+    mode: StepLogging = StepLogging.FULL
+    share: float = Field(default=0.1, gt=0, le=1)
+
+
 class EnvironmentFile(Table):
     """The whole ``environment.toml``."""
 
@@ -179,3 +186,4 @@ class EnvironmentFile(Table):
     resets: ResetsTable = ResetsTable()
     volumes: tuple[VolumeTable, ...] = ()
     tasks: TasksTable = TasksTable()
+    step_log: StepLogTable = StepLogTable()

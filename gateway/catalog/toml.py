@@ -33,6 +33,7 @@ from gateway.core.environment import (
     SandboxLimits,
     Server,
     ServerProtocol,
+    StepLogPolicy,
     Timeouts,
     Volume,
 )
@@ -144,6 +145,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         task_view=parsed.tasks.view,
         public_fields=parsed.tasks.public,
         custom_tasks=_custom_tasks(parsed),
+        step_log=StepLogPolicy(**parsed.step_log.model_dump()),
     )
     splits = {name: _split(environment, name, parsed.limits, table) for name, table in parsed.splits.items()}
     return replace(environment, splits=splits)

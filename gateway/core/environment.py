@@ -57,6 +57,14 @@ class TaskView(StrEnum):
     FULL = "full"  #: complete tasks
 
 
+class StepLogging(StrEnum):
+    """What the step log keeps of an environment's episodes."""
+
+    OFF = "off"  #: nothing
+    SAMPLED = "sampled"  #: begin and end of each episode, and the calls of a share of the episodes
+    FULL = "full"  #: begin, end and calls of each episode
+
+
 class SplitType(StrEnum):
     """The purpose of a split."""
 
@@ -290,6 +298,15 @@ class CustomTasks:
     """Digest of the folder's content; empty: not read yet, or there is no such folder."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogPolicy:
+    """What the step log keeps of an environment's episodes."""
+
+    mode: StepLogging = StepLogging.FULL
+    share: float = 0.1
+    """Share of the episodes whose calls are kept with ``sampled``, between 0 and 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """The definition of an environment, as its ``environment.toml`` states it."""
@@ -330,6 +347,7 @@ class Environment:
     public_fields: tuple[str, ...] = ()
     """Dotted paths of further task fields that a public listing shows."""
     custom_tasks: CustomTasks | None = None
+    step_log: StepLogPolicy = StepLogPolicy()
     image_id: str = ""
     """The engine's current id of the image (``sha256:…``); empty: not queried yet, or there is no image."""
     splits: Mapping[str, Environment] = field(default_factory=dict)

@@ -81,6 +81,12 @@ class UnknownTask(InvalidRequest):
     code = "unknown_task"
 
 
+class UnknownEpisode(GatewayError):
+    """The step log has no such episode, or no such blob any more."""
+
+    code = "unknown_episode"
+
+
 class UnknownSplit(UnknownTask):
     """The environment has no split of that name."""
 

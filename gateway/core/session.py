@@ -204,3 +204,6 @@ class EpisodeRequest:
     """The trainer's own name for the episode; only resets have one."""
     within_s: float | None = None
     """Maximum wait in seconds, if it is shorter than the environment's own limits."""
+    protocol: str = ""
+    """The trainer's protocol, for the step log: ``ors``, ``areal``, ``openenv`` or ``nemo``; ``probe``: the gateway
+    tries a task."""

@@ -10,10 +10,12 @@ import contextlib
 import logging
 from typing import Final
 
-from gateway.core.errors import GatewayError
+from gateway.catalog.catalog import Catalog
+from gateway.core.errors import GatewayError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.outcomes import outcome_of
 from gateway.core.ports.backend import Backend
+from gateway.core.ports.step_log import EpisodeEnd, StepLog
 from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.transport import Transport
 from gateway.core.session import CloseReason, Session
@@ -37,13 +39,17 @@ class WorkerStops:
         store: WorkerStore,
         backend: Backend,
         transport: Transport,
+        catalog: Catalog,
         metrics: Metrics,
+        log: StepLog,
         tasks: BackgroundTasks,
     ) -> None:
         self._store = store
         self._backend = backend
         self._transport = transport
+        self._catalog = catalog
         self._metrics = metrics
+        self._log = log
         self._tasks = tasks
         self._stopping: set[WorkerId] = set()
         self._losing: set[WorkerId] = set()
@@ -139,7 +145,11 @@ class WorkerStops:
         self._metrics.worker_lost(worker.environment, reason.value)
         for session in sessions:
             outcome = outcome_of(reason, None)
-            self._metrics.session_closed(session.environment, (session.reason or reason).value, outcome, None)
+            told = session.reason or reason
+            self._metrics.session_closed(session.environment, told.value, outcome, None)
+            with contextlib.suppress(UnknownEnvironment):  # it was removed while the session ran
+                environment = self._catalog.named(session.environment)
+                self._log.closed(session, environment, EpisodeEnd(reason=told, outcome=outcome))
         logger.error(
             "worker_lost environment=%s worker=%s reason=%s detail=%s sessions=%s log=%r",
             worker.environment,

@@ -20,6 +20,7 @@ from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import Owner, SessionId
+from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import SessionStore
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import BY_TRAINER, Activity, CloseReason, Session, SessionEnded, SessionState
@@ -45,6 +46,8 @@ class CachedSession:
     """Monotonic time at which the last call or touch ended."""
     noted_at: float
     """Monotonic time of the last note to the store."""
+    is_logged: bool = False
+    """True if the step log records its calls."""
     busy: int = 0
     """Number of calls that run in this replica."""
     is_ended: bool = False
@@ -90,10 +93,13 @@ class CachedSession:
 class SessionCache:
     """A read-through cache of the sessions that this replica serves. On a miss it reads the store."""
 
-    def __init__(self, store: SessionStore, catalog: Catalog, *, patience_s: float = STORE_PATIENCE_S) -> None:
+    def __init__(
+        self, store: SessionStore, catalog: Catalog, *, log: StepLog, patience_s: float = STORE_PATIENCE_S
+    ) -> None:
         """*patience_s*: seconds for which `find` retries a store that does not answer, or is being rebuilt."""
         self._store = store
         self._catalog = catalog
+        self._log = log
         self._patience_s = patience_s
         self._entries: dict[SessionId, CachedSession] = {}
         self._stirred: set[CachedSession] = set()
@@ -166,6 +172,7 @@ class SessionCache:
             # A deadline that is not fresh may be near. noted_at in the past makes the next call write a note first.
             noted_at = now if noted else now - session.idle_s
             entry = CachedSession(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
+            entry.is_logged = self._log.keeps(session.lease, environment)
             self._entries[session.id] = entry
             if not noted:
                 self._stirred.add(entry)

@@ -31,6 +31,7 @@ from gateway.core.errors import (
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import SessionId
 from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
+from gateway.core.ports.step_log import EpisodeEnd, StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
@@ -67,6 +68,7 @@ class SessionCloser:
         store: Store,
         upstreams: Mapping[UpstreamKind, SessionUpstream],
         metrics: Metrics,
+        log: StepLog,
         patience_s: float = STORE_PATIENCE_S,
         records: EpisodeRecords | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class SessionCloser:
         self._store = store
         self._upstreams = upstreams
         self._metrics = metrics
+        self._log = log
         self._patience_s = patience_s
         self._records = records
         # The state: tasks that continue in the background.
@@ -307,6 +310,8 @@ class SessionCloser:
         outcome = outcome_of(reason, summary, is_answered=is_answered)
         reward = reward_of(outcome, summary)
         self._metrics.session_closed(environment.name, reason.value, outcome, reward)
+        end = EpisodeEnd(reason=reason, outcome=outcome, reward=reward, summary=summary)
+        self._log.closed(session, environment, end)
         if summary is not None:
             log_faults(session, summary.faults)
             if outcome is EpisodeOutcome.AUTHOR_FAULT and reason is not CloseReason.AUTHOR_FAULT:

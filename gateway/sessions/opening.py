@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import (
@@ -35,10 +35,12 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.ids import SessionId
+from gateway.core.ports.curricula import DrawnTickets
+from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, EpisodeRequest, GroupMembership, Session, SessionRequest, SessionState
+from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
 from gateway.sessions.cache import CachedSession, SessionCache, session_id, task_digest
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
@@ -57,20 +59,13 @@ FULL_PAUSE_S: Final = 0.5
 """Seconds before the retry of a worker that was full and did not state its capacity."""
 
 
-class DrawnTickets(Protocol):
-    """Releases unused places in groups of drawn tasks; implemented by `gateway.tasks.curricula.service.Curricula`."""
-
-    def unused(self, ticket: GroupMembership | None) -> None:
-        """Release the place of *ticket*, with which nothing was opened. Returns immediately."""
-
-
 class _Opening:
     """One opening under way: its request and its time limits."""
 
     def __init__(self, request: EpisodeRequest, limits: KeyLimits) -> None:
         environment = request.environment.splits.get(request.setup.of_split, request.environment)
         self.environment = environment.tenants.get(request.owner, environment)
-        self.setup = request.setup
+        self.request, self.setup = request, request.setup
         self.within_s = request.within_s
         self.began_at = time.monotonic()
         self.limits = limits
@@ -104,6 +99,7 @@ class SessionOpener:
         closer: SessionCloser,
         cache: SessionCache,
         metrics: Metrics,
+        log: StepLog,
         patience_s: float = STORE_PATIENCE_S,
         waiting: AdmissionGate,
         tickets: DrawnTickets,
@@ -120,7 +116,7 @@ class SessionOpener:
         self._upstreams = upstreams
         self._closer = closer
         self._cache = cache
-        self._metrics = metrics
+        self._metrics, self._log = metrics, log
         self._patience_s = patience_s
         self._waiting = waiting
         self._tickets = tickets
@@ -322,7 +318,7 @@ class SessionOpener:
                 opening.claim = replace(opening.claim, group="")
                 session = await self._claim(opening, max(0.0, opening.open_until - time.monotonic()))
             else:
-                self._note_open(session, time.monotonic() - opening.began_at)
+                self._note_open(session, opening)
                 break
         else:  # an identical request has opened it, with its own place in the group
             self._unused(opening)
@@ -395,8 +391,10 @@ class SessionOpener:
         if holder is None or holder.worker != session.worker:  # otherwise the worker holds the session's successor
             await self._closer.finish(session, environment, counted=False, missed=missed)
 
-    def _note_open(self, session: Session, open_s: float) -> None:
+    def _note_open(self, session: Session, opening: _Opening) -> None:
+        open_s = time.monotonic() - opening.began_at
         self._metrics.session_opened(session.environment, open_s)
+        self._log.opened(session, opening.environment, opening.request, open_s=open_s)
         logger.info(
             "session_opened session=%s name=%r owner=%s environment=%s worker=%s task=%r open_s=%.3f",
             session.id,

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import EPISODE_FINISHED, Action, Block, FaultReply, StepResult, Summary
 from gateway.core.errors import (
@@ -25,20 +24,19 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId
-from gateway.core.ports.store import SessionStore
+from gateway.core.ports.step_log import Content
 from gateway.core.ports.transport import Exchange, Headers
-from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
+from gateway.core.ports.upstream import SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, EpisodeRequest, Session
-from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
+from gateway.metrics import answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
-from gateway.sessions.call_rates import CallRates
+from gateway.sessions.call_parts import LOGGED, LOGGED_BYTES, NOT_RUN, CallParts
 from gateway.sessions.closing import SessionCloser, log_faults
-from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
+from gateway.sessions.failure_reasons import SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.turns import TurnCounter, without_reward
-from gateway.settings.keys import Keyring
+from gateway.sessions.turns import without_reward
 
 T = TypeVar("T")
 DRAIN_PAUSE_S = 0.02
@@ -134,35 +132,6 @@ class Sessions:
             await self._cache.write_notes()
 
 
-class CallParts:
-    """The collaborators that calls need, shared by all sessions of this replica."""
-
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        upstreams: Mapping[UpstreamKind, SessionUpstream],
-        frames: FrameUpstream,
-        catalog: Catalog,
-        cache: SessionCache,
-        closer: SessionCloser,
-        keys: Keyring,
-        metrics: Metrics,
-    ) -> None:
-        """*frames*: the upstream for sessions whose workers speak OpenEnv."""
-        self.upstreams = upstreams
-        self.frames = frames
-        self.catalog = catalog
-        self.cache = cache
-        self.keys = keys
-        self.rates = CallRates()
-        self.metrics = metrics
-        self.reasons = FailureReasons(store=store, cache=cache, closer=closer)
-        self.turns = TurnCounter(store)
-        self.playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
-        """Running steps, each of which continues if its trainer disconnects."""
-
-
 class ActiveSession:
     """An open session, as a frontend uses it.
 
@@ -198,7 +167,7 @@ class ActiveSession:
 
     async def act(self, action: Action, *, within_s: float, key: str | None = None) -> StepResult:
         """Run *action* and return its result. Also raises CallConflict and InvalidRequest, see ``Upstream.act``."""
-        return await self._ask("call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key))
+        return await self._ask("call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key), action)
 
     async def prompt(self, *, within_s: float) -> list[Block]:
         """Return the agent's first prompt, after the task's setup."""
@@ -208,7 +177,7 @@ class ActiveSession:
         """Send one frame of the worker's own protocol and return the reply; see ``FrameUpstream.pass_frame``."""
         operation = "call" if frame else "prompt"
         frames = self._parts.frames
-        return await self._ask(operation, within_s, lambda _, session, at: frames.pass_frame(session, at, frame))
+        return await self._ask(operation, within_s, lambda _, session, at: frames.pass_frame(session, at, frame), frame)
 
     async def client_state(self, *, within_s: float) -> Mapping[str, Any]:
         """Return the session's state as the environment publishes it."""
@@ -267,12 +236,16 @@ class ActiveSession:
                 raise await self._parts.reasons.of_unknown(call.cached) from error
             return TrackedResponse(exchange, call)
 
-        return await self._run(operation, send)
+        return await self._run(operation, send, body)
 
     async def _ask(
-        self, operation: str, within_s: float, ask: Callable[[SessionUpstream, Session, Environment], Awaitable[T]]
+        self,
+        operation: str,
+        within_s: float,
+        ask: Callable[[SessionUpstream, Session, Environment], Awaitable[T]],
+        request: Content = None,
     ) -> T:
-        """Send a request to the worker and return its complete answer."""
+        """Send a request to the worker and return its complete answer; *request* is what the step log keeps of it."""
 
         async def run(call: Call) -> T:
             cached, environment = call.cached, call.cached.environment
@@ -287,22 +260,22 @@ class ActiveSession:
                 raise await self._parts.reasons.of_unknown(cached) from error
             if isinstance(answer, StepResult | FaultReply):
                 call.report(answer.faults)
-            call.end(answer_outcome(answer))
+            call.end(answer_outcome(answer), answer)
             return answer
 
-        return await self._run(operation, run)
+        return await self._run(operation, run, request)
 
-    async def _run(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
+    async def _run(self, operation: str, run: Callable[[Call], Awaitable[T]], request: Content) -> T:
         """Run one call. On success, *run* ends the call, or returns a response that ends it when closed."""
         self._cached = await self._parts.cache.renewed(self._cached)
         try:
-            return await self._run_once(operation, run)
+            return await self._run_once(operation, run, request)
         except SessionMoved as moved:  # the old worker reported that the call did not run: a retry cannot run it twice
             self._cached = moved.entry
-            return await self._run_once(operation, run)
+            return await self._run_once(operation, run, request)
 
-    async def _run_once(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
-        call = Call(self._cached, operation, self._parts)
+    async def _run_once(self, operation: str, run: Callable[[Call], Awaitable[T]], request: Content) -> T:
+        call = Call(self._cached, operation, self._parts, request)
         try:
             if operation == "call" and (per_s := self._parts.keys.calls_per_s.get(self.session.owner)):
                 await self._wait(call, per_s)
@@ -323,18 +296,22 @@ class ActiveSession:
 class Call:
     """One call in a session. The session is busy until the call ends."""
 
-    __slots__ = ("_began_at", "_operation", "_parts", "cached")
+    __slots__ = ("_began_at", "_faults", "_operation", "_parts", "_request", "cached")
 
-    def __init__(self, cached: CachedSession, operation: str, parts: CallParts) -> None:
-        """Start the call and mark the session as busy."""
+    def __init__(self, cached: CachedSession, operation: str, parts: CallParts, request: Content) -> None:
+        """Start the call and mark the session as busy. *request* is what the step log keeps."""
         self.cached = cached
         self._operation = operation
         self._parts = parts
+        self._request = request
+        self._faults: Sequence[Fault] = ()
         self._began_at = time.monotonic()
         cached.begin()
 
     def report(self, faults: Sequence[Fault]) -> None:
         """Log *faults* once: a repeated call reports the same faults."""
+        if faults:
+            self._faults = faults
         if faults and faults[-1] is not self.cached.reported:
             self.cached.reported = faults[-1]
             log_faults(self.cached.session, faults)
@@ -352,25 +329,37 @@ class Call:
 
     async def fail(self, error: BaseException) -> None:
         """End a call that failed with *error*. Raises the errors of `explain`."""
-        outcome = call_outcome(error)
+        told = error
         try:
             await self.explain(error)
         except SessionClosed as better:
-            outcome = call_outcome(better)
+            told = better
             raise
         finally:
-            self.end(outcome)
+            # A call in a session that moved is repeated in the new one.
+            self.end(call_outcome(told), NOT_RUN if isinstance(error, SessionMoved) else None, told)
 
-    def end(self, outcome: str) -> None:
-        """End the call; *outcome* is one of ``metrics.CALLS``."""
-        self.cached.finish()
+    def end(self, outcome: str, reply: Any = None, error: BaseException | None = None) -> None:
+        """End the call; *outcome* is one of ``metrics.CALLS``. The step log gets the *reply*, or the *error*."""
+        cached = self.cached
+        cached.finish()
         if self._operation == "call":
-            seconds = self.cached.quiet_since - self._began_at
-            self._parts.metrics.call_ended(self.cached.environment.name, outcome, seconds)
+            seconds = cached.quiet_since - self._began_at
+            self._parts.metrics.call_ended(cached.environment.name, outcome, seconds)
+        if cached.is_logged and self._operation in LOGGED and reply is not NOT_RUN:
+            asked, began_at, ended_at = self._request, self._began_at, cached.quiet_since
+            self._parts.log.called(
+                (cached.session.lease, self._operation, began_at, ended_at, outcome, asked, reply, error, self._faults)
+            )
 
 
 class TrackedResponse:
     """A worker's response to a call. Closing the response ends the call."""
+
+    _error: BaseException | None = None
+    _kept: bytes | list[bytes] | None = None
+    """What was read of the body, for the step log."""
+    _kept_bytes = 0
 
     def __init__(self, exchange: Exchange, call: Call) -> None:
         self._exchange = exchange
@@ -397,19 +386,24 @@ class TrackedResponse:
 
     async def __anext__(self) -> bytes:
         if self._chunks is None:
-            self._chunks = self._exchange.chunks()
+            self._chunks, self._kept = self._exchange.chunks(), []
         try:
-            return await anext(self._chunks)
+            chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._complete()
             raise
         except UpstreamError as error:
             await self._explain(error)
             raise
+        if isinstance(self._kept, list) and self._kept_bytes < LOGGED_BYTES:
+            self._kept.append(chunk)
+            self._kept_bytes += len(chunk)
+        return chunk
 
     def overran(self) -> None:
         """Note that the reader stopped: the call took longer than its environment allows."""
-        self._outcome = call_outcome(UpstreamTimeout())
+        self._error = UpstreamTimeout("the call took longer than its environment allows")
+        self._outcome = call_outcome(self._error)
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body, at most *limit_bytes*. Raises the errors of `chunks`."""
@@ -418,6 +412,7 @@ class TrackedResponse:
         except UpstreamError as error:
             await self._explain(error)
             raise
+        self._kept = body
         self._complete()
         return body
 
@@ -428,12 +423,14 @@ class TrackedResponse:
         self._call.report(faults)
 
     async def _explain(self, error: UpstreamError) -> None:
-        self._outcome = call_outcome(error)
+        self._error = error
         try:
             await self._call.explain(error)
         except SessionClosed as better:
-            self._outcome = call_outcome(better)
+            self._error = better
             raise
+        finally:
+            self._outcome = call_outcome(self._error)
 
     async def aclose(self) -> None:
         """Close the exchange and end the call.
@@ -447,4 +444,5 @@ class TrackedResponse:
         try:
             await self._exchange.aclose()
         finally:
-            self._call.end(self._outcome)
+            # 503: the session's setup still runs.
+            self._call.end(self._outcome, NOT_RUN if self.status == 503 else self._kept, self._error)

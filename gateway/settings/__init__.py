@@ -114,6 +114,12 @@ class Settings(BaseSettings):
     """Folder of the gateway's own secret (``secret``, mode 0600), and of ``INSTANCE-OWNER.lock``, which names the store
     of running gateways. A cluster node records there that it drains. Keep this folder: a gateway with another secret is
     another gateway, and does not touch the workers of this gateway."""
+    step_log: Path | None = None
+    """Folder of the step log, which replicas on one machine share. Empty: ``step_log`` in ``state_dir``."""
+    step_log_bytes: int = Field(default=10 * 2**30, ge=0)
+    """Maximum size of the step log. The oldest records make room for new ones. 0: nothing is recorded."""
+    step_log_days: float = Field(default=14.0, gt=0)
+    """Days for which the step log keeps records."""
     secret: SecretStr | None = None
     """Replaces the secret file. Replicas on several machines need the same secret."""
     secrets_dir: Path | None = None
@@ -295,6 +301,19 @@ class Settings(BaseSettings):
                 "clients with a certificate (gateway certs creates certificates)"
             )
         return self.cluster_ca, self.cluster_cert, self.cluster_key
+
+    def known_secrets(self) -> tuple[str, ...]:
+        """Return the secrets in the settings: keys and the gateway's own secret. Raises ``ConfigError``."""
+        keys = {
+            **parse_keys(self.trainer_keys),
+            **{f"operator {n}": k for n, k in parse_keys(self.operator_keys).items()},
+        }
+        return (*keys.values(), self.read_secret().decode(errors="replace"))
+
+    @property
+    def step_log_path(self) -> Path:
+        """The folder of the step log."""
+        return self.step_log or self.state_dir / "step_log"
 
     @property
     def keys_path(self) -> Path:

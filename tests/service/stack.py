@@ -129,6 +129,7 @@ class Replica(Gateway):
                 "secret": SECRET.decode(),
                 "catalog_dir": Path("/nowhere"),
                 "max_body_bytes": 2**20,
+                "step_log_bytes": 0,
                 "trainer_keys": _keys(trainers),
                 "operator_keys": _keys(operators),
                 **more,

@@ -327,3 +327,24 @@ async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment:
     assert {name: len(set(got)) for name, got in rewards.items()} == dict.fromkeys(case.scripts, 1), rewards
     assert {name: rewards[name][0] for name in case.worth} == case.worth
     assert len({got[0] for got in rewards.values()}) > 1, "scripts of one worth would show nothing"
+    await expect_the_log_to_tell_it(gateway, case, rewards)
+
+
+async def expect_the_log_to_tell_it(gateway: Gateway, case: Case, rewards: Mapping[str, Sequence[float]]) -> None:
+    """Assert that the step log has each episode of each frontend, with all actions and rewards."""
+    episodes = await gateway.ask("episodes", environment=case.environment, limit=str(4 * len(case.scripts)))
+    told = iter(reversed(episodes["episodes"]))
+    for name, script in case.scripts.items():
+        for protocol, reward in zip(("ors", "areal", "openenv", "nemo"), rewards[name], strict=True):
+            listed = next(told)
+            episode = await gateway.ask(f"episodes/{listed['id']}")
+            steps = [step for step in episode["steps"] if step["operation"] == "call"]
+
+            assert (listed["protocol"], listed["outcome"], listed["steps"]) == (protocol, "finished", len(script))
+            assert listed["reward"] == pytest.approx(reward)
+            assert episode["begin"]["spec"] == case.task
+            for step, (tool, arguments) in zip(steps, script, strict=True):  # plain actions name no tool
+                assert step["action"] in ({"tool": tool, "input": arguments}, {"fields": arguments})
+            assert sum(step.get("reward") or 0.0 for step in steps) == pytest.approx(reward)
+            assert [step.get("finished", False) for step in steps] == [False] * (len(script) - 1) + [True]
+            assert all(step["outcome"] == "ok" and step["blocks"] for step in steps)

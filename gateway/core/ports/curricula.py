@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.ids import EnvironmentName
+from gateway.core.session import GroupMembership
 
 MAX_RECORDS = 100_000
 """Maximum number of task records of one environment; beyond it the least recently seen are removed."""
@@ -132,3 +133,10 @@ class CurriculumStore(Protocol):
 
     async def aclose(self) -> None:
         """Close the connections."""
+
+
+class DrawnTickets(Protocol):
+    """Releases unused places in groups of drawn tasks; implemented by `gateway.tasks.curricula.service.Curricula`."""
+
+    def unused(self, ticket: GroupMembership | None) -> None:
+        """Release the place of *ticket*, with which nothing was opened. Returns immediately."""

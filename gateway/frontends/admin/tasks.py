@@ -93,6 +93,7 @@ class TaskProbe:
                     setup=SessionSetup(spec=task),
                     fingerprint=name,
                     task="(probe)",
+                    protocol="probe",
                 )
             )
             await session.prompt(within_s=environment.timeouts.setup_s)

@@ -245,6 +245,7 @@ class ArealFrontend:
                     setup=setup,
                     fingerprint=episode,
                     task=task.place,
+                    protocol="areal",
                     within_s=max(0.0, deadline - loop.time()),
                 )
             )

@@ -207,6 +207,7 @@ class NemoFrontend:
                     setup=setup,
                     fingerprint=seed.fingerprint if given else name,
                     task=task.place,
+                    protocol="nemo",
                 )
             )
         request.session = name

@@ -125,6 +125,7 @@ class Episodes:
             setup=self._setup(environment, reset, task, chosen),
             fingerprint=uuid.uuid4().hex,
             task=_label(chosen),
+            protocol="openenv",
             episode=reset.episode_id if reset.episode_id is not None else str(uuid.uuid4()),
         )
         async with contextlib.AsyncExitStack() as stack:

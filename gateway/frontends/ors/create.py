@@ -162,6 +162,7 @@ class SessionCreator:
                     setup=setup,
                     fingerprint=create.fingerprint,
                     task=task,
+                    protocol="ors",
                 )
             )
             if trainer is not None and trainer.left:

@@ -17,6 +17,7 @@ from gateway.core.ports.store import Store
 from gateway.core.session import Activity, Session, SessionState
 from gateway.sessions.cache import CachedSession, SessionCache
 from tests.fakes.eventually import until
+from tests.fakes.step_log import FakeStepLog
 
 KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=("python3",))
 
@@ -46,7 +47,7 @@ def store() -> Told:
 
 @pytest.fixture
 def cache(store: Told) -> SessionCache:
-    return SessionCache(cast(Store, store), Catalog([KIND]))
+    return SessionCache(cast(Store, store), Catalog([KIND]), log=FakeStepLog())
 
 
 def add(cache: SessionCache, name: str) -> CachedSession:

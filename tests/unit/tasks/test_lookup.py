@@ -35,6 +35,7 @@ from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.resolver import TaskResolver, session_setup
 from gateway.tasks.task_ref import TaskRef
 from tests.fakes.clock import Clock
+from tests.fakes.step_log import FakeStepLog
 from tests.fakes.upstreams import CounterImage
 from tests.service.stack import environment, lookup_of, tasks
 
@@ -281,7 +282,7 @@ async def test_only_a_static_server_is_queried_again_after_a_while(server: Serve
     clock, upstream = Clock(), CounterImage({"train": [{"n": 0}]})
     one, store = image(server=server), MemoryStore()
     upstreams = {UpstreamKind.ORS: upstream}
-    closer = SessionCloser(store=store, upstreams=upstreams, metrics=Metrics())
+    closer = SessionCloser(store=store, upstreams=upstreams, metrics=Metrics(), log=FakeStepLog())
     inquiries = WorkerQueries(store=store, upstreams=upstreams, closer=closer, waiting=AdmissionGate(), clock=clock)
     await store.add_worker(
         Worker(id=WorkerId("w"), environment=one.name, digest=one.digest(), slots=1, address="tcp:127.0.0.1:1")

@@ -1,0 +1,89 @@
+"""The interface of the step log, which records what happens in episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.core.environment import Environment
+from gateway.core.episode import Action, Block, StepResult, Summary
+from gateway.core.faults import Fault
+from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.session import CloseReason, EpisodeRequest, Session
+
+Content = bytes | Sequence[bytes] | Action | StepResult | Sequence[Block] | None
+"""A request or a reply of a call: bytes of the worker's protocol, or the values of the gateway's own model."""
+LoggedCall = tuple[str, str, float, float, str, Content, Content, BaseException | None, Sequence[Fault]]
+"""One call that has ended: the session's lease, the operation, monotonic times of its begin and end, the outcome (one
+of ``gateway.metrics.CALLS``), request, reply, the error if it has no reply, and faults of the author's code. The
+operation is ``call`` for a step and ``prompt`` for the first observation. It is a plain tuple, because each microsecond
+here is one percent of the gateway's work for a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEnd:
+    """How an episode ended."""
+
+    reason: CloseReason
+    outcome: EpisodeOutcome
+    reward: float | None = None
+    summary: Summary | None = None
+    """The worker's summary; None: the worker did not send one."""
+
+
+class StepLog(Protocol):
+    """Records episodes and their calls. Every method returns immediately, and drops records if the log is full."""
+
+    called: Callable[[LoggedCall], object]
+    """Records a call. The log replaces this function while it cannot keep up, so it must be looked up for each call."""
+
+    async def flush(self) -> None:
+        """Write what is queued, so that a reader finds it."""
+
+    def keeps(self, lease: str, environment: Environment) -> bool:
+        """Return True if the calls of the session with this *lease* are logged. All replicas return the same."""
+
+    def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
+        """Record that an episode began. The request's secrets are left out."""
+
+    def closed(self, session: Session, environment: Environment, end: EpisodeEnd) -> None:
+        """Record that an episode ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFilter:
+    """Selects episodes. Empty values select all."""
+
+    owner: str = ""
+    environment: str = ""
+    split: str = ""
+    task: str = ""
+    policy: str = ""
+    group: str = ""
+    name: str = ""
+    outcome: str = ""
+    reason: str = ""
+    reward_min: float | None = None
+    reward_max: float | None = None
+    before: tuple[float, str] | None = None
+    """Time and lease of the last episode of the page before."""
+
+
+class StepLogQueries(Protocol):
+    """Reads what all replicas have recorded."""
+
+    async def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
+        """Return the newest episodes that *wanted* selects, newest first, with the columns of the log's index."""
+
+    async def episode(self, id: str) -> dict[str, Any] | None:
+        """Return the episode with the lease *id*, or else the newest one of the session with this name."""
+
+    async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
+        """Return the calls of *episode* by their begin.
+
+        Each call is Unix time of its begin, seconds, operation, outcome, request, reply, error and faults.
+        """
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return the data with this SHA-256, or None if it is not stored any more."""

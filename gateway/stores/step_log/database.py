@@ -1,0 +1,163 @@
+"""The index of the step log: one SQLite file in WAL mode with the begin and end of each episode, and with blobs.
+
+All replicas on a machine share it. Blobs are images and long tasks, which repeat, so each is stored once by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.core.ports.step_log import EpisodeFilter
+
+INDEX: Final = "episodes.sqlite"
+"""Name of the file in the log's folder."""
+BUSY_S: Final = 5.0
+"""Seconds that a write waits for another replica's write."""
+BLOB_RENEWED_S: Final = 600.0
+"""Seconds after which a blob that is used again gets a new time."""
+BLOBS_KNOWN: Final = 20_000
+
+COLUMNS: Final = (
+    "lease", "session", "name", "owner", "environment", "split", "task", "task_digest", "policy", "group_name",
+    "protocol", "worker", "image", "seed", "opened_at", "closed_at", "reason", "outcome", "reward", "steps",
+    "begin", "end",
+)  # fmt: skip
+"""Columns of an episode. ``begin`` and ``end`` are JSON objects with all that was recorded."""
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS episodes (
+    lease TEXT PRIMARY KEY, session TEXT, name TEXT, owner TEXT, environment TEXT, split TEXT, task TEXT,
+    task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, seed INTEGER,
+    opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER, "begin" TEXT, "end" TEXT,
+    at REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
+CREATE INDEX IF NOT EXISTS episodes_of_group ON episodes (group_name, at) WHERE group_name != '';
+CREATE INDEX IF NOT EXISTS episodes_of_name ON episodes (name, at);
+CREATE TABLE IF NOT EXISTS blobs (digest TEXT PRIMARY KEY, used_at REAL NOT NULL, data BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS blobs_by_time ON blobs (used_at);
+"""
+_names = ", ".join(f'"{name}"' for name in COLUMNS)
+_values = ", ".join(f"json_extract(value, '$.{name}')" for name in COLUMNS)
+_kept = ", ".join(f'"{name}" = coalesce(excluded."{name}", "{name}")' for name in COLUMNS[1:])
+_UPSERT: Final = (
+    f"INSERT INTO episodes ({_names}, at) SELECT {_values}, json_extract(value, '$.at') FROM json_each(?) WHERE true "
+    f"ON CONFLICT (lease) DO UPDATE SET {_kept}, at = min(at, excluded.at)"
+)
+"""One statement for many rows: each statement of a thread costs it two waits for Python's lock."""
+_BLOB: Final = "INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE SET used_at = excluded.used_at"
+
+
+class StepLogDatabase:
+    """One connection to the file; a thread uses it alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, and create it if it is missing. Raises ``OSError`` or ``sqlite3.Error``."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(_SCHEMA)
+        self._db.text_factory = partial(str, encoding="utf-8", errors="replace")  # texts may have lone surrogates
+        self._known: dict[str, float] = {}
+        self._put: dict[str, bytes] = {}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def store(self, rows: bytes = b"") -> None:
+        """Store begins and ends of episodes, and the blobs that `put` collected. Raises ``sqlite3.Error``.
+
+        Args:
+            rows: A JSON array of objects with the columns, and ``at``, a Unix time. Empty: no rows.
+        """
+        blobs, self._put = self._put, {}
+        if not rows and not blobs:
+            return
+        now = time.time()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            if blobs:
+                self._db.executemany(_BLOB, [(digest, now, data) for digest, data in blobs.items()])
+            if rows:
+                self._db.execute(_UPSERT, (rows.decode(),))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._known.update(dict.fromkeys(blobs, now))
+
+    def put(self, data: bytes) -> str:
+        """Store *data* once, with the next `store`, and return its SHA-256 in hexadecimal digits."""
+        digest = hashlib.sha256(data).hexdigest()
+        if time.time() - self._known.get(digest, 0.0) > BLOB_RENEWED_S:
+            self._put[digest] = data
+            if len(self._known) >= BLOBS_KNOWN:
+                self._known.clear()
+        return digest
+
+    def remove_before(self, before: float) -> None:
+        """Remove episodes that ended, and blobs that were used last, before this Unix time."""
+        self._db.execute("DELETE FROM episodes WHERE at < ? AND coalesce(closed_at, at) < ?", (before, before))
+        self._db.execute("DELETE FROM blobs WHERE used_at < ?", (before - BLOB_RENEWED_S,))
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def used_bytes(self) -> int:
+        """Return the size of what the file holds, without its free pages."""
+        (pages,), (free,), (size,) = (
+            self._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
+        """Return the newest episodes that *wanted* selects, newest first."""
+        tests, values = ["true"], []
+        for column in ("owner", "environment", "split", "task", "policy", "name", "outcome", "reason"):
+            if value := getattr(wanted, column):
+                tests.append(f"{column} = ?")
+                values.append(value)
+        if wanted.group:
+            tests.append("group_name = ?")
+            values.append(wanted.group)
+        if wanted.reward_min is not None:
+            tests.append("reward >= ?")
+            values.append(wanted.reward_min)
+        if wanted.reward_max is not None:
+            tests.append("reward <= ?")
+            values.append(wanted.reward_max)
+        if wanted.before is not None:
+            tests.append("(at, lease) < (?, ?)")
+            values.extend(wanted.before)
+        query = f"SELECT {_names}, at FROM episodes WHERE {' AND '.join(tests)} ORDER BY at DESC, lease DESC LIMIT ?"
+        return [_row(found) for found in self._db.execute(query, (*values, limit))]
+
+    def episode(self, id: str) -> dict[str, Any] | None:
+        """Return the episode with the lease *id*, or else the newest one of the session with this name."""
+        query = f"SELECT {_names}, at FROM episodes WHERE"
+        found = self._db.execute(f"{query} lease = ?", (id,)).fetchone()
+        if found is None:
+            found = self._db.execute(f"{query} name = ? ORDER BY at DESC LIMIT 1", (id,)).fetchone()
+        return None if found is None else _row(found)
+
+    def blob(self, digest: str) -> bytes | None:
+        """Return the data with this SHA-256, or None if it is not stored any more."""
+        found = self._db.execute("SELECT data FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        return None if found is None else found[0]
+
+
+def _row(values: Sequence[Any]) -> dict[str, Any]:
+    row = dict(zip((*COLUMNS, "at"), values, strict=True))
+    for name in ("begin", "end"):
+        row[name] = json.loads(row[name]) if row[name] else None
+    return row

@@ -1,0 +1,121 @@
+"""The form of calls in the log: requests and replies as the gateway saw them, as msgpack.
+
+Bytes of a worker's protocol stay bytes, because parsing them would cost a call more than storing them. A reader parses
+them. Long base64 texts, such as images, are stored once by their digest, and a reference stands for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from operator import itemgetter
+from typing import Any, Final
+
+import msgpack
+
+from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
+from gateway.core.errors import GatewayError
+from gateway.core.ports.step_log import Content, LoggedCall
+
+CONTENT_BYTES: Final = 8 * 2**20
+"""Maximum size of one request or reply in the log. The rest is cut off."""
+EMBEDDED_CHARS: Final = 4096
+"""Length of base64 text from which it is stored by its digest."""
+REFERENCE: Final = "blob:sha256:"
+"""Prefix of the text that stands for base64 data."""
+_EMBEDDED: Final = re.compile(rb'(?<=[",])(?:[A-Za-z0-9+/]{4}){1024,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?=\\*")')
+"""Base64 at the end of a JSON string, also after ``data:image/png;base64,`` and in JSON within a JSON string."""
+BIG_INTEGER: Final = 1
+"""Type of a msgpack extension: an integer of more than 64 bits, in decimal digits."""
+INTEGER_DIGITS: Final = 4300
+"""Maximum digits of an integer that Python parses."""
+_ABSENT: Final = StepResult()
+_RESULT: Final = tuple(each.name for each in fields(StepResult) if each.name not in ("blocks", "faults"))
+_REQUEST, _REPLY = itemgetter(5), itemgetter(6)
+_ACTION: Final = tuple(each.name for each in fields(Action))
+
+Put = Callable[[bytes], str]
+"""Stores data once and returns its SHA-256 in hexadecimal digits."""
+
+
+def _is_short(contents: Iterable[Content]) -> bool:
+    """Return True if all contents are short bytes, as most are. Without a line of Python for each of them."""
+    some = list(contents)
+    return set(map(type, some)) == {bytes} and max(map(len, some)) < EMBEDDED_CHARS  # type: ignore[arg-type]
+
+
+class CallEncoder:
+    """Encodes batches of calls; not for several threads."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._pack: Callable[[object], bytes] = msgpack.Packer(
+            default=self._plain, unicode_errors="surrogatepass", autoreset=True
+        ).pack
+
+    def encode(self, calls: Sequence[LoggedCall]) -> bytes:
+        """Return *calls* as one msgpack list."""
+        if not all(_is_short(map(content, calls)) for content in (_REQUEST, _REPLY)):
+            calls = [(*call[:5], self._short(call[5]), self._short(call[6]), *call[7:]) for call in calls]
+        try:
+            return self._packed(calls)
+        except (ValueError, TypeError, OverflowError):
+            return self._packed([self._packable(call) for call in calls])
+
+    def _packed(self, value: object) -> bytes:
+        # At its deepest, msgpack writes a nesting that it cannot read. Two more lists, a byte each, lower the limit.
+        return self._pack([[value]])[2:]
+
+    def _short(self, content: Any) -> Any:
+        """Return *content* without long base64 texts, and without what exceeds the limit."""
+        if isinstance(content, list | tuple) and content and isinstance(content[0], bytes):
+            content = b"".join(content)
+        if isinstance(content, bytes) and len(content) >= EMBEDDED_CHARS:
+            return _EMBEDDED.sub(self._stored, content)[:CONTENT_BYTES]
+        return content
+
+    def _packable(self, call: LoggedCall) -> Any:
+        """Return *call*, without contents that msgpack cannot encode because they are nested too deeply."""
+        try:
+            self._packed([call])
+        except (ValueError, TypeError, OverflowError) as failure:
+            return (*call[:5], None, None, f"not logged: {failure}", ())
+        return call
+
+    def _plain(self, value: object) -> Any:
+        """Return a value of the gateway's model as plain values, for msgpack."""
+        if isinstance(value, Action):
+            return {name: given for name in _ACTION if (given := getattr(value, name))}
+        if isinstance(value, StepResult):
+            given = {name: getattr(value, name) for name in _RESULT if getattr(value, name) != getattr(_ABSENT, name)}
+            return {**given, "blocks": value.blocks}
+        if isinstance(value, TextBlock):
+            return {"text": value.text, **({} if value.detail is None else {"detail": value.detail})}
+        if isinstance(value, ImageBlock):
+            plain = {"image": self._image(value.data), "mime_type": value.mime_type}
+            return plain if value.detail is None else {**plain, "detail": value.detail}
+        if isinstance(value, int):  # of more than 64 bits
+            return msgpack.ExtType(BIG_INTEGER, str(value).encode())
+        if isinstance(value, GatewayError):
+            return f"{value.code}: {value.detail}"
+        return type(value).__name__ if isinstance(value, BaseException) else repr(value)
+
+    def _stored(self, found: re.Match[bytes]) -> bytes:
+        data = base64.b64decode(found[0])
+        if base64.b64encode(data) != found[0]:  # a reader could not restore it
+            return found[0]
+        return REFERENCE.encode() + self._put(data).encode()
+
+    def _image(self, encoded: str) -> str:
+        return _EMBEDDED.sub(self._stored, f'"{encoded}"'.encode(errors="replace"))[1:-1].decode()
+
+
+def decode(body: bytes) -> Any:
+    """Return the list of calls, or the header, that was encoded."""
+    return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_extension)
+
+
+def _extension(kind: int, data: bytes) -> Any:
+    return int(data) if kind == BIG_INTEGER and len(data) < INTEGER_DIGITS else data

@@ -1,0 +1,66 @@
+"""Reads the step log: lists of episodes, and the calls of one episode from all replicas that served it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gateway.core.ports.step_log import EpisodeFilter
+from gateway.stores.step_log.database import INDEX, StepLogDatabase
+from gateway.stores.step_log.segments import calls_of, segments
+
+T = TypeVar("T")
+MARGIN_S: Final = 5.0
+"""Seconds by which a call's record may lie outside of its episode's times: clocks differ, and writes come later."""
+
+
+class StepLogReader:
+    """Reads one folder of the step log; implements `gateway.core.ports.step_log.StepLogQueries`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._threads = asyncio.Semaphore(2)
+
+    async def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
+        """See ``StepLogQueries.episodes``."""
+        return await self._query(lambda database: database.episodes(wanted, limit=limit), [])
+
+    async def episode(self, id: str) -> dict[str, Any] | None:
+        """See ``StepLogQueries.episode``."""
+        return await self._query(lambda database: database.episode(id), None)
+
+    async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
+        """See ``StepLogQueries.calls``."""
+        async with self._threads:
+            return await asyncio.to_thread(self._calls, episode)
+
+    async def blob(self, digest: str) -> bytes | None:
+        """See ``StepLogQueries.blob``."""
+        return await self._query(lambda database: database.blob(digest), None)
+
+    async def _query(self, ask: Callable[[StepLogDatabase], T], nothing: T) -> T:
+        async with self._threads:
+            return await asyncio.to_thread(self._asked, ask, nothing)
+
+    def _asked(self, ask: Callable[[StepLogDatabase], T], nothing: T) -> T:
+        path = self._folder / INDEX
+        if not path.exists():
+            return nothing
+        database = StepLogDatabase(path)
+        try:
+            return ask(database)
+        finally:
+            database.close()
+
+    def _calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
+        began_at, ended_at = episode["opened_at"] or episode["at"], episode["closed_at"]
+        found = [
+            call
+            for segment in segments(self._folder)
+            if segment.changed_at >= began_at - MARGIN_S
+            and (ended_at is None or segment.began_at <= ended_at + MARGIN_S)
+            for call in calls_of(segment.path, episode["lease"])
+        ]
+        return sorted(found, key=lambda call: (call[0], call[1]))

@@ -1,0 +1,306 @@
+"""Writes the step log of one replica: a thread stores what the request path queued, five times a second.
+
+The request path only appends to a queue, after the answer was sent, so no call waits for the log. A full disk, or a
+disk that does not answer, costs records and never a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.core.environment import Environment, StepLogging
+from gateway.core.episode import Summary
+from gateway.core.json_text import dump
+from gateway.core.ports.step_log import EpisodeEnd, LoggedCall
+from gateway.core.session import EpisodeRequest, Session
+from gateway.stores.step_log.database import INDEX, StepLogDatabase
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallEncoder
+from gateway.stores.step_log.segments import SegmentWriter, segments
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 0.2
+"""Seconds between two writes."""
+QUEUED_MAX: Final = 100_000
+"""Maximum number of queued calls, and of queued begins and ends."""
+QUEUED_BYTES: Final = 128 * 2**20
+"""Size of queued calls above which further calls are lost to the log."""
+BATCH_MAX: Final = 2048
+"""Maximum number of calls in a batch."""
+CLEANED_S: Final = 30.0
+"""Seconds between two looks for old records."""
+COMPLAINT_S: Final = 60.0
+END_S: Final = 5.0
+"""Seconds that the last write has."""
+SECRETS_MAX: Final = 10_000
+"""Maximum number of sessions whose secrets are known here."""
+_LEASE: Final = itemgetter(0)
+MASKED_CHARS: Final = 8
+"""Minimum length of a text that is masked as a secret: shorter texts occur by chance."""
+
+
+class StepLogWriter:
+    """The step log of one replica; implements `gateway.core.ports.step_log.StepLog`."""
+
+    def __init__(
+        self, folder: Path, replica: str, *, max_bytes: int, max_days: float, secrets: Iterable[str] = ()
+    ) -> None:
+        """
+        Args:
+            folder: Folder of the segments and the database, which replicas on this machine share.
+            replica: Unique name of this process.
+            max_bytes: Maximum size of the folder; the oldest records make room for new ones. 0: nothing is recorded.
+            max_days: Age in days at which records are removed.
+            secrets: Texts that must not be stored, such as API keys.
+        """
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._max_days = max_days
+        self._secrets = _long(secrets)
+        self._of_sessions: dict[str, list[bytes]] = {}
+        """Secrets of open sessions, by lease."""
+        self._segments = SegmentWriter(folder, replica)
+        self._calls: list[LoggedCall] = []
+        self._episodes: list[dict[str, Any]] = []
+        self.called: Callable[[LoggedCall], object] = self._calls.append
+        self._call_bytes = 0.0
+        """Mean size of a call in the last batch."""
+        self._database: StepLogDatabase | None = None
+        self._thread = ThreadPoolExecutor(1, "step-log")  # starts its thread with the first write
+        self._writing: asyncio.Future[None] | None = None
+        self._cleaned_at = time.monotonic()
+        self._complained_at = -COMPLAINT_S
+        self._unstored = 0
+        self.lost = 0
+        """Number of records that were not stored."""
+
+    # -- the request path -----------------------------------------------------------------------------------------
+
+    def keeps(self, lease: str, environment: Environment) -> bool:
+        """See ``StepLog.keeps``. A lease is random, so its first digits choose a sample."""
+        policy = environment.step_log
+        if not self._max_bytes:
+            return False
+        if policy.mode is StepLogging.SAMPLED:
+            return int(lease[:8], 16) < policy.share * 2**32
+        return policy.mode is StepLogging.FULL
+
+    def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
+        """See ``StepLog.opened``."""
+        if not self._max_bytes or environment.step_log.mode is StepLogging.OFF:
+            return
+        setup, now = request.setup, time.time()
+        if len(self._of_sessions) >= SECRETS_MAX:
+            del self._of_sessions[next(iter(self._of_sessions))]
+        if secrets := _long(setup.secrets.values()):
+            self._of_sessions[session.lease] = secrets
+        ticket = setup.ticket
+        group = setup.group if ticket is None else ticket.group
+        begin = {
+            "spec": setup.spec,
+            "config": setup.config,
+            "index": setup.index,
+            "toolset": setup.toolset or None,
+            "episode": request.episode or None,
+            "group_size": None if group is None else group.size,
+            "curriculum": None if ticket is None else ticket.curriculum,
+            "wire": environment.wire.value,
+            "variant": environment.name if environment.base else None,
+            "open_s": round(open_s, 4),
+        }
+        self._note(
+            {
+                **_names(session),
+                "split": setup.of_split or setup.split,
+                "group_name": "" if group is None else group.name,
+                "protocol": request.protocol,
+                "image": environment.image_id,
+                "seed": setup.seed,
+                "opened_at": now,
+                "at": now,
+                "begin": {name: value for name, value in begin.items() if value is not None},
+            }
+        )
+
+    def closed(self, session: Session, environment: Environment, end: EpisodeEnd) -> None:
+        """See ``StepLog.closed``."""
+        if not self._max_bytes or environment.step_log.mode is StepLogging.OFF:
+            return
+        now, summary = time.time(), end.summary
+        self._note(
+            {
+                **_names(session),
+                "closed_at": now,
+                "at": now,
+                "reason": end.reason.value,
+                "outcome": end.outcome.value,
+                "reward": end.reward,
+                "steps": None if summary is None else summary.steps,
+                "end": {} if summary is None else _end(summary),
+            }
+        )
+
+    def _note(self, row: dict[str, Any]) -> None:
+        if len(self._episodes) < QUEUED_MAX:
+            self._episodes.append(row)
+        else:
+            self.lost += 1
+
+    def _drop(self, call: LoggedCall) -> None:
+        self.lost += 1
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write five times a second, until cancelled."""
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            self._look()
+
+    def _look(self) -> None:
+        """Start a write unless one runs. Accept no calls while too much is queued."""
+        if self._is_writing:
+            queued = len(self._calls)
+            is_full = queued > QUEUED_MAX or queued * self._call_bytes > QUEUED_BYTES
+            self.called = self._drop if is_full else self._calls.append
+        elif self._calls or self._episodes or self._is_cleaning_due:
+            self._start_write()
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    @property
+    def _is_cleaning_due(self) -> bool:
+        return self._database is not None and time.monotonic() - self._cleaned_at > CLEANED_S
+
+    def _start_write(self) -> None:
+        calls, self._calls = self._calls, []
+        rows, self._episodes = self._episodes, []
+        self.called = self._calls.append
+        self._writing = asyncio.get_running_loop().run_in_executor(self._thread, self._write, calls, rows)
+
+    async def flush(self) -> None:
+        """Write what is queued, and wait for it for at most `END_S` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                while self._is_writing or self._calls or self._episodes:
+                    if not self._is_writing:
+                        self._start_write()
+                    if self._writing is not None:
+                        await asyncio.wait([self._writing])
+
+    async def aclose(self) -> None:
+        """Write what is queued, and release the files."""
+        await self.flush()
+        if not self._is_writing:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._segments.close()
+        if self._database is not None:
+            self._database.close()
+
+    def _write(self, calls: list[LoggedCall], rows: list[dict[str, Any]]) -> None:
+        self._unstored = len(calls) + len(rows)
+        try:
+            if self._database is None:
+                self._database = StepLogDatabase(self._folder / INDEX)
+            self._store(self._database, calls, rows)
+            if self._is_cleaning_due:
+                self._cleaned_at = time.monotonic()
+                self._remove_old(self._database)
+        except (sqlite3.Error, OSError) as error:
+            self._complain(error)
+        except Exception:  # one record that cannot be stored must not end the log
+            logger.exception("step_log_failed")
+        self.lost += self._unstored
+
+    def _store(self, database: StepLogDatabase, calls: list[LoggedCall], rows: list[dict[str, Any]]) -> None:
+        encoder = CallEncoder(database.put)
+        wall = time.time() - time.monotonic()
+        for begin in range(0, len(calls), BATCH_MAX):
+            some = calls[begin : begin + BATCH_MAX]
+            body = encoder.encode(some)
+            database.store()  # the blobs of the batch first, because the batch refers to them
+            self._segments.append(set(map(_LEASE, some)), self._masked(body), wall=wall)
+            self._call_bytes = len(body) / len(some)
+            self._unstored -= len(some)
+        if rows:
+            database.store(self._masked(dump([self._with_task(database, row) for row in rows])))
+            self._unstored -= len(rows)
+        for row in rows:
+            if "closed_at" in row:
+                self._of_sessions.pop(row["lease"], None)
+
+    def _with_task(self, database: StepLogDatabase, row: dict[str, Any]) -> dict[str, Any]:
+        """Return *row* with the digest of its task. A long task is stored once, and a reference stands for it."""
+        begin = row.get("begin")
+        if begin is None:
+            return row
+        spec = self._masked(dump(begin["spec"]))
+        if len(spec) >= EMBEDDED_CHARS:
+            begin = {**begin, "spec": REFERENCE + database.put(spec)}
+        return {**row, "task_digest": hashlib.sha256(spec).hexdigest(), "begin": begin}
+
+    def _masked(self, written: bytes) -> bytes:
+        """Return *written* with asterisks for secrets, as many, because msgpack states lengths."""
+        of_sessions = (secret for some in tuple(self._of_sessions.values()) for secret in some)
+        for secret in (*self._secrets, *of_sessions):
+            written = written.replace(secret, b"*" * len(secret))
+        return written
+
+    def _remove_old(self, database: StepLogDatabase) -> None:
+        """Remove what is too old, and the oldest records if the folder is too large."""
+        before = time.time() - self._max_days * 86_400
+        found = segments(self._folder)
+        size = sum(segment.size for segment in found) + database.used_bytes()
+        for segment in found[:-1]:
+            if segment.changed_at >= before and size <= self._max_bytes:
+                break
+            segment.path.unlink(missing_ok=True)
+            size -= segment.size
+            before = max(before, segment.changed_at)
+        database.remove_before(before)
+
+    def _complain(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAINT_S:
+            self._complained_at = now
+            logger.warning("step_log_not_written folder=%s lost=%s error=%s", self._folder, self.lost, error)
+
+
+def _names(session: Session) -> dict[str, Any]:
+    """Return the columns that the begin and the end of an episode both know."""
+    return {
+        "lease": session.lease,
+        "session": session.id,
+        "name": session.name,
+        "owner": session.owner,
+        "environment": session.environment,
+        "task": session.task,
+        "policy": session.policy,
+        "worker": session.worker,
+    }
+
+
+def _end(summary: Summary) -> dict[str, Any]:
+    return {**asdict(summary), "faults": [fault._asdict() for fault in summary.faults]}
+
+
+def _long(secrets: Iterable[str]) -> list[bytes]:
+    return [secret.encode() for secret in secrets if len(secret) >= MASKED_CHARS]

@@ -1,0 +1,285 @@
+"""The step log of a whole gateway: what an operator reads of episodes, over every protocol and after every failure."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.core.environment import StepLogging, StepLogPolicy
+from gateway.core.session import CloseReason
+from tests.fakes.eventually import eventually
+from tests.service.stack import Replica, Stack, environment, running, stack, tasks
+from tests.service.wire import call, create, delete, hang_up, under_way
+
+OPERATOR = {"X-API-Key": "operator-key-1"}
+LOG: dict[str, Any] = {
+    "step_log_bytes": 2**30,
+    "operators": {"boss": "operator-key-1"},
+    "trainers": {"alice": "alice-key-123"},
+}
+
+
+@contextlib.asynccontextmanager
+async def logging(
+    folder: Path, *environments: Any, **more: Any
+) -> AsyncIterator[tuple[Stack, Replica, httpx.AsyncClient]]:
+    async with running(*environments, step_log=folder, **LOG, **more) as (built, gateway, client):
+        client.headers["X-API-Key"] = "alice-key-123"
+        yield built, gateway, client
+
+
+async def listed(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+    answer = await client.get("/admin/v1/episodes", params=query, headers=OPERATOR)
+    assert answer.status_code == 200, answer.text
+    episodes: list[dict[str, Any]] = answer.json()["episodes"]
+    return episodes
+
+
+async def shown(client: httpx.AsyncClient, id: str) -> dict[str, Any]:
+    answer = await client.get(f"/admin/v1/episodes/{id}", headers=OPERATOR)
+    assert answer.status_code == 200, answer.text
+    episode: dict[str, Any] = answer.json()
+    return episode
+
+
+def content(folder: Path, pattern: str = "*") -> list[bytes]:
+    """Return the content of each file in *folder*."""
+    return [path.read_bytes() for path in folder.glob(pattern)]
+
+
+async def test_an_episode_is_shown_with_its_task_and_every_step(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        await create(client, question="6*7", seed=3)
+        await client.get("/math/prompt")
+        await call(client)
+        await delete(client)
+        (line,) = await listed(client)
+        episode = await shown(client, line["id"])
+
+    assert (line["outcome"], line["reason"], line["reward"]) == ("finished", "deleted", 1.0)
+    assert (line["name"], line["owner"], line["environment"], line["protocol"]) == ("one", "alice", "math", "ors")
+    assert line["opened_at"] < line["closed_at"]
+    assert line["steps"] == 1
+    assert episode["begin"]["spec"] == {"question": "6*7", "seed": 3}
+    prompt, step = episode["steps"]
+    assert (prompt["operation"], prompt["number"], prompt["blocks"]) == ("prompt", 0, [{"text": "6*7"}])
+    assert (step["number"], step["outcome"]) == (1, "ok")
+    assert step["action"] == {"tool": "echo", "input": {"x": 1}}
+    assert step["blocks"] == [{"text": '{"x": 1}'}]
+    assert step["began_at"] >= line["opened_at"]
+
+
+async def test_episodes_that_fail_for_different_reasons_look_different(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (built, gateway, client):
+        await create(client, "dies")
+        await call(client, sid="dies")
+        await built.backend.only.die()
+        await gateway.eventually_used(0)
+        await create(client, "ended")
+        await gateway.sessions.end("alice", "ended", CloseReason.OPERATOR, wait_s=5)  # type: ignore[arg-type]
+        await create(client, "unplayed")
+        await delete(client, "unplayed")
+
+        async def all_have_ended() -> None:
+            assert all(line["closed_at"] for line in await listed(client))
+
+        await eventually(all_have_ended)
+        lines = {line["name"]: line for line in await listed(client)}
+
+    assert {name: (line["reason"], line["outcome"], line["reward"]) for name, line in lines.items()} == {
+        "dies": ("worker_lost", "infrastructure", None),
+        "ended": ("operator", "infrastructure", None),
+        "unplayed": ("deleted", "unplayed", None),
+    }
+
+
+async def test_a_failed_call_is_shown_with_its_error(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (built, _, client):
+        await create(client)
+        body = {"name": "gate", "input": {}}
+        async with under_way(client.post("/math/call", json=body)) as (asked,):
+
+            async def is_waiting() -> None:
+                assert built.backend.only.waiting == 1
+
+            await eventually(is_waiting)
+            await built.backend.only.die()
+            answer = await asked
+        episode = await shown(client, "one")
+
+    assert answer.status_code == 410 or "error" in answer.text
+    (step,) = episode["steps"]
+    assert step["outcome"] == "worker_lost"
+    assert step["error"]
+    assert "reward" not in step
+
+
+async def test_a_call_whose_trainer_left_is_shown_without_a_result(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (built, _, client):
+        await create(client)
+        async with under_way(client.post("/math/call", json={"name": "gate", "input": {}})) as (asked,):
+
+            async def is_waiting() -> None:
+                assert built.backend.only.waiting == 1
+
+            await eventually(is_waiting)
+            await hang_up(asked)
+
+            async def is_left() -> None:
+                (step,) = (await shown(client, "one"))["steps"]
+                assert step["outcome"] == "left"
+                assert "blocks" not in step
+
+            await eventually(is_left)
+
+
+async def test_areal_s_steps_are_shown_as_the_gateway_understood_them(tmp_path: Path) -> None:
+    splits = tasks(train=[{"id": "a", "question": "1+1"}])
+    async with logging(tmp_path, tasks_math=splits) as (_, _, client):
+        begun = await client.post("/areal/math/api/episode/start", json={"sample_id": 0})
+        id = begun.json()["episode_id"]
+        action = {"type": "structured", "content": {"tool": "go_on", "input": {"y": 2}}}
+        await client.post("/areal/math/api/episode/step", json={"episode_id": id, "action": action})
+        (line,) = await listed(client, environment="math", split="train")
+        episode = await shown(client, line["id"])
+
+    assert line["protocol"] == "areal"
+    assert [step["operation"] for step in episode["steps"]] == ["prompt", "call"]
+    assert episode["steps"][1]["action"] == {"fields": {"tool": "go_on", "input": {"y": 2}}}
+    assert episode["steps"][1]["blocks"]
+
+
+async def test_neither_keys_nor_secrets_of_sessions_are_stored(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, gateway, client):
+        secret, key = "session-secret-1", "alice-key-123"
+        wish = {"env_name": "math", "task_spec": {"question": f"{secret} {key}"}, "secrets": {"TOKEN": secret}}
+        assert (await client.post("/create", json=wish)).status_code == 200
+        await client.get("/math/prompt")
+        await client.post("/math/call", json={"name": "echo", "input": {"said": f"{secret} {key}"}})
+        episode = await shown(client, "one")
+        await gateway.log.flush()
+
+    stored = b"".join(content(tmp_path))
+    assert secret.encode() not in stored
+    assert key.encode() not in stored
+    assert episode["begin"]["spec"] == {"question": f"{'*' * len(secret)} {'*' * len(key)}"}
+    assert episode["steps"][1]["action"]["input"] == {"said": f"{'*' * len(secret)} {'*' * len(key)}"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "episodes", "steps"), [(StepLogging.FULL, 1, 1), (StepLogging.SAMPLED, 1, 0), (StepLogging.OFF, 0, 0)]
+)
+async def test_an_environment_chooses_what_is_kept(
+    tmp_path: Path, mode: StepLogging, episodes: int, steps: int
+) -> None:
+    kept = replace(environment(), step_log=StepLogPolicy(mode=mode, share=1e-9))
+    async with logging(tmp_path, kept) as (_, _, client):
+        await create(client)
+        await call(client)
+        await delete(client)
+        lines = await listed(client)
+        found = [await shown(client, line["id"]) for line in lines]
+
+    assert len(lines) == episodes
+    assert sum(len(episode["steps"]) for episode in found) == steps
+
+
+async def test_replicas_share_one_log(tmp_path: Path) -> None:
+    async with stack(step_log=tmp_path, **LOG) as built:
+        first, second = built.first, built.another()
+        async with first.looping(), second.looping(), first.serving() as one, second.serving() as other:
+            for client in (one, other):
+                client.headers["X-API-Key"] = "alice-key-123"
+            await create(one)
+            await call(one)
+            await call(other)
+            await delete(other)
+
+            async def both_are_shown() -> None:
+                for client in (one, other):
+                    episode = await shown(client, "one")
+                    assert [step["outcome"] for step in episode["steps"]] == ["ok", "ok"]
+                    assert episode["closed_at"]
+
+            await eventually(both_are_shown)
+
+
+async def test_episodes_are_listed_by_filters_and_in_pages(tmp_path: Path) -> None:
+    splits = tasks(train=[{"id": "a", "question": "1+1"}, {"id": "b", "question": "2+2"}])
+    async with logging(tmp_path, tasks_math=splits) as (_, _, client):
+        for number in range(5):
+            wish = {"env_name": "math", "split": "train", "index": number % 2}
+            headers = {"X-Session-ID": f"s{number}", "X-Policy": f"p{number}"}
+            assert (await client.post("/create", json=wish, headers=headers)).status_code == 200
+        page = (await client.get("/admin/v1/episodes", params={"limit": 3}, headers=OPERATOR)).json()
+        rest = await listed(client, limit=3, before=page["next"])
+        of_task = await listed(client, task="train/1")
+        nothing = await listed(client, outcome="finished")
+        paid = await listed(client, reward_min=0.5)
+
+    assert [line["name"] for line in (*page["episodes"], *rest)] == ["s4", "s3", "s2", "s1", "s0"]
+    assert {line["name"] for line in of_task} == {"s1", "s3"}
+    assert nothing == paid == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("episodes?limit=0", 400, "limit: must be a number from 1 to 1000"),
+        ("episodes?color=red", 400, "color: no such parameter"),
+        ("episodes?reward_min=much", 400, "reward_min: 'much' is not a number"),
+        ("episodes?before=x", 400, "before: must be the value"),
+        ("episodes/nobody", 404, "no episode 'nobody' is recorded"),
+        ("blobs/../../secret", 404, ""),
+        (f"blobs/{'0' * 64}", 404, "no blob"),
+    ],
+)
+async def test_a_wrong_question_is_refused(tmp_path: Path, path: str, status: int, told: str) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        answer = await client.get(f"/admin/v1/{path}", headers=OPERATOR)
+        as_trainer = await client.get("/admin/v1/episodes")
+
+    assert answer.status_code == status
+    assert told in answer.text
+    assert as_trainer.status_code in (401, 403)
+
+
+async def test_an_image_is_stored_once_and_shown_by_its_digest(tmp_path: Path) -> None:
+    image = b"\x89PNG\r\n" + bytes(range(256)) * 40
+    async with logging(tmp_path) as (_, _, client):
+        await create(client)
+        said = base64.b64encode(image).decode()
+        for _ in range(3):
+            await client.post("/math/call", json={"name": "echo", "input": {"picture": said}})
+        episode = await shown(client, "one")
+        reference = episode["steps"][0]["action"]["input"]["picture"]
+        answer = await client.get(f"/admin/v1/blobs/{reference.rpartition(':')[2]}", headers=OPERATOR)
+
+    assert reference.startswith("blob:sha256:")
+    assert answer.content == image
+    assert answer.headers["content-type"] == "image/png"
+    with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as database:
+        assert database.execute("SELECT count(*) FROM blobs").fetchone() == (1,)
+    assert len(b"".join(content(tmp_path, "*.calls"))) < len(image)
+
+
+async def test_a_folder_that_cannot_be_written_costs_records_and_no_call(tmp_path: Path) -> None:
+    blocked = tmp_path / "log"
+    blocked.write_text("a file where the folder should be")
+    async with logging(blocked) as (_, gateway, client):
+        await create(client)
+        answers = [await call(client) for _ in range(3)]
+        await gateway.log.flush()
+        metrics = (await client.get("/metrics", headers=OPERATOR)).text
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert gateway.log.lost == 4
+    assert "gateway_step_log_lost 4.0" in metrics

@@ -1,0 +1,317 @@
+"""The files of the step log: what is written is read again, whatever it contains and whatever happened to the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.environment import Environment, StepLogging, StepLogPolicy
+from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBlock
+from gateway.core.errors import UpstreamGone
+from gateway.core.faults import Fault, FaultKind
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.ports.step_log import Content, EpisodeEnd, EpisodeFilter, LoggedCall
+from gateway.core.session import CloseReason, EpisodeRequest, Group, Session, SessionSetup, SessionState
+from gateway.stores.step_log import segments as files
+from gateway.stores.step_log import writer as writing
+from gateway.stores.step_log.reader import StepLogReader
+from gateway.stores.step_log.writer import StepLogWriter
+
+MATH = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=())
+
+
+def session(lease: str = "a" * 32, name: str = "one") -> Session:
+    return Session(
+        id=SessionId("1"),
+        name=name,
+        owner=Owner("alice"),
+        environment=MATH.name,
+        lease=lease,
+        fingerprint="",
+        idle_s=300.0,
+        worker=WorkerId("w"),
+        address="",
+        state=SessionState.OPEN,
+        task="train/0",
+        policy="p1",
+    )
+
+
+def request(**setup: Any) -> EpisodeRequest:
+    return EpisodeRequest(
+        owner=Owner("alice"),
+        name="one",
+        environment=MATH,
+        setup=SessionSetup(**{"spec": {"question": "1+1"}, **setup}),
+        fingerprint="",
+        protocol="ors",
+    )
+
+
+def a_call(asked: Content, reply: Content, *, lease: str = "a" * 32, error: BaseException | None = None) -> LoggedCall:
+    now = time.monotonic()
+    return (lease, "call", now - 1.0, now, "ok", asked, reply, error, ())
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> StepLogWriter:
+    return StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=14)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> StepLogReader:
+    return StepLogReader(tmp_path)
+
+
+async def calls_of(reader: StepLogReader, lease: str = "a" * 32) -> list[Any]:
+    episode = await reader.episode(lease)
+    assert episode is not None
+    return [list(call) for call in await reader.calls(episode)]
+
+
+async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWriter, reader: StepLogReader) -> None:
+    fault = Fault(FaultKind.AUTHOR, "tool:x", "KeyError", "Traceback")
+    began = time.time()
+    log.opened(session(), MATH, request(seed=7, of_split="train", group=Group("g", 4)), open_s=0.25)
+    log.called(a_call(b'{"name":"x"}', b"event: end"))
+    log.called(
+        (
+            "a" * 32,
+            "call",
+            time.monotonic(),
+            time.monotonic(),
+            "worker_lost",
+            b"{}",
+            None,
+            UpstreamGone("gone", sent=True),
+            (fault,),
+        )
+    )
+    summary = Summary(reward=float("nan"), finished=True, steps=2, seconds=1.5, faults=(fault,))
+    log.closed(
+        session(),
+        MATH,
+        EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.FINISHED, reward=1.0, summary=summary),
+    )
+    await log.aclose()
+
+    (row,) = await reader.episodes(EpisodeFilter(owner="alice", group="g", reward_min=0.5), limit=9)
+    first, second = await calls_of(reader)
+    assert (row["lease"], row["policy"], row["seed"], row["split"], row["protocol"]) == (
+        "a" * 32,
+        "p1",
+        7,
+        "train",
+        "ors",
+    )
+    assert (row["reason"], row["outcome"], row["reward"], row["steps"]) == ("deleted", "finished", 1.0, 2)
+    assert began <= row["opened_at"] <= row["closed_at"]
+    assert row["begin"]["spec"] == {"question": "1+1"}
+    assert row["begin"]["group_size"] == 4
+    assert row["end"]["reward"] is None, "NaN is no JSON"
+    assert row["end"]["faults"][0]["traceback"] == "Traceback"
+    assert first[1] == pytest.approx(1.0)
+    assert abs(first[0] + 1.0 - began) < 60
+    assert first[2:] == ["call", "ok", b'{"name":"x"}', b"event: end", None, []]
+    assert second[3:] == [
+        "worker_lost",
+        b"{}",
+        None,
+        "upstream_gone: gone",
+        [["author", "tool:x", "KeyError", "Traceback"]],
+    ]
+    assert log.lost == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        pytest.param([b"event: ", b"end"], b"event: end", id="chunks"),
+        pytest.param(Action(name="x", arguments={"a": 1}), {"name": "x", "arguments": {"a": 1}}, id="a tool call"),
+        pytest.param(
+            Action(name="x", arguments={"a": 2**70}), {"name": "x", "arguments": {"a": 2**70}}, id="a big int"
+        ),
+        pytest.param(Action(text="hi \ud800"), {"text": "hi \ud800"}, id="a text with a lone surrogate"),
+        pytest.param(
+            StepResult(blocks=(TextBlock("t", {"d": 1}),), reward=0.0, finished=True, turn=3),
+            {"blocks": [{"text": "t", "detail": {"d": 1}}], "reward": 0.0, "finished": True, "turn": 3},
+            id="a result",
+        ),
+        pytest.param([ImageBlock("AAAA", "image/png")], [{"image": "AAAA", "mime_type": "image/png"}], id="blocks"),
+        pytest.param(b"\xff\x00", b"\xff\x00", id="no text"),
+        pytest.param(None, None, id="nothing"),
+    ],
+)
+async def test_contents_of_every_kind_are_read_again(
+    log: StepLogWriter, reader: StepLogReader, content: Content, read: Any
+) -> None:
+    log.opened(session(), MATH, request(), open_s=0.0)
+    log.called(a_call(content, content))
+    await log.aclose()
+
+    ((*_, asked, reply, _, _),) = await calls_of(reader)
+    assert asked == reply == read
+
+
+async def test_a_content_that_cannot_be_written_costs_only_itself(log: StepLogWriter, reader: StepLogReader) -> None:
+    log.opened(session(), MATH, request(), open_s=0.0)
+    depths = (10, 1000, *range(1010, 1030), 2000)
+    for depth in depths:
+        deep: Any = []
+        for _ in range(depth):
+            deep = [deep]
+        log.called(a_call(Action(name="x", arguments={"deep": deep}), b"one"))
+    log.called(a_call(b"two", b"three"))
+    await log.aclose()
+
+    first, *others, last = await calls_of(reader)
+    assert first[4]["name"] == "x"
+    assert others[-1][4:6] == [None, None]
+    assert others[-1][6].startswith("not logged")
+    assert last[4:6] == [b"two", b"three"]
+    assert len(others) == len(depths) - 1
+    assert log.lost == 0
+
+
+IMAGE = os.urandom(6000)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param('{{"data": "{0}"}}', id="a string"),
+        pytest.param('{{"url": "data:image/png;base64,{0}"}}', id="a data URL"),
+        pytest.param('{{"json": "{{\\"data\\": \\"{0}\\"}}"}}', id="JSON in a string"),
+    ],
+)
+async def test_an_image_is_stored_once_by_its_digest(log: StepLogWriter, reader: StepLogReader, form: str) -> None:
+    log.opened(session(), MATH, request(), open_s=0.0)
+    encoded = base64.b64encode(IMAGE).decode()
+    body = form.format(encoded).encode()
+    log.called(a_call(body, ()))
+    log.called(a_call(b"{}", StepResult(blocks=(ImageBlock(encoded, "image/png"),))))
+    await log.aclose()
+
+    first, second = await calls_of(reader)
+    reference = second[5]["blocks"][0]["image"]
+    assert first[4] == form.format(reference).encode()
+    assert await reader.blob(reference.removeprefix("blob:sha256:")) == IMAGE
+
+
+async def test_a_long_task_is_stored_once(log: StepLogWriter, reader: StepLogReader, tmp_path: Path) -> None:
+    for number in range(20):
+        lease = f"{number:032x}"
+        log.opened(session(lease), MATH, request(spec={"text": "x" * 50_000}), open_s=0.0)
+    await log.aclose()
+
+    rows = await reader.episodes(EpisodeFilter(), limit=99)
+    assert len(rows) == 20
+    assert len({row["begin"]["spec"] for row in rows}) == len({row["task_digest"] for row in rows}) == 1
+    assert sum(map(os.path.getsize, _files(tmp_path))) < 5 * 50_000
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_a_batch_that_a_crash_cut_off_is_ignored(
+    log: StepLogWriter, reader: StepLogReader, tmp_path: Path
+) -> None:
+    log.opened(session(), MATH, request(), open_s=0.0)
+    log.called(a_call(b"one", b"two"))
+    await log.flush()
+    log.called(a_call(b"three", b"four"))
+    await log.aclose()
+    (segment,) = files.segments(tmp_path)
+    os.truncate(segment.path, segment.size - 3)
+
+    assert [call[4] for call in await calls_of(reader)] == [b"one"]
+
+
+async def test_old_records_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(writing, "CLEANED_S", 0.0)
+    log, reader = StepLogWriter(tmp_path, "r1", max_bytes=200_000, max_days=14), StepLogReader(tmp_path)
+    for number in range(60):
+        lease = f"{number:032x}"
+        log.opened(session(lease), MATH, request(), open_s=0.0)
+        log.called(a_call(b"x" * 10_000, b"y", lease=lease))
+        log.closed(session(lease), MATH, EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED))
+        await log.flush()
+    await log.aclose()
+
+    kept = await reader.episodes(EpisodeFilter(), limit=99)
+    assert sum(segment.size for segment in files.segments(tmp_path)) < 200_000
+    assert 0 < len(kept) < 60
+    assert kept[0]["lease"] == f"{59:032x}"
+    assert len(await calls_of(reader, kept[0]["lease"])) == 1
+
+
+async def test_records_that_are_too_old_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "CLEANED_S", 0.0)
+    log, reader = StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=1e-9), StepLogReader(tmp_path)
+    log.opened(session(), MATH, request(), open_s=0.0)
+    log.closed(session(), MATH, EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED))
+    await log.flush()
+    log.opened(session("b" * 32), MATH, request(), open_s=0.0)
+    await log.aclose()
+
+    assert await reader.episode("a" * 32) is None
+
+
+async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
+    log: StepLogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "QUEUED_MAX", 100)
+    monkeypatch.setattr(writing, "PAUSE_S", 0.01)
+    answers = threading.Event()
+    monkeypatch.setattr(log, "_store", _waiting(answers, log._store))
+    running = asyncio.ensure_future(log.run())
+    try:
+        log.called(a_call(b"one", b"two"))
+        deadline = time.monotonic() + 30
+        while log.lost == 0 and time.monotonic() < deadline:
+            log.called(a_call(b"x", b"y"))
+            await asyncio.sleep(0)
+        assert log.lost > 0
+        assert len(log._calls) < 100_000
+        answers.set()
+        await log.flush()
+        lost = log.lost
+        log.called(a_call(b"three", b"four"))
+        await log.flush()
+        assert log.lost == lost
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await log.aclose()
+
+
+def _waiting(answers: threading.Event, store: Callable[..., None]) -> Callable[..., None]:
+    def stored(*arguments: Any) -> None:
+        answers.wait(60)
+        store(*arguments)
+
+    return stored
+
+
+def test_all_replicas_choose_the_same_sample(tmp_path: Path) -> None:
+    sampled = replace(MATH, step_log=StepLogPolicy(mode=StepLogging.SAMPLED, share=0.25))
+    leases = [os.urandom(16).hex() for _ in range(2000)]
+    first, second = (StepLogWriter(tmp_path, name, max_bytes=1, max_days=1) for name in ("r1", "r2"))
+
+    kept = [lease for lease in leases if first.keeps(lease, sampled)]
+
+    assert 350 < len(kept) < 650
+    assert kept == [lease for lease in leases if second.keeps(lease, sampled)]
+    assert not StepLogWriter(tmp_path, "r3", max_bytes=0, max_days=1).keeps(leases[0], MATH)

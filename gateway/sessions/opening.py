@@ -12,7 +12,6 @@ import hashlib
 import logging
 import math
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
+from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState, new_lease
 from gateway.metrics import Metrics
 from gateway.sessions.cache import CachedSession, SessionCache, session_id, task_digest
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
@@ -85,7 +84,7 @@ class _Opening:
 
     def renew(self) -> None:
         """Give the claim a new lease for the next try."""
-        self.claim = replace(self.claim, lease=uuid.uuid4().hex)
+        self.claim = replace(self.claim, lease=new_lease(self.setup))
 
 
 class SessionOpener:
@@ -425,7 +424,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment, limits: KeyLimi
         name=request.name,
         owner=owner,
         environment=environment.name,
-        lease=uuid.uuid4().hex,
+        lease=new_lease(setup),
         fingerprint=request.fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,

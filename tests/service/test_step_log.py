@@ -174,6 +174,24 @@ async def test_neither_keys_nor_secrets_of_sessions_are_stored(tmp_path: Path) -
     assert episode["steps"][1]["action"]["input"] == {"said": f"{'*' * len(secret)} {'*' * len(key)}"}
 
 
+async def test_a_replica_that_does_not_know_a_session_s_secrets_records_none_of_its_calls(tmp_path: Path) -> None:
+    async with stack(step_log=tmp_path, **LOG) as built:
+        first, second = built.first, built.another()
+        async with first.looping(), second.looping(), first.serving() as one, second.serving() as other:
+            for client in (one, other):
+                client.headers["X-API-Key"] = "alice-key-123"
+            wish = {"env_name": "math", "task_spec": {}, "secrets": {"TOKEN": "session-secret-1"}}
+            assert (await one.post("/create", json=wish)).status_code == 200
+            for client in (one, other):
+                body = {"name": "echo", "input": {"said": "session-secret-1"}}
+                assert (await client.post("/math/call", json=body)).status_code == 200
+            await second.log.flush()
+            episode = await shown(one, "one")
+
+    assert [step["action"]["input"] for step in episode["steps"]] == [{"said": "*" * 16}]
+    assert b"session-secret-1" not in b"".join(content(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("mode", "episodes", "steps"), [(StepLogging.FULL, 1, 1), (StepLogging.SAMPLED, 1, 0), (StepLogging.OFF, 0, 0)]
 )

@@ -42,7 +42,7 @@ class StepLog(Protocol):
         """Write what is queued, so that a reader finds it."""
 
     def keeps(self, lease: str, environment: Environment) -> bool:
-        """Return True if the calls of the session with this *lease* are logged. All replicas return the same."""
+        """Return True if this replica logs the calls of the session with this *lease*."""
 
     def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
         """Record that an episode began. The request's secrets are left out."""

@@ -23,7 +23,7 @@ from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
 from gateway.core.json_text import dump
 from gateway.core.ports.step_log import EpisodeEnd, LoggedCall
-from gateway.core.session import EpisodeRequest, Session
+from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
@@ -88,12 +88,15 @@ class StepLogWriter:
     # -- the request path -----------------------------------------------------------------------------------------
 
     def keeps(self, lease: str, environment: Environment) -> bool:
-        """See ``StepLog.keeps``. A lease is random, so its first digits choose a sample."""
+        """See ``StepLog.keeps``. A lease is random, so its last digits choose a sample.
+
+        Only the replica that opened a session knows its secrets, so other replicas record none of its calls.
+        """
         policy = environment.step_log
-        if not self._max_bytes:
+        if not self._max_bytes or (lease.startswith(SECRET_MARK) and lease not in self._of_sessions):
             return False
         if policy.mode is StepLogging.SAMPLED:
-            return int(lease[:8], 16) < policy.share * 2**32
+            return int(lease[-8:], 16) < policy.share * 2**32
         return policy.mode is StepLogging.FULL
 
     def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
@@ -103,8 +106,8 @@ class StepLogWriter:
         setup, now = request.setup, time.time()
         if len(self._of_sessions) >= SECRETS_MAX:
             del self._of_sessions[next(iter(self._of_sessions))]
-        if secrets := _long(setup.secrets.values()):
-            self._of_sessions[session.lease] = secrets
+        if setup.secrets:
+            self._of_sessions[session.lease] = _long(setup.secrets.values())
         ticket = setup.ticket
         group = setup.group if ticket is None else ticket.group
         begin = {

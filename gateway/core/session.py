@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -51,8 +50,8 @@ class SessionRequest:
     owner: Owner
     environment: EnvironmentName
     lease: str
-    """Unique id of this request (`new_lease`). It prevents a late release by an earlier session of the same id from
-    freeing this session's slot."""
+    """Unique id of this request, from `gateway.sessions.cache.new_lease`. It prevents a late release by an earlier
+    session of the same id from freeing this session's slot."""
     fingerprint: str
     """Fingerprint of the request; a request with the same fingerprint is a retry."""
     idle_s: float
@@ -188,12 +187,6 @@ class SessionSetup:
 
 SECRET_MARK: Final = "s"
 """First character of the lease of a session with secrets; the others begin with a hexadecimal digit."""
-
-
-def new_lease(setup: SessionSetup) -> str:
-    """Return a new, random lease. It shows every replica whether the session has secrets."""
-    lease = uuid.uuid4().hex
-    return f"{SECRET_MARK}{lease}" if setup.secrets else lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

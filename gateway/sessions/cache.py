@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -23,7 +24,16 @@ from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import SessionStore
 from gateway.core.retry import STORE_PATIENCE_S, patiently
-from gateway.core.session import BY_TRAINER, Activity, CloseReason, Session, SessionEnded, SessionState
+from gateway.core.session import (
+    BY_TRAINER,
+    SECRET_MARK,
+    Activity,
+    CloseReason,
+    Session,
+    SessionEnded,
+    SessionSetup,
+    SessionState,
+)
 from gateway.sessions.interruption import Watcher
 
 logger = logging.getLogger(__name__)
@@ -256,6 +266,12 @@ def session_id(owner: Owner, name: str) -> SessionId:
     key, header or path.
     """
     return SessionId(hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32])
+
+
+def new_lease(setup: SessionSetup) -> str:
+    """Return a new, random lease. It shows every replica whether the session has secrets."""
+    lease = uuid.uuid4().hex
+    return f"{SECRET_MARK}{lease}" if setup.secrets else lease
 
 
 def task_digest(spec: TaskSpec) -> str:

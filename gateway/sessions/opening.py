@@ -39,9 +39,9 @@ from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState, new_lease
+from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
-from gateway.sessions.cache import CachedSession, SessionCache, session_id, task_digest
+from gateway.sessions.cache import CachedSession, SessionCache, new_lease, session_id, task_digest
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate, OpeningWatch
 from gateway.sessions.liveness import WorkerSilent, wait_for_answer

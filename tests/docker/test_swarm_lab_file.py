@@ -139,7 +139,7 @@ def test_two_stacks_with_default_settings_share_neither_labels_nor_volumes(name:
     assert instances == ["one", "two"]
     assert volumes == ["one_workers", "two_workers"]
     # Swarm puts the stack's name before a volume without a name, as the setting assumes for `workers`.
-    assert stack["volumes"] == {"redis": {}, "node": {}, "workers": {}}
+    assert stack["volumes"] == {"redis": {}, "node": {}, "step-log": {}, "workers": {}}
     assert "workers:/run/gateway/workers" in stack["services"]["node"]["volumes"]
 
 

@@ -26,6 +26,7 @@ from gateway.stores.step_log import segments as files
 from gateway.stores.step_log import writer as writing
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
+from tests.deadlines import scaled
 
 MATH = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=())
 
@@ -279,7 +280,7 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
     running = asyncio.ensure_future(log.run())
     try:
         log.called(a_call(b"one", b"two"))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + scaled(30)
         while log.lost == 0 and time.monotonic() < deadline:
             log.called(a_call(b"x", b"y"))
             await asyncio.sleep(0)
@@ -299,7 +300,7 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
 
 def _waiting(answers: threading.Event, store: Callable[..., None]) -> Callable[..., None]:
     def stored(*arguments: Any) -> None:
-        answers.wait(60)
+        answers.wait(scaled(60))
         store(*arguments)
 
     return stored

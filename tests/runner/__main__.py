@@ -3,8 +3,8 @@
     python -m tests.runner [PYTEST ARGUMENT…]
 
 scripts/test calls this with any Python of the machine. The runner installs the packages first, while it prepares the
-other needs. Without arguments all tests run: first tests/unit, then the other tests. Tests with the mark ``cluster``
-run one by one, concurrently with both. With arguments, pytest selects the tests, and the runner prepares only their
+other needs. Without arguments all tests run in parallel. Tests with the mark ``cluster`` run one by one, concurrently
+with the others. With arguments, pytest selects the tests, and the runner prepares only their
 needs. The records of the run are in build/tests:
 
     stages.json        seconds of each stage and of each preparing script
@@ -153,7 +153,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def run_all(run: Run) -> None:
-    """Run the checks (in CI), tests/unit, and then the other tests. Stop after a failed stage."""
+    """Run the checks (in CI), and then all tests. Stop after a failed check, or a file that cannot be imported."""
     preparation = prepare(list(STEPS))
     try:
         if not run.install(preparation):
@@ -168,10 +168,7 @@ def run_all(run: Run) -> None:
         # This lane starts and kills machines and mostly waits for their detection, so it starts first.
         cluster = run.start("cluster", *files_with_clusters())
         began = time.monotonic()
-        if run.pytest("unit", f"-n{max(1, workers() - 1)}", *BY_FILE, "tests/unit") == 0:
-            run.pytest("main", f"-n{workers()}", *BY_FILE, "--ignore=tests/unit", f"--maxfail={MOST_FAILURES}")
-        else:
-            cluster.send_signal(signal.SIGINT)  # pytest ends its fixtures
+        run.pytest("main", f"-n{workers()}", *BY_FILE, f"--maxfail={MOST_FAILURES}")
         run.wait("cluster", cluster)
         run.stages["cluster"] = round(time.monotonic() - began, 1)
     finally:

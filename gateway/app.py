@@ -48,6 +48,7 @@ from gateway.frontends.nemo.app import NemoFrontend
 from gateway.frontends.openenv.app import OpenEnvFrontend
 from gateway.frontends.ors.app import OrsFrontend
 from gateway.frontends.replicas import ReplicaFrontend
+from gateway.frontends.rollouts import RolloutFrontend
 from gateway.frontends.router import Router
 from gateway.metrics import Metrics
 from gateway.pool.audit import Audit
@@ -465,6 +466,7 @@ class Gateway:
             openenv=OpenEnvFrontend(parts, secret=secret),
             areal=self.areal,
             nemo=NemoFrontend(parts, secret=secret),
+            rollouts=RolloutFrontend(parts, log=self.log).app(),
             admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )

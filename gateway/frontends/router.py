@@ -11,6 +11,7 @@ from gateway.core.routes import (
     OPEN_PATHS,
     OPENENV_SEGMENT,
     REPLICA_SEGMENT,
+    ROLLOUT_SEGMENT,
 )
 
 _REPLICA_PATHS, _OPENENV_PATHS = f"/{REPLICA_SEGMENT}/v1/", f"/{OPENENV_SEGMENT}/"
@@ -20,12 +21,21 @@ class Router:
     """All frontends as one ASGI application. A path that belongs to no other frontend goes to ORS."""
 
     def __init__(
-        self, *, ors: ASGIApp, admin: ASGIApp, areal: ASGIApp, openenv: ASGIApp, nemo: ASGIApp, replicas: ASGIApp
+        self,
+        *,
+        ors: ASGIApp,
+        admin: ASGIApp,
+        areal: ASGIApp,
+        openenv: ASGIApp,
+        nemo: ASGIApp,
+        rollouts: ASGIApp,
+        replicas: ASGIApp,
     ) -> None:
         self._ors = ors
         self._openenv = openenv
         self._by_segment = dict.fromkeys(ADMIN_SEGMENTS, admin) | dict.fromkeys(AREAL_SEGMENTS, areal)
-        self._by_segment |= {OPENENV_SEGMENT: openenv, NEMO_SEGMENT: nemo, REPLICA_SEGMENT: replicas}
+        self._by_segment |= {OPENENV_SEGMENT: openenv, NEMO_SEGMENT: nemo}
+        self._by_segment |= {ROLLOUT_SEGMENT: rollouts, REPLICA_SEGMENT: replicas}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to its frontend. Refuse a WebSocket outside the OpenEnv frontend with 403."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.core.environment import Environment, StepLogging
-from gateway.core.ports.step_log import EpisodeEnd, LoggedCall
+from gateway.core.ports.step_log import EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import EpisodeRequest, Session
 
 
@@ -16,6 +16,7 @@ class FakeStepLog:
         self.begun: list[Session] = []
         self.calls: list[LoggedCall] = []
         self.ended: list[tuple[Session, EpisodeEnd]] = []
+        self.rollouts: list[Rollout] = []
         self.called: Callable[[LoggedCall], object] = self.calls.append
 
     async def flush(self) -> None:
@@ -26,6 +27,9 @@ class FakeStepLog:
 
     def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
         self.begun.append(session)
+
+    def rollout(self, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
 
     def closed(self, session: Session, environment: Environment, end: EpisodeEnd) -> None:
         self.ended.append((session, end))

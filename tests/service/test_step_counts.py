@@ -103,6 +103,8 @@ class Meter:
         for name, _ in inspect.getmembers(Store, inspect.isfunction):
             if inspect.iscoroutinefunction(operation := getattr(gateway.store, name, None)):
                 setattr(gateway.store, name, self._counting(name, cast(Any, operation)))
+        self._written = gateway.log.flush
+        """Writes what the step log holds, which is no part of a step."""
         send = gateway.transport.send
 
         async def counted(*args: Any, **kwargs: Any) -> Any:
@@ -116,6 +118,7 @@ class Meter:
         """Count while *work* runs."""
         self.counts = Counts()
         self._loops = {task for task in asyncio.all_tasks() if not _is_requests(task)}
+        await self._written()
         gc.collect()
         before = sys.getallocatedblocks()
         self._is_on = True
@@ -125,6 +128,7 @@ class Meter:
         finally:
             sys.setprofile(None)
             self._is_on = False
+        await self._written()
         gc.collect()
         self.counts.blocks = sys.getallocatedblocks() - before
         return self.counts

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, Block, StepResult, Summary
 from gateway.core.faults import Fault
+from gateway.core.ids import Owner
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.session import CloseReason, EpisodeRequest, Session
 
-Content = bytes | Sequence[bytes] | Action | StepResult | Sequence[Block] | None
-"""A request or a reply of a call: bytes of the worker's protocol, or the values of the gateway's own model."""
+Content = bytes | Sequence[bytes] | Action | StepResult | Sequence[Block] | Mapping[str, Any] | None
+"""A request or a reply of a call: bytes of the worker's protocol, or the values of the gateway's own model. A mapping
+is a message of a rollout."""
 LoggedCall = tuple[str, str, float, float, str, Content, Content, BaseException | None, Sequence[Fault]]
 """One call that has ended: the session's lease, the operation, monotonic times of its begin and end, the outcome (one
 of ``gateway.metrics.CALLS``), request, reply, the error if it has no reply, and faults of the author's code. The
@@ -32,6 +34,29 @@ class EpisodeEnd:
     """The worker's summary; None: the worker did not send one."""
 
 
+MESSAGE: Final = "message"
+"""Operation of a logged message of a rollout. Its lease is the rollout's key, and its request the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A trainer's record of one episode, from the model's side."""
+
+    key: str
+    """Key of its messages in the log."""
+    id: str
+    """The trainer's id."""
+    owner: Owner
+    run: str
+    name: str
+    environment: str
+    split: str
+    started_at: float
+    """Unix time in seconds."""
+    info: Mapping[str, Any]
+    """Everything else that the trainer sent."""
+
+
 class StepLog(Protocol):
     """Records episodes and their calls. Every method returns immediately, and drops records if the log is full."""
 
@@ -46,6 +71,9 @@ class StepLog(Protocol):
 
     def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
         """Record that an episode began. The request's secrets are left out."""
+
+    def rollout(self, rollout: Rollout) -> None:
+        """Record that a trainer began to log a rollout."""
 
     def closed(self, session: Session, environment: Environment, end: EpisodeEnd) -> None:
         """Record that an episode ended."""
@@ -84,6 +112,15 @@ class StepLogQueries(Protocol):
 
         Each call is Unix time of its begin, seconds, operation, outcome, request, reply, error and faults.
         """
+
+    async def rollouts(self, episode: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rollouts that the episode's owner logged about the time of *episode*, with their ``messages``.
+
+        They are rollouts of its environment, or of no named one, and of no other episode.
+        """
+
+    async def link(self, key: str, lease: str) -> None:
+        """Note that the rollout with this *key* belongs to the episode with this *lease*."""
 
     async def blob(self, digest: str) -> bytes | None:
         """Return the data with this SHA-256, or None if it is not stored any more."""

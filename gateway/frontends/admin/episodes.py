@@ -15,6 +15,7 @@ from gateway.core.errors import InvalidRequest, UnknownEpisode
 from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
 from gateway.frontends.admin.replies import as_json, numbered, queried
 from gateway.frontends.admin.steps import steps_of
+from gateway.frontends.admin.timeline import rollout_of
 
 USUAL: Final = 50
 MAX_LISTED: Final = 1_000
@@ -66,7 +67,13 @@ class EpisodeRoutes:
             data = await self._queries.blob(spec.removeprefix(REFERENCE))
             begin["spec"] = None if data is None else json.loads(data)
         steps = steps_of(await self._queries.calls(row))
-        return as_json({**_line(row), "begin": begin, "end": row["end"], "steps": steps})
+        shown = {**_line(row), "begin": begin, "end": row["end"], "steps": steps}
+        if (rollout := rollout_of(steps, await self._queries.rollouts(row))) is not None:
+            if rollout["lease"] is None and row["closed_at"] is not None:
+                await self._queries.link(rollout["key"], row["lease"])
+            shown["rollout"] = {name: rollout[name] for name in ("id", "run", "name", "started_at", "info")}
+            shown["messages"] = rollout["messages"]
+        return as_json(shown)
 
     async def _blob(self, request: Request) -> Response:
         digest = request.path_params["digest"]

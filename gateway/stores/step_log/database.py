@@ -9,7 +9,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,10 @@ BUSY_S: Final = 5.0
 """Seconds that a write waits for another replica's write."""
 BLOB_RENEWED_S: Final = 600.0
 """Seconds after which a blob that is used again gets a new time."""
+ROLLOUT_S: Final = 600.0
+"""Seconds by which a rollout may begin before its episode, or after it."""
+ROLLOUTS_MAX: Final = 256
+"""Maximum number of rollouts that are compared with an episode."""
 BLOBS_KNOWN: Final = 20_000
 
 COLUMNS: Final = (
@@ -40,6 +44,11 @@ CREATE TABLE IF NOT EXISTS episodes (
 CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
 CREATE INDEX IF NOT EXISTS episodes_of_group ON episodes (group_name, at) WHERE group_name != '';
 CREATE INDEX IF NOT EXISTS episodes_of_name ON episodes (name, at);
+CREATE TABLE IF NOT EXISTS rollouts (
+    key TEXT PRIMARY KEY, id TEXT, owner TEXT, run TEXT, name TEXT, environment TEXT, split TEXT,
+    started_at REAL NOT NULL, info TEXT, lease TEXT
+);
+CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (started_at);
 CREATE TABLE IF NOT EXISTS blobs (digest TEXT PRIMARY KEY, used_at REAL NOT NULL, data BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS blobs_by_time ON blobs (used_at);
 """
@@ -51,6 +60,11 @@ _UPSERT: Final = (
     f"ON CONFLICT (lease) DO UPDATE SET {_kept}, at = min(at, excluded.at)"
 )
 """One statement for many rows: each statement of a thread costs it two waits for Python's lock."""
+_ROLLOUT_COLUMNS: Final = ("key", "id", "owner", "run", "name", "environment", "split", "started_at", "info")
+_rollout_values = ", ".join(f"json_extract(value, '$.{name}')" for name in _ROLLOUT_COLUMNS)
+_ROLLOUT: Final = (
+    f"INSERT OR IGNORE INTO rollouts ({', '.join(_ROLLOUT_COLUMNS)}) SELECT {_rollout_values} FROM json_each(?)"
+)
 _BLOB: Final = "INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT (digest) DO UPDATE SET used_at = excluded.used_at"
 
 
@@ -74,14 +88,15 @@ class StepLogDatabase:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def store(self, rows: bytes = b"") -> None:
+    def store(self, rows: bytes = b"", rollouts: bytes = b"") -> None:
         """Store begins and ends of episodes, and the blobs that `put` collected. Raises ``sqlite3.Error``.
 
         Args:
             rows: A JSON array of objects with the columns, and ``at``, a Unix time. Empty: no rows.
+            rollouts: A JSON array of rollouts, as `Rollout` has them. Empty: none.
         """
         blobs, self._put = self._put, {}
-        if not rows and not blobs:
+        if not rows and not blobs and not rollouts:
             return
         now = time.time()
         self._db.execute("BEGIN IMMEDIATE")
@@ -90,6 +105,8 @@ class StepLogDatabase:
                 self._db.executemany(_BLOB, [(digest, now, data) for digest, data in blobs.items()])
             if rows:
                 self._db.execute(_UPSERT, (rows.decode(),))
+            if rollouts:
+                self._db.execute(_ROLLOUT, (rollouts.decode(),))
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -109,6 +126,7 @@ class StepLogDatabase:
     def remove_before(self, before: float) -> None:
         """Remove episodes that ended, and blobs that were used last, before this Unix time."""
         self._db.execute("DELETE FROM episodes WHERE at < ? AND coalesce(closed_at, at) < ?", (before, before))
+        self._db.execute("DELETE FROM rollouts WHERE started_at < ?", (before,))
         self._db.execute("DELETE FROM blobs WHERE used_at < ?", (before - BLOB_RENEWED_S,))
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -149,6 +167,31 @@ class StepLogDatabase:
         if found is None:
             found = self._db.execute(f"{query} name = ? ORDER BY at DESC LIMIT 1", (id,)).fetchone()
         return None if found is None else _row(found)
+
+    def rollouts(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rollouts that may belong to *episode*; see ``StepLogQueries.rollouts``."""
+        began_at = episode["opened_at"] or episode["at"]
+        ended_at = episode["closed_at"] or time.time()
+        found = self._db.execute(
+            f"SELECT {', '.join(_ROLLOUT_COLUMNS)}, lease FROM rollouts WHERE owner = ? AND environment IN ('', ?) "
+            "AND started_at BETWEEN ? AND ? AND coalesce(lease, ?) = ? ORDER BY abs(started_at - ?) LIMIT ?",
+            (
+                episode["owner"],
+                episode["environment"],
+                began_at - ROLLOUT_S,
+                ended_at + ROLLOUT_S,
+                episode["lease"],
+                episode["lease"],
+                began_at,
+                ROLLOUTS_MAX,
+            ),
+        )
+        rows = [dict(zip((*_ROLLOUT_COLUMNS, "lease"), row, strict=True)) for row in found]
+        return [{**row, "info": json.loads(row["info"])} for row in rows]
+
+    def link(self, key: str, lease: str) -> None:
+        """Note that a rollout belongs to an episode."""
+        self._db.execute("UPDATE rollouts SET lease = ? WHERE key = ?", (lease, key))
 
     def blob(self, digest: str) -> bytes | None:
         """Return the data with this SHA-256, or None if it is not stored any more."""

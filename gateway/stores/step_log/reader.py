@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -36,6 +36,17 @@ class StepLogReader:
         async with self._threads:
             return await asyncio.to_thread(self._calls, episode)
 
+    async def rollouts(self, episode: dict[str, Any]) -> list[dict[str, Any]]:
+        """See ``StepLogQueries.rollouts``."""
+        nothing: list[dict[str, Any]] = []
+        found = await self._query(lambda database: database.rollouts(episode), nothing)
+        async with self._threads:
+            return await asyncio.to_thread(lambda: [{**row, "messages": self._messages(row)} for row in found])
+
+    async def link(self, key: str, lease: str) -> None:
+        """See ``StepLogQueries.link``."""
+        await self._query(lambda database: database.link(key, lease), None)
+
     async def blob(self, digest: str) -> bytes | None:
         """See ``StepLogQueries.blob``."""
         return await self._query(lambda database: database.blob(digest), None)
@@ -56,11 +67,17 @@ class StepLogReader:
 
     def _calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
         began_at, ended_at = episode["opened_at"] or episode["at"], episode["closed_at"]
-        found = [
-            call
-            for segment in segments(self._folder)
-            if segment.changed_at >= began_at - MARGIN_S
-            and (ended_at is None or segment.began_at <= ended_at + MARGIN_S)
-            for call in calls_of(segment.path, episode["lease"])
-        ]
+        found = self._records(episode["lease"], began_at, ended_at)
         return sorted(found, key=lambda call: (call[0], call[1]))
+
+    def _messages(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages of a rollout in their order, each once."""
+        found = {record[4]["id"]: record[4] for record in self._records(rollout["key"], rollout["started_at"], None)}
+        return sorted(found.values(), key=lambda message: (message.get("index") or 0, message["at"]))
+
+    def _records(self, key: str, began_at: float, ended_at: float | None) -> Iterator[Sequence[Any]]:
+        for segment in segments(self._folder):
+            if segment.changed_at < began_at - MARGIN_S:
+                continue
+            if ended_at is None or segment.began_at <= ended_at + MARGIN_S:
+                yield from calls_of(segment.path, key)

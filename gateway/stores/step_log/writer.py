@@ -22,7 +22,7 @@ from typing import Any, Final
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
 from gateway.core.json_text import dump
-from gateway.core.ports.step_log import EpisodeEnd, LoggedCall
+from gateway.core.ports.step_log import EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallEncoder
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.2
 """Seconds between two writes."""
+IDLE_PAUSE_S: Final = 1.0
 QUEUED_MAX: Final = 100_000
 """Maximum number of queued calls, and of queued begins and ends."""
 QUEUED_BYTES: Final = 128 * 2**20
@@ -154,6 +155,11 @@ class StepLogWriter:
             }
         )
 
+    def rollout(self, rollout: Rollout) -> None:
+        """See ``StepLog.rollout``."""
+        if self._max_bytes:
+            self._note({"rollout": asdict(rollout)})
+
     def _note(self, row: dict[str, Any]) -> None:
         if len(self._episodes) < QUEUED_MAX:
             self._episodes.append(row)
@@ -166,9 +172,10 @@ class StepLogWriter:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write five times a second, until cancelled."""
+        """Write five times a second, until cancelled. While nothing happens, look once a second."""
         while True:
-            await asyncio.sleep(PAUSE_S)
+            is_busy = bool(self._calls or self._episodes or self._is_writing)
+            await asyncio.sleep(PAUSE_S if is_busy else IDLE_PAUSE_S)
             self._look()
 
     def _look(self) -> None:
@@ -244,7 +251,9 @@ class StepLogWriter:
             self._call_bytes = len(body) / len(some)
             self._unstored -= len(some)
         if rows:
-            database.store(self._masked(dump([self._with_task(database, row) for row in rows])))
+            begun = [row["rollout"] for row in rows if "rollout" in row]
+            ended = [self._with_task(database, row) for row in rows if "rollout" not in row]
+            database.store(*(self._masked(dump(some)) if some else b"" for some in (ended, begun)))
             self._unstored -= len(rows)
         for row in rows:
             if "closed_at" in row:

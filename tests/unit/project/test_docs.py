@@ -86,7 +86,7 @@ def test_every_log_event_is_in_the_reference() -> None:
 
 
 def test_every_reserved_name_is_in_the_docs() -> None:
-    words = set(re.findall(r"[a-z_.]+", ENVIRONMENTS))
+    words = set(re.findall(r"[a-z0-9_.]+", ENVIRONMENTS))
 
     assert words >= RESERVED
 

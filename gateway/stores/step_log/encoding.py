@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -33,17 +32,63 @@ INTEGER_DIGITS: Final = 4300
 """Maximum digits of an integer that Python parses."""
 _ABSENT: Final = StepResult()
 _RESULT: Final = tuple(each.name for each in fields(StepResult) if each.name not in ("blocks", "faults"))
-_REQUEST, _REPLY = itemgetter(5), itemgetter(6)
 _ACTION: Final = tuple(each.name for each in fields(Action))
 
 Put = Callable[[bytes], str]
 """Stores data once and returns its SHA-256 in hexadecimal digits."""
 
 
-def _is_short(contents: Iterable[Content]) -> bool:
-    """Return True if all contents are short bytes, as most are. Without a line of Python for each of them."""
-    some = list(contents)
-    return set(map(type, some)) == {bytes} and max(map(len, some)) < EMBEDDED_CHARS  # type: ignore[arg-type]
+class CallBuffer:
+    """Collects calls. Those with short contents, as most have, are encoded at once.
+
+    A call that waits for a thread costs the event loop more: its objects leave the processor's cache before they are
+    freed.
+    """
+
+    def __init__(self) -> None:
+        self._packer = msgpack.Packer(default=_told, unicode_errors="surrogatepass", autoreset=False)
+        self._pack: Callable[[object], object] = self._packer.pack
+        self._leases: set[str] = set()
+        self._count = 0
+        self._others: list[LoggedCall] = []
+
+    def add(self, call: LoggedCall) -> None:
+        """Add a call."""
+        request, reply = call[5], call[6]
+        if type(request) is bytes is type(reply) and len(request) < EMBEDDED_CHARS > len(reply):
+            self._pack(call)
+            self._leases.add(call[0])
+            self._count += 1
+        else:
+            self._others.append(call)
+
+    def __len__(self) -> int:
+        return self._count + len(self._others)
+
+    def size(self) -> int:
+        """Return about the number of bytes that the calls take."""
+        return int(self._packer.getbuffer().nbytes) + sum(_size(call[5]) + _size(call[6]) for call in self._others)
+
+    def take(self) -> CallBatch:
+        """Empty the buffer, and return what was in it."""
+        head = b"\xdd" + self._count.to_bytes(4, "big")  # of a msgpack list of up to 2**32 values
+        taken = CallBatch(self._count, self._leases, head + self._packer.bytes(), self._others)
+        self._leases, self._count, self._others = set(), 0, []
+        self._packer.reset()
+        return taken
+
+
+class CallBatch(NamedTuple):
+    """Calls to be written."""
+
+    number: int
+    """Number of calls in *body*."""
+    leases: set[str]
+    """Their leases."""
+    body: bytes
+    """The calls as one msgpack list."""
+    others: list[LoggedCall]
+    """Further calls, which are not encoded yet."""
 
 
 class CallEncoder:
@@ -51,14 +96,11 @@ class CallEncoder:
 
     def __init__(self, put: Put) -> None:
         self._put = put
-        self._pack: Callable[[object], bytes] = msgpack.Packer(
-            default=self._plain, unicode_errors="surrogatepass", autoreset=True
-        ).pack
+        self._pack: Callable[[object], bytes] = msgpack.Packer(default=self._plain, unicode_errors="surrogatepass").pack
 
     def encode(self, calls: Sequence[LoggedCall]) -> bytes:
         """Return *calls* as one msgpack list."""
-        if not all(_is_short(map(content, calls)) for content in (_REQUEST, _REPLY)):
-            calls = [(*call[:5], self._short(call[5]), self._short(call[6]), *call[7:]) for call in calls]
+        calls = [(*call[:5], self._short(call[5]), self._short(call[6]), *call[7:]) for call in calls]
         try:
             return self._packed(calls)
         except (ValueError, TypeError, OverflowError):
@@ -98,9 +140,7 @@ class CallEncoder:
             return plain if value.detail is None else {**plain, "detail": value.detail}
         if isinstance(value, int):  # of more than 64 bits
             return msgpack.ExtType(BIG_INTEGER, str(value).encode())
-        if isinstance(value, GatewayError):
-            return f"{value.code}: {value.detail}"
-        return type(value).__name__ if isinstance(value, BaseException) else repr(value)
+        return _told(value)
 
     def _stored(self, found: re.Match[bytes]) -> bytes:
         data = base64.b64decode(found[0])
@@ -110,6 +150,26 @@ class CallEncoder:
 
     def _image(self, encoded: str) -> str:
         return _EMBEDDED.sub(self._stored, f'"{encoded}"'.encode(errors="replace"))[1:-1].decode()
+
+
+def _told(value: object) -> str:
+    if isinstance(value, GatewayError):
+        return f"{value.code}: {value.detail}"
+    return type(value).__name__ if isinstance(value, BaseException) else repr(value)
+
+
+def _size(content: Content) -> int:
+    """Return about the number of bytes that *content* takes. Only bytes and blocks can be large."""
+    if isinstance(content, bytes):
+        return len(content)
+    parts = content.blocks if isinstance(content, StepResult) else content if isinstance(content, list | tuple) else ()
+    return 500 + sum(len(part) if isinstance(part, bytes) else _length(part) for part in parts)
+
+
+def _length(block: object) -> int:
+    if isinstance(block, ImageBlock):
+        return len(block.data)
+    return len(block.text) if isinstance(block, TextBlock) else 0
 
 
 def decode(body: bytes) -> Any:

@@ -1,6 +1,6 @@
 """Writes the step log of one replica: a thread stores what the request path queued, five times a second.
 
-The request path only appends to a queue, after the answer was sent, so no call waits for the log. A full disk, or a
+The request path only adds to a buffer, after the answer was sent, so no call waits for the log. A full disk, or a
 disk that does not answer, costs records and never a call.
 """
 
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from gateway.core.json_text import dump
 from gateway.core.ports.step_log import EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
-from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallEncoder
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallBatch, CallBuffer, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ QUEUED_MAX: Final = 100_000
 QUEUED_BYTES: Final = 128 * 2**20
 """Size of queued calls above which further calls are lost to the log."""
 BATCH_MAX: Final = 2048
-"""Maximum number of calls in a batch."""
+"""Maximum number of calls that are encoded together."""
 CLEANED_S: Final = 30.0
 """Seconds between two looks for old records."""
 COMPLAINT_S: Final = 60.0
@@ -46,7 +45,6 @@ END_S: Final = 5.0
 """Seconds that the last write has."""
 SECRETS_MAX: Final = 10_000
 """Maximum number of sessions whose secrets are known here."""
-_LEASE: Final = itemgetter(0)
 MASKED_CHARS: Final = 8
 """Minimum length of a text that is masked as a secret: shorter texts occur by chance."""
 
@@ -72,11 +70,9 @@ class StepLogWriter:
         self._of_sessions: dict[str, list[bytes]] = {}
         """Secrets of open sessions, by lease."""
         self._segments = SegmentWriter(folder, replica)
-        self._calls: list[LoggedCall] = []
+        self._calls = CallBuffer()
         self._episodes: list[dict[str, Any]] = []
-        self.called: Callable[[LoggedCall], object] = self._calls.append
-        self._call_bytes = 0.0
-        """Mean size of a call in the last batch."""
+        self.called: Callable[[LoggedCall], object] = self._calls.add
         self._database: StepLogDatabase | None = None
         self._thread = ThreadPoolExecutor(1, "step-log")  # starts its thread with the first write
         self._writing: asyncio.Future[None] | None = None
@@ -181,9 +177,8 @@ class StepLogWriter:
     def _look(self) -> None:
         """Start a write unless one runs. Accept no calls while too much is queued."""
         if self._is_writing:
-            queued = len(self._calls)
-            is_full = queued > QUEUED_MAX or queued * self._call_bytes > QUEUED_BYTES
-            self.called = self._drop if is_full else self._calls.append
+            is_full = len(self._calls) > QUEUED_MAX or self._calls.size() > QUEUED_BYTES
+            self.called = self._drop if is_full else self._calls.add
         elif self._calls or self._episodes or self._is_cleaning_due:
             self._start_write()
 
@@ -196,9 +191,9 @@ class StepLogWriter:
         return self._database is not None and time.monotonic() - self._cleaned_at > CLEANED_S
 
     def _start_write(self) -> None:
-        calls, self._calls = self._calls, []
+        calls = self._calls.take()
         rows, self._episodes = self._episodes, []
-        self.called = self._calls.append
+        self.called = self._calls.add
         self._writing = asyncio.get_running_loop().run_in_executor(self._thread, self._write, calls, rows)
 
     async def flush(self) -> None:
@@ -225,8 +220,8 @@ class StepLogWriter:
         if self._database is not None:
             self._database.close()
 
-    def _write(self, calls: list[LoggedCall], rows: list[dict[str, Any]]) -> None:
-        self._unstored = len(calls) + len(rows)
+    def _write(self, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
+        self._unstored = calls.number + len(calls.others) + len(rows)
         try:
             if self._database is None:
                 self._database = StepLogDatabase(self._folder / INDEX)
@@ -240,15 +235,16 @@ class StepLogWriter:
             logger.exception("step_log_failed")
         self.lost += self._unstored
 
-    def _store(self, database: StepLogDatabase, calls: list[LoggedCall], rows: list[dict[str, Any]]) -> None:
-        encoder = CallEncoder(database.put)
+    def _store(self, database: StepLogDatabase, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
         wall = time.time() - time.monotonic()
-        for begin in range(0, len(calls), BATCH_MAX):
-            some = calls[begin : begin + BATCH_MAX]
-            body = encoder.encode(some)
+        if calls.number:
+            self._segments.append(calls.leases, self._masked(calls.body), wall=wall)
+            self._unstored -= calls.number
+        for begin in range(0, len(calls.others), BATCH_MAX):
+            some = calls.others[begin : begin + BATCH_MAX]
+            body = CallEncoder(database.put).encode(some)
             database.store()  # the blobs of the batch first, because the batch refers to them
-            self._segments.append(set(map(_LEASE, some)), self._masked(body), wall=wall)
-            self._call_bytes = len(body) / len(some)
+            self._segments.append({call[0] for call in some}, self._masked(body), wall=wall)
             self._unstored -= len(some)
         if rows:
             begun = [row["rollout"] for row in rows if "rollout" in row]

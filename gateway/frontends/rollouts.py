@@ -8,7 +8,6 @@ they played. The client repeats a request on a status of 500 and above, so an ev
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,8 +22,8 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ids import Owner
 from gateway.core.ports.step_log import MESSAGE, Rollout, StepLog
 from gateway.core.validation import reason_of
-from gateway.frontends.admin.replies import ERRORS, as_json
-from gateway.frontends.asgi import FrontendParts, read_body
+from gateway.frontends.admin.replies import ERRORS, as_json, object_of
+from gateway.frontends.asgi import FrontendParts
 
 EVENTS_MAX: Final = 10_000
 NAME_MAX_CHARS: Final = 1024
@@ -82,9 +81,9 @@ class RolloutFrontend:
 
     async def _rollouts(self, request: Request) -> Response:
         """Queue the events for the step log. Either all events are valid, or none is kept."""
-        body = await read_body(request.scope, request.receive, self._max_body_bytes)
+        sent = await object_of(request, self._max_body_bytes)
         owner = Owner(str(request.scope.get("gateway.owner", "")))
-        for event in _read(body):
+        for event in _read(sent):
             self._keep(owner, event)
         return as_json({"status": "ok"})
 
@@ -123,12 +122,8 @@ def key_of(owner: Owner, id: str) -> str:
     return "r" + hashlib.sha256(f"{owner}\0{id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _read(body: bytes) -> list[_Event]:
-    try:
-        sent = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    events = sent.get("events") if isinstance(sent, Mapping) else None
+def _read(sent: Mapping[str, Any]) -> list[_Event]:
+    events = sent.get("events")
     if not isinstance(events, list) or len(events) > EVENTS_MAX:
         raise InvalidRequest(f"events: must be a list of at most {EVENTS_MAX} events")
     return [_event(number, event) for number, event in enumerate(events)]

@@ -24,8 +24,6 @@ LOGGED: Final = frozenset(("call", "prompt", "score_group"))
 """Operations that the step log records."""
 NOT_RUN: Final = object()
 """Stands for the reply of a call that did not run, which the step log does not record."""
-LOGGED_BYTES: Final = 8 * 2**20
-"""Maximum size of a streamed reply in the step log; the rest is left out."""
 
 
 class CallParts:

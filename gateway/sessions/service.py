@@ -24,14 +24,14 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId
-from gateway.core.ports.step_log import Content
+from gateway.core.ports.step_log import CONTENT_BYTES, Content
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, EpisodeRequest, Session
 from gateway.metrics import answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
-from gateway.sessions.call_parts import LOGGED, LOGGED_BYTES, NOT_RUN, CallParts
+from gateway.sessions.call_parts import LOGGED, NOT_RUN, CallParts
 from gateway.sessions.closing import SessionCloser, log_faults
 from gateway.sessions.failure_reasons import SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
@@ -395,7 +395,7 @@ class TrackedResponse:
         except UpstreamError as error:
             await self._explain(error)
             raise
-        if isinstance(self._kept, list) and self._kept_bytes < LOGGED_BYTES:
+        if isinstance(self._kept, list) and self._kept_bytes < CONTENT_BYTES:
             self._kept.append(chunk)
             self._kept_bytes += len(chunk)
         return chunk

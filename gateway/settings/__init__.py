@@ -304,11 +304,8 @@ class Settings(BaseSettings):
 
     def known_secrets(self) -> tuple[str, ...]:
         """Return the secrets in the settings: keys and the gateway's own secret. Raises ``ConfigError``."""
-        keys = {
-            **parse_keys(self.trainer_keys),
-            **{f"operator {n}": k for n, k in parse_keys(self.operator_keys).items()},
-        }
-        return (*keys.values(), self.read_secret().decode(errors="replace"))
+        keys = (*parse_keys(self.trainer_keys).values(), *parse_keys(self.operator_keys).values())
+        return (*keys, self.read_secret().decode(errors="replace"))
 
     @property
     def step_log_path(self) -> Path:

@@ -4,8 +4,8 @@
 
 scripts/test calls this with any Python of the machine. The runner installs the packages first, while it prepares the
 other needs. Without arguments all tests run in parallel. Tests with the mark ``cluster`` run one by one, concurrently
-with the others. With arguments, pytest selects the tests, and the runner prepares only their
-needs. The records of the run are in build/tests:
+with the others. With arguments, pytest selects the tests, and the runner prepares only their needs. The records of the
+run are in build/tests:
 
     stages.json        seconds of each stage and of each preparing script
     durations.json     seconds of each test file, in the form of tests/durations.json

@@ -16,6 +16,7 @@ from openreward.api.rollouts.serializers.base import AssistantMessage, ToolCall,
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folder
+from tests.wire.sdks import OPENREWARD
 
 pytestmark = pytest.mark.wire
 
@@ -49,19 +50,13 @@ async def played(client: AsyncOpenReward, texts: list[str], *, logs: bool = True
         client.rollout.create, "a run", "-".join(texts), "probe", None, "train", {"step": 3}, task
     )
     rollout.log(UserMessage("Say it."))
-    async with environment.session(task=_task(task)) as session:
+    async with environment.session(task=OPENREWARD.task("probe", task)) as session:
         for number, text in enumerate(texts):
             rollout.log(AssistantMessage(f"I say {text}."))
             rollout.log(ToolCall("echo", json.dumps({"text": text}), f"call-{number}"))
             output = await session.call_tool("echo", {"text": text})
             rollout.log(ToolResult(output.blocks[0].text, f"call-{number}"), reward=output.reward)
         return session.sid, rollout.event_id
-
-
-def _task(spec: dict[str, Any]) -> Any:
-    from tests.wire.sdks import OPENREWARD
-
-    return OPENREWARD.task("probe", spec)
 
 
 async def shown(gateway: Gateway, session: str) -> dict[str, Any]:
@@ -115,7 +110,8 @@ async def test_another_key_s_rollout_is_not_shown(gateway: Gateway, monkeypatch:
     ("body", "told"),
     [
         (b"{", "the body is not JSON"),
-        (b"[]", "events: must be a list"),
+        (b"[]", "the body must be a JSON object"),
+        (b"{}", "events: must be a list"),
         (b'{"events": [{"eventType": "party", "eventId": "1"}]}', "events[0].eventType: must be one of rollout"),
         (b'{"events": [{"eventType": "rollout"}]}', "events[0].eventId"),
         (b'{"events": [{"eventType": "message", "eventId": "1"}]}', "events[0].rolloutEventId"),

@@ -16,6 +16,10 @@ from gateway.core.session import CloseReason, EpisodeRequest, Session
 Content = bytes | Sequence[bytes] | Action | StepResult | Sequence[Block] | Mapping[str, Any] | None
 """A request or a reply of a call: bytes of the worker's protocol, or the values of the gateway's own model. A mapping
 is a message of a rollout."""
+CONTENT_BYTES: Final = 8 * 2**20
+"""Maximum size of one request or reply in the log. The rest is cut off."""
+REFERENCE: Final = "blob:sha256:"
+"""Prefix of the text that stands for a blob, such as an image's base64 data. Its SHA-256 follows."""
 LoggedCall = tuple[str, str, float, float, str, Content, Content, BaseException | None, Sequence[Fault]]
 """One call that has ended: the session's lease, the operation, monotonic times of its begin and end, the outcome (one
 of ``gateway.metrics.CALLS``), request, reply, the error if it has no reply, and faults of the author's code. The

@@ -12,14 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.core.errors import InvalidRequest, UnknownEpisode
-from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
+from gateway.core.ports.step_log import REFERENCE, EpisodeFilter, StepLog, StepLogQueries
 from gateway.frontends.admin.replies import as_json, numbered, queried
 from gateway.frontends.admin.steps import steps_of
 from gateway.frontends.admin.timeline import rollout_of
 
 USUAL: Final = 50
 MAX_LISTED: Final = 1_000
-REFERENCE: Final = "blob:sha256:"
 _TEXTS: Final = ("owner", "environment", "split", "task", "policy", "group", "name", "outcome", "reason")
 _IMAGES: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 

@@ -16,14 +16,10 @@ import msgpack
 
 from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import GatewayError
-from gateway.core.ports.step_log import Content, LoggedCall
+from gateway.core.ports.step_log import CONTENT_BYTES, REFERENCE, Content, LoggedCall
 
-CONTENT_BYTES: Final = 8 * 2**20
-"""Maximum size of one request or reply in the log. The rest is cut off."""
 EMBEDDED_CHARS: Final = 4096
 """Length of base64 text from which it is stored by its digest."""
-REFERENCE: Final = "blob:sha256:"
-"""Prefix of the text that stands for base64 data."""
 _EMBEDDED: Final = re.compile(rb'(?<=[",])(?:[A-Za-z0-9+/]{4}){1024,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?=\\*")')
 """Base64 at the end of a JSON string, also after ``data:image/png;base64,`` and in JSON within a JSON string."""
 BIG_INTEGER: Final = 1
@@ -94,8 +90,10 @@ class CallBatch(NamedTuple):
 class CallEncoder:
     """Encodes batches of calls; not for several threads."""
 
-    def __init__(self, put: Put) -> None:
+    def __init__(self, put: Put, masked: Callable[[bytes], bytes]) -> None:
+        """*masked* removes secrets. It comes before `put`: a secret may be long base64 text itself."""
         self._put = put
+        self._masked = masked
         self._pack: Callable[[object], bytes] = msgpack.Packer(default=self._plain, unicode_errors="surrogatepass").pack
 
     def encode(self, calls: Sequence[LoggedCall]) -> bytes:
@@ -115,7 +113,7 @@ class CallEncoder:
         if isinstance(content, list | tuple) and content and isinstance(content[0], bytes):
             content = b"".join(content)
         if isinstance(content, bytes) and len(content) >= EMBEDDED_CHARS:
-            return _EMBEDDED.sub(self._stored, content)[:CONTENT_BYTES]
+            return _EMBEDDED.sub(self._stored, self._masked(content))[:CONTENT_BYTES]
         return content
 
     def _packable(self, call: LoggedCall) -> Any:
@@ -149,7 +147,7 @@ class CallEncoder:
         return REFERENCE.encode() + self._put(data).encode()
 
     def _image(self, encoded: str) -> str:
-        return _EMBEDDED.sub(self._stored, f'"{encoded}"'.encode(errors="replace"))[1:-1].decode()
+        return _EMBEDDED.sub(self._stored, self._masked(f'"{encoded}"'.encode(errors="replace")))[1:-1].decode()
 
 
 def _told(value: object) -> str:

@@ -61,12 +61,13 @@ class SegmentWriter:
             self.close()
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = (self._folder / f"{int(now * 1e3):013d}-{self._replica}{SUFFIX}").open("xb")
+            self._file = (self._folder / f"{int(now * 1e3):013d}-{self._replica}{SUFFIX}").open("xb", buffering=0)
             self._size, self._began_at = 0, now
         try:
             for part in parts:
-                self._file.write(part)
-            self._file.flush()
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
         except OSError:
             os.ftruncate(self._file.fileno(), self._size)
             self._file.seek(self._size)

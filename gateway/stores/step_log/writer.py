@@ -20,11 +20,11 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
-from gateway.core.json_text import dump
-from gateway.core.ports.step_log import EpisodeEnd, LoggedCall, Rollout
+from gateway.core.json_text import dump, encode
+from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
-from gateway.stores.step_log.encoding import EMBEDDED_CHARS, REFERENCE, CallBatch, CallBuffer, CallEncoder
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ PAUSE_S: Final = 0.2
 """Seconds between two writes."""
 IDLE_PAUSE_S: Final = 1.0
 QUEUED_MAX: Final = 100_000
-"""Maximum number of queued calls, and of queued begins and ends."""
+"""Maximum number of queued calls."""
+EPISODES_MAX: Final = 10_000
+"""Maximum number of queued begins and ends, which hold their tasks."""
 QUEUED_BYTES: Final = 128 * 2**20
 """Size of queued calls above which further calls are lost to the log."""
 BATCH_MAX: Final = 2048
@@ -44,9 +46,10 @@ COMPLAINT_S: Final = 60.0
 END_S: Final = 5.0
 """Seconds that the last write has."""
 SECRETS_MAX: Final = 10_000
-"""Maximum number of sessions whose secrets are known here."""
+"""Maximum number of sessions whose secrets are known here. No calls of further sessions with secrets are recorded."""
 MASKED_CHARS: Final = 8
-"""Minimum length of a text that is masked as a secret: shorter texts occur by chance."""
+"""Minimum length of a text that is masked as a secret: shorter texts occur by chance. No calls of a session with a
+shorter secret are recorded."""
 
 
 class StepLogWriter:
@@ -66,7 +69,7 @@ class StepLogWriter:
         self._folder = folder
         self._max_bytes = max_bytes
         self._max_days = max_days
-        self._secrets = _long(secrets)
+        self._secrets = _forms(secret for secret in secrets if len(secret) >= MASKED_CHARS)
         self._of_sessions: dict[str, list[bytes]] = {}
         """Secrets of open sessions, by lease."""
         self._segments = SegmentWriter(folder, replica)
@@ -87,7 +90,7 @@ class StepLogWriter:
     def keeps(self, lease: str, environment: Environment) -> bool:
         """See ``StepLog.keeps``. A lease is random, so its last digits choose a sample.
 
-        Only the replica that opened a session knows its secrets, so other replicas record none of its calls.
+        Only the replica that opened a session can know its secrets, so other replicas record none of its calls.
         """
         policy = environment.step_log
         if not self._max_bytes or (lease.startswith(SECRET_MARK) and lease not in self._of_sessions):
@@ -101,10 +104,10 @@ class StepLogWriter:
         if not self._max_bytes or environment.step_log.mode is StepLogging.OFF:
             return
         setup, now = request.setup, time.time()
-        if len(self._of_sessions) >= SECRETS_MAX:
-            del self._of_sessions[next(iter(self._of_sessions))]
-        if setup.secrets:
-            self._of_sessions[session.lease] = _long(setup.secrets.values())
+        secrets = [secret for secret in setup.secrets.values() if secret]
+        are_maskable = all(len(secret) >= MASKED_CHARS for secret in secrets)
+        if setup.secrets and are_maskable and len(self._of_sessions) < SECRETS_MAX:
+            self._of_sessions[session.lease] = _forms(secrets)
         ticket = setup.ticket
         group = setup.group if ticket is None else ticket.group
         begin = {
@@ -121,7 +124,7 @@ class StepLogWriter:
         }
         self._note(
             {
-                **_names(session),
+                **_names(session, environment),
                 "split": setup.of_split or setup.split,
                 "group_name": "" if group is None else group.name,
                 "protocol": request.protocol,
@@ -140,7 +143,7 @@ class StepLogWriter:
         now, summary = time.time(), end.summary
         self._note(
             {
-                **_names(session),
+                **_names(session, environment),
                 "closed_at": now,
                 "at": now,
                 "reason": end.reason.value,
@@ -157,7 +160,7 @@ class StepLogWriter:
             self._note({"rollout": asdict(rollout)})
 
     def _note(self, row: dict[str, Any]) -> None:
-        if len(self._episodes) < QUEUED_MAX:
+        if len(self._episodes) < EPISODES_MAX:
             self._episodes.append(row)
         else:
             self.lost += 1
@@ -209,7 +212,7 @@ class StepLogWriter:
     async def aclose(self) -> None:
         """Write what is queued, and release the files."""
         await self.flush()
-        if not self._is_writing:
+        if self._writing is not None and self._writing.done():
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -242,7 +245,7 @@ class StepLogWriter:
             self._unstored -= calls.number
         for begin in range(0, len(calls.others), BATCH_MAX):
             some = calls.others[begin : begin + BATCH_MAX]
-            body = CallEncoder(database.put).encode(some)
+            body = CallEncoder(database.put, self._masked).encode(some)
             database.store()  # the blobs of the batch first, because the batch refers to them
             self._segments.append({call[0] for call in some}, self._masked(body), wall=wall)
             self._unstored -= len(some)
@@ -292,14 +295,14 @@ class StepLogWriter:
             logger.warning("step_log_not_written folder=%s lost=%s error=%s", self._folder, self.lost, error)
 
 
-def _names(session: Session) -> dict[str, Any]:
-    """Return the columns that the begin and the end of an episode both know."""
+def _names(session: Session, environment: Environment) -> dict[str, Any]:
+    """Return the columns that the begin and the end of an episode both know. Variants have their environment's name."""
     return {
         "lease": session.lease,
         "session": session.id,
         "name": session.name,
         "owner": session.owner,
-        "environment": session.environment,
+        "environment": environment.base or environment.name,
         "task": session.task,
         "policy": session.policy,
         "worker": session.worker,
@@ -310,5 +313,6 @@ def _end(summary: Summary) -> dict[str, Any]:
     return {**asdict(summary), "faults": [fault._asdict() for fault in summary.faults]}
 
 
-def _long(secrets: Iterable[str]) -> list[bytes]:
-    return [secret.encode() for secret in secrets if len(secret) >= MASKED_CHARS]
+def _forms(secrets: Iterable[str]) -> list[bytes]:
+    """Return *secrets* as they stand in text and in JSON."""
+    return list({form for one in secrets for form in (one.encode(errors="surrogatepass"), encode(one)[1:-1].encode())})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import threading
 import time
@@ -207,6 +208,41 @@ async def test_an_image_is_stored_once_by_its_digest(log: StepLogWriter, reader:
     reference = second[5]["blocks"][0]["image"]
     assert first[4] == form.format(reference).encode()
     assert await reader.blob(reference.removeprefix("blob:sha256:")) == IMAGE
+
+
+@pytest.mark.parametrize(
+    ("secret", "is_recorded"),
+    [
+        ('with "quotes" and \u00e9', True),
+        (base64.b64encode(IMAGE).decode(), True),
+        ("lone \ud800 surrogate", True),
+        ("short", False),
+    ],
+    ids=["escaped in JSON", "long base64", "no UTF-8", "too short to mask"],
+)
+async def test_a_secret_of_any_form_is_not_stored(
+    log: StepLogWriter, reader: StepLogReader, tmp_path: Path, secret: str, is_recorded: bool
+) -> None:
+    one = session("s" + "a" * 32)
+    log.opened(one, MATH, request(secrets={"TOKEN": secret}), open_s=0.0)
+    shown = json.dumps({"said": secret}).encode()
+    if log.keeps(one.lease, MATH):
+        log.called(a_call(shown, [shown], lease=one.lease))
+        log.called(a_call(Action(text=secret), StepResult(blocks=(TextBlock(secret),)), lease=one.lease))
+    await log.aclose()
+
+    stored = b"".join(path.read_bytes() for path in _files(tmp_path))
+    assert len(await calls_of(reader, one.lease)) == (2 if is_recorded else 0)
+    for form in (secret.encode(errors="surrogatepass"), json.dumps(secret)[1:-1].encode(), IMAGE):
+        assert form not in stored
+
+
+async def test_an_episode_in_a_variant_is_listed_by_its_environment(log: StepLogWriter, reader: StepLogReader) -> None:
+    log.opened(session(), replace(MATH, name=EnvironmentName("math.hard"), base=MATH.name), request(), open_s=0.0)
+    await log.aclose()
+
+    (row,) = await reader.episodes(EpisodeFilter(environment="math"), limit=9)
+    assert row["begin"]["variant"] == "math.hard"
 
 
 async def test_a_long_task_is_stored_once(log: StepLogWriter, reader: StepLogReader, tmp_path: Path) -> None:

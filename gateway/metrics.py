@@ -40,6 +40,7 @@ from gateway.core.errors import (
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.periodic import until_next
 from gateway.core.session import CloseReason
 from gateway.core.worker import EnvironmentLoad, WorkerState
 
@@ -155,7 +156,7 @@ class CallMetrics(Collector):
         yield took
 
 
-LAG_EVERY_S: Final = 0.1
+LAG_EVERY_S: Final = 0.5
 """Seconds between measurements of the event loop's lag."""
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -318,9 +319,9 @@ class Metrics:
         """Measure the event loop's lag until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            began_at = loop.time()
-            await asyncio.sleep(LAG_EVERY_S)
-            self.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
+            due_at = loop.time() + (pause_s := until_next(LAG_EVERY_S))
+            await asyncio.sleep(pause_s)
+            self.lag(max(0.0, loop.time() - due_at))
 
     def lag(self, seconds: float) -> None:
         """Record the event loop's lag."""

@@ -24,6 +24,7 @@ from gateway.catalog.scan import Stamp, paths_of, scan_catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 from gateway.core.ports.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class CatalogReload:
                     self._ask_those_due()
                 except Exception:  # an error of the disk or of a callback must not end the polling
                     logger.exception("rollover_failed directory=%s", self._directory)
-                await asyncio.sleep(POLL_S)
+                await pause(POLL_S)
         finally:
             await self.aclose()
 

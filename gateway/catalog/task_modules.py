@@ -24,6 +24,7 @@ from pathlib import Path
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class CustomTaskFolders:
     async def run(self) -> None:
         """Check all folders periodically until cancelled. Return immediately if there is no root folder."""
         while self._root is not None:
-            await asyncio.sleep(POLL_S)
+            await pause(POLL_S)
             try:
                 await self.look()
             except Exception:  # an error of the disk must not end the watch over the other folders

@@ -5,6 +5,7 @@ It announces the end while it still takes requests.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -15,12 +16,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.core.errors import ConfigError
+from gateway.core.periodic import until_next
 from gateway.server.http import BoundedHttp, State
 from gateway.server.websocket import FRAME_MAX_BYTES, PING_S, BoundedSocket
 
 KEEP_ALIVE_S: Final = 75
 """Seconds that an idle client connection is kept. The reference servers keep theirs for 60 s, and the SDKs drop theirs
 after 15 s."""
+DATE_S: Final = 1.0
+"""Seconds between two updates of the header ``date``."""
 BACKLOG: Final = 4096
 """Size of the listen backlog. Hundreds of episodes start in the same second, each with its own connection."""
 
@@ -40,8 +44,28 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, *, max_connections: int | None = None) -> None:
         """Create the server. With more than *max_connections* connections, further ones get 503. None: no limit."""
+        self._ended = asyncio.Event()
         super().__init__(config)
         self.server_state = self._state = State(max_connections)
+
+    @property
+    def should_exit(self) -> bool:
+        """True once the server shall end."""
+        return self._ended.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._ended.set()
+        else:
+            self._ended.clear()
+
+    async def main_loop(self) -> None:
+        """Serve until `should_exit`. Look once a second, for the header ``date``; uvicorn looks ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until_next(DATE_S)):
+                    await self._ended.wait()
 
     def leave(self) -> None:
         """Continue to take requests, but let each response announce that it is the last on its connection.

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from gateway.core.errors import ConfigError
 from gateway.core.file_lock import Taken, hold
 from gateway.core.ids import Owner
+from gateway.core.periodic import pause
 from gateway.core.validation import did_you_mean, reason_of
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Keyring:
     async def run(self) -> None:
         """Check every `POLL_S` seconds whether the file has changed, until cancelled."""
         while self._path is not None:
-            await asyncio.sleep(POLL_S)
+            await pause(POLL_S)
             await self.look()
 
     async def look(self) -> None:

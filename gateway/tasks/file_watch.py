@@ -15,6 +15,7 @@ from pathlib import Path
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.split_view import SplitView, read_split
 
@@ -62,7 +63,7 @@ class TaskFileWatch:
     async def run(self) -> None:
         """Scan the folders every *poll_s* seconds until cancelled."""
         while True:
-            await asyncio.sleep(self._poll_s)
+            await pause(self._poll_s)
             try:
                 await self.look()
             except Exception:  # one unreadable folder must not end the watch of all folders

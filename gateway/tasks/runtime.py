@@ -6,7 +6,6 @@ names a task unknown to the registry.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -20,6 +19,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import RateLimited, StoreUnavailable, TaskExists, TaskInvalid, UnknownTask
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 from gateway.core.ports.tasks import BundleStamp, StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
@@ -168,7 +168,7 @@ class RuntimeTasks:
                 pass  # the store's client has logged it; the replica serves the known tasks
             except Exception:
                 logger.exception("tick_failed loop=tasks")  # without this loop only a miss would find new tasks
-            await asyncio.sleep(REFRESH_S)
+            await pause(REFRESH_S)
 
     async def refresh(self) -> None:
         """Refresh the registry for a listing. If the store does not answer, the listing shows the known tasks."""

@@ -28,7 +28,7 @@ def world() -> Iterator[World]:
 @pytest.fixture
 async def target(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Target]:
     """A running server, named by ``on``. On a gateway, the test must leave no session behind."""
-    target = world.target(request.param)
+    target = world.named(request.param)
     yield target
     if target.gateway is not None:
         await eventually(lambda: nothing_is_left(target))

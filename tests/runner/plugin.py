@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from tests.deadlines import scaled
 from tests.runner import stacks
 from tests.runner.lanes import LANE_VARIABLE, PLAYED, RUN_VARIABLE, reproduce
 from tests.runner.needs import needs_of
+from tests.runner.shared import end_of_scope
 
 PROJECT = Path(__file__).resolve().parents[2]
 DURATIONS = PROJECT / "tests/durations.json"
 """File with the seconds that each test file took in a measured run. It determines the order of tests."""
 QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
 PROGRESS_S = 30.0
+WATCH_S = 0.5
+"""Seconds between two looks for a test that takes too long."""
 CLEANUP_S = 60.0
 """Seconds that a timed-out test has for its fixtures' cleanup before its processes are killed."""
 SHOWN = 6_000
@@ -77,6 +80,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+_OF_SHARED = ("target: Target", "place: Place", "@on(", "with_clients(", "bundled: ", "math: Gateway")
+"""Texts in files whose tests use the shared servers of their folder."""
+
+
 @functools.cache
 def _scope(file: str) -> str:
     """Return what one process runs as a whole: *file*, or the folder of tests with whose servers it works."""
@@ -84,7 +91,16 @@ def _scope(file: str) -> str:
     if not file.startswith(("tests/wire/", "tests/clients/")) or not path.exists():
         return file
     text = path.read_text()
-    return path.parent.relative_to(PROJECT).as_posix() if "target: Target" in text or "place: Place" in text else file
+    return path.parent.relative_to(PROJECT).as_posix() if any(word in text for word in _OF_SHARED) else file
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """End the shared servers of a scope after its last test."""
+    result = yield
+    if nextitem is not None and _scope(_file(item.nodeid)) != _scope(_file(nextitem.nodeid)):
+        end_of_scope()
+    return result
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -104,6 +120,34 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 # -- hangs ----------------------------------------------------------------------------------------------------------
+
+
+class _Watchdog:
+    """Calls a function of the running test at a deadline, from one thread for all tests: threads cost time to start."""
+
+    def __init__(self) -> None:
+        self._deadlines: list[tuple[float, Callable[[], None]]] = []
+        self._thread: threading.Thread | None = None
+
+    def watch(self, *deadlines: tuple[float, Callable[[], None]]) -> None:
+        """Call each function once, after its number of seconds, until the next call of `watch`."""
+        now = time.monotonic()
+        self._deadlines = [(now + seconds, act) for seconds, act in deadlines]
+        if self._thread is None and deadlines:
+            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(WATCH_S)
+            now = time.monotonic()
+            for deadline in self._deadlines[:]:
+                if deadline[0] <= now and deadline in self._deadlines:
+                    self._deadlines.remove(deadline)
+                    deadline[1]()
+
+
+_watchdog = _Watchdog()
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
@@ -127,15 +171,11 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
         pytest.fail(f"the test did not end within {settings.timeout:.0f} s (scaled)\n{report[0]}", pytrace=False)
 
     within_s = scaled(settings.timeout)
-    timers = [threading.Timer(within_s, expire), threading.Timer(within_s + scaled(CLEANUP_S), give_up)]
     before = signal.signal(signal.SIGALRM, fail)
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    _watchdog.watch((within_s, expire), (within_s + scaled(CLEANUP_S), give_up))
 
     def cancel() -> None:
-        for timer in timers:
-            timer.cancel()
+        _watchdog.watch()
         signal.signal(signal.SIGALRM, before)
         if report:
             stacks.kill(stacks.started_since(stacks.descendants(os.getpid()), began))

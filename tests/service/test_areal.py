@@ -410,6 +410,7 @@ async def test_an_idle_episode_expires_and_its_next_step_states_so() -> None:
 
         clock.advance(IDLE_S - 1)
         alive = await step(client, episode)
+        await gateway.session_cache.write_notes()  # later notes would renew the session
         stack.backend.only.sessions[session_id(OWNER, episode)].idle_s = IDLE_S + 1
         clock.advance(IDLE_S + 1)
         await gateway.eventually_used(0)

@@ -556,6 +556,7 @@ async def test_an_expired_episode_says_so() -> None:
     async with running(clock=clock, **TASKS) as (stack, gateway, http):
         agent = Agent(http)
         name = await agent.seeded()
+        await gateway.session_cache.write_notes()  # later notes would renew the session
         stack.backend.only.sessions[session_id(OWNER, name)].idle_s = IDLE_S + 1
         clock.advance(IDLE_S + 1)
         await gateway.eventually_used(0)

@@ -38,7 +38,7 @@ def world() -> Iterator[World]:
 @pytest.fixture
 async def target(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Target]:
     """A running server. On a gateway, the test must leave no session and no unexpected error behind."""
-    target = world.target(request.param)
+    target = world.named(request.param)
     already_logged = len(target.log())
     yield target
     if target.gateway is not None:

@@ -15,7 +15,6 @@ A test names the targets whose code can change its outcome:
 * `OFFICIAL`: the reference, for every row that it can run.
 """
 
-import contextlib
 import json
 import shutil
 import sys
@@ -29,6 +28,7 @@ import httpx
 import pytest
 
 from tests.deadlines import scaled
+from tests.runner.shared import SharedServers
 from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
 from tests.wire.processes import ServerProcess
 from tests.wire.stack import Stack
@@ -118,35 +118,12 @@ class Target:
         return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=scaled(90))
 
 
-class World:
+class World(SharedServers[Target]):
     """All targets of one test process."""
 
-    def __init__(self) -> None:
-        self._folder = short_folder()
-        self._targets: dict[str, Target] = {}
-        self._failed: dict[str, str] = {}
-        self._undo = contextlib.ExitStack()
-
-    def target(self, name: str) -> Target:
-        """Return the target *name*, and start it at the first use."""
-        if name in self._failed:
-            # One failed start is enough: each attempt may take a minute.
-            pytest.fail(f"{name} did not start before: {self._failed[name]}")
-        if name not in self._targets:
-            try:
-                self._targets[name] = self._started(name)
-            except Exception as error:
-                self._failed[name] = str(error)
-                raise
-        return self._targets[name]
-
-    def close(self) -> None:
-        self._undo.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _started(self, name: str) -> Target:
-        folder = self._folder / name
-        folder.mkdir()
+    def started(self, name: str) -> Target:
+        """Start a target."""
+        folder = self._folder()
         if name in ONE_GATEWAY:
             gateway = Gateway(folder, {})
             self._undo.callback(gateway.stop)
@@ -162,6 +139,11 @@ class World:
         process.start()
         url = process.address if "://" in process.address else f"http://{process.address}"
         return Target(name=name, url=url, log=lambda: process.log)
+
+    def _folder(self) -> Path:
+        folder = short_folder()
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def gateway_target(name: str, gateway: Gateway, stack: Stack | None = None) -> Target:

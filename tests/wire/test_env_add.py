@@ -81,7 +81,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def official(world: World, package: str) -> str:
-    return world.target(f"{package}-server").url
+    return world.named(f"{package}-server").url
 
 
 def areal(start: Start) -> str:

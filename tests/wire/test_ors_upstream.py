@@ -53,7 +53,7 @@ async def upstream() -> AsyncIterator[ThirdPartyOrsUpstream]:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, world: World, upstream: ThirdPartyOrsUpstream) -> Driver:
-    return Driver(upstream, world.target(request.param).url)
+    return Driver(upstream, world.named(request.param).url)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from gateway.core.capacity import Expected
 from gateway.core.curriculum import PREFIX
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
 from gateway.core.session import GroupMembership
@@ -319,7 +320,7 @@ class Curricula:
     async def run(self) -> None:
         """Refresh the definitions and the expected openings every `FOLLOW_S` seconds until cancelled."""
         while True:
-            await asyncio.sleep(FOLLOW_S)
+            await pause(FOLLOW_S)
             try:
                 await self.refresh()
                 await self.look_ahead(time.monotonic())

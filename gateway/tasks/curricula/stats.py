@@ -18,6 +18,7 @@ from gateway.core.environment import Environment
 from gateway.core.episode import Summary
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.ids import EnvironmentName
+from gateway.core.periodic import pause
 from gateway.core.ports.curricula import MAX_OUTCOMES, CurriculumStore
 from gateway.core.session import Session
 from gateway.tasks.curricula.model import is_index
@@ -98,7 +99,7 @@ class TaskStats:
         """Send waiting outcomes to the store every `WRITE_S` seconds until cancelled."""
         told_lost = 0
         while True:
-            await asyncio.sleep(WRITE_S)
+            await pause(WRITE_S)
             try:
                 await self.write()
             except StoreUnavailable:

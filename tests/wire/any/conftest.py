@@ -28,7 +28,7 @@ def places() -> Iterator[Places]:
 @pytest.fixture
 async def place(request: pytest.FixtureRequest, places: Places) -> AsyncIterator[Place]:
     """A running gateway. The test must leave no session and no unexpected error behind."""
-    place = places.place(request.param)
+    place = places.named(request.param)
     already_logged = len(place.gateway.log)
     yield place
     await place.nothing_is_left()

@@ -23,6 +23,7 @@ import pytest
 import redis
 
 from tests.fakes.eventually import eventually, eventually_now
+from tests.runner.shared import SharedServers
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.openenv.clients import NEWEST, python_of
 from tests.wire.stack import Redis, Stack
@@ -71,31 +72,11 @@ class Place:
         await eventually(check, within_s=30)
 
 
-class Places:
+class Places(SharedServers[Place]):
     """All gateways of one test process."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._failed: dict[str, str] = {}
-        self._undo = contextlib.ExitStack()
-
-    def place(self, name: str) -> Place:
-        """Return the gateway *name*, and start it at the first use."""
-        if name in self._failed:
-            # One failed start is enough: each attempt may take a minute.
-            pytest.fail(f"{name} did not start before: {self._failed[name]}")
-        if name not in self._places:
-            try:
-                self._places[name] = self._started(name)
-            except Exception as error:
-                self._failed[name] = str(error)
-                raise
-        return self._places[name]
-
-    def close(self) -> None:
-        self._undo.close()
-
-    def _started(self, name: str) -> Place:
+    def started(self, name: str) -> Place:
+        """Start a gateway."""
         python_of(NEWEST)  # also creates the venvs that local processes run in
         if name == EMBEDDED:
             folder = short_folder()

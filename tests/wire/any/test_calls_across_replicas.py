@@ -92,7 +92,7 @@ class Replicas:
 @pytest.fixture(scope="module")
 def pair(world: World) -> Iterator[Pair]:
     """One pair of replicas for all tests. Each test opens its own episode in the server."""
-    with contextlib.closing(Pair({"probe": world.target("ors-server").url})) as pair:
+    with contextlib.closing(Pair({"probe": world.named("ors-server").url})) as pair:
         yield pair
         assert "\nTraceback" not in pair.a.log + pair.b.log
 

@@ -28,7 +28,7 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture
 async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Place]:
     """A running server. On a gateway, the test must leave no session and no unexpected error behind."""
-    place = servers.place(request.param)
+    place = servers.named(request.param)
     already_logged = len(place.gateway.log) if place.gateway else 0
     yield place
     if place.gateway is not None:

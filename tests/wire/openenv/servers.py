@@ -7,7 +7,6 @@ change its outcome, as in ``tests/wire/targets.py``.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.deadlines import scaled
 from tests.fakes.images import built_once, files_of
+from tests.runner.shared import SharedServers
 from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
 from tests.wire.openenv.clients import HERE, NEWEST, python_of
 from tests.wire.processes import ServerProcess
@@ -69,31 +69,11 @@ class Place:
         return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=scaled(90))
 
 
-class Servers:
+class Servers(SharedServers[Place]):
     """All servers of one test process."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._failed: dict[str, str] = {}
-        self._undo = contextlib.ExitStack()
-
-    def place(self, name: str) -> Place:
-        """Return the server *name*, and start it at the first use."""
-        if name in self._failed:
-            # One failed start is enough: each attempt may take a minute.
-            pytest.fail(f"{name} did not start before: {self._failed[name]}")
-        if name not in self._places:
-            try:
-                self._places[name] = self._started(name)
-            except Exception as error:
-                self._failed[name] = str(error)
-                raise
-        return self._places[name]
-
-    def close(self) -> None:
-        self._undo.close()
-
-    def _started(self, name: str) -> Place:
+    def started(self, name: str) -> Place:
+        """Start a server."""
         if name == OFFICIAL:
             return self._official()
         stack = None

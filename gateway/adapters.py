@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gateway.backends.swarm.backend import SwarmBackend
     from gateway.backends.swarm.dialing import NodeDialer
     from gateway.backends.swarm.nodes import Nodes
+    from gateway.stores.redis.replicas import RedisReplicas
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,12 @@ class Stores:
     """Task records and draws of curricula."""
     calls: CallStore | None = None
     """Calls to third-party servers; None if there are no other replicas."""
+    replicas: RedisReplicas | None = None
+    """Addresses of the replicas; None if there are no others."""
 
     async def aclose(self) -> None:
         """Close all stores."""
-        for store in (self.calls, self.tasks, self.curricula, self.sessions):
+        for store in (self.replicas, self.calls, self.tasks, self.curricula, self.sessions):
             if store is not None:
                 await store.aclose()
 
@@ -89,6 +92,7 @@ def make_stores(settings: Settings, replica: str) -> Stores:
     check_store(settings.store)
     from gateway.stores.redis.calls import RedisCallStore
     from gateway.stores.redis.curricula import RedisCurriculumStore
+    from gateway.stores.redis.replicas import RedisReplicas
     from gateway.stores.redis.sessions import RedisStore
     from gateway.stores.redis.tasks import RedisTaskStore
 
@@ -104,6 +108,7 @@ def make_stores(settings: Settings, replica: str) -> Stores:
         tasks=RedisTaskStore(url=url, prefix=prefix),
         curricula=RedisCurriculumStore(url=url, prefix=prefix),
         calls=RedisCallStore(url=url, prefix=prefix, replica=replica),
+        replicas=RedisReplicas(url, prefix=prefix),
     )
 
 

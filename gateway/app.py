@@ -33,13 +33,16 @@ from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
+from gateway.core.ports.step_log import StepLogQueries
 from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
 from gateway.frontends.admin.app import AdminFrontend
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.episodes import EpisodeRoutes
+from gateway.frontends.admin.flaky import FlakyRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
+from gateway.frontends.admin.replays import ReplayRoutes
 from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
 from gateway.frontends.asgi import FrontendParts
@@ -80,6 +83,7 @@ from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.resolver import TaskResolver
+from gateway.tasks.reward_records import signing_key
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
@@ -88,6 +92,7 @@ from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
 from gateway.upstreams.replica_client import ReplicaClient, default_peer_url
+from gateway.upstreams.replica_logs import LOG, ReplicaLogs, answer
 from gateway.upstreams.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
@@ -145,6 +150,7 @@ class Gateway:
             secrets=settings.known_secrets(),
         )
         self._owned.push_async_callback(self.log.aclose)
+        self._own_log = StepLogReader(settings.step_log_path)
         self.metrics.show_step_log(lambda: self.log.lost)
         self._wire_workers(backend)
         upstreams = self._wire_upstreams(upstreams or {}, port)
@@ -183,6 +189,9 @@ class Gateway:
             me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
             self.peers = ReplicaClient(me, secret)
             self._owned.push_async_callback(self.peers.aclose)
+        self.logs: StepLogQueries = self._own_log
+        if self.peers is not None and self.stores.replicas is not None:
+            self.logs = ReplicaLogs(self._own_log, client=self.peers, peers=self.stores.replicas.live)
         recorder = None
         if self.stores.calls is not None:
             recorder = Recorder(self.stores.calls)
@@ -401,6 +410,7 @@ class Gateway:
                 self.records.run,
                 self.curricula.run,
                 self.log.run,
+                self._announce,
                 self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)
@@ -432,16 +442,42 @@ class Gateway:
             probe=probe,
         )
         curriculum_routes = CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=tasks)
-        episode_routes = EpisodeRoutes(log=self.log, queries=StepLogReader(settings.step_log_path))
+        flaky_routes = FlakyRoutes(flaky=self.curricula.weights.flaky, records=self.records, catalog=self.catalog)
+        queries = self.logs
+        episode_routes = EpisodeRoutes(
+            log=self.log, queries=queries, key=signing_key(settings.read_secret()), instance=settings.instance
+        )
+        replay_routes = ReplayRoutes(
+            sessions=self.sessions, catalog=self.catalog, store=self.store, log=self.log, queries=queries
+        )
         routes = [
             *task_routes.routes(),
             *NodeRoutes(self.swarm).routes(),
             *curriculum_routes.routes(),
+            *flaky_routes.routes(),
             *episode_routes.routes(),
+            *replay_routes.routes(),
         ]
         return AdminFrontend(
-            store=self.store, catalog=self.catalog, metrics=self.metrics, lifecycle=self.lifecycle, routes=routes
+            store=self.store,
+            sessions=self.sessions,
+            backend=self.backend,
+            catalog=self.catalog,
+            metrics=self.metrics,
+            lifecycle=self.lifecycle,
+            routes=routes,
         ).app()
+
+    async def _serve_replica(self, operation: str, session: str, lease: str, message: bytes, within_s: float) -> bytes:
+        """Run another replica's request: an operation in a session that this replica holds, or a look in its log."""
+        if operation == LOG:
+            return await answer(self.log, self._own_log, message)
+        return await self._openenv.serve(operation, session, lease, message, within_s)
+
+    async def _announce(self) -> None:
+        """Tell the other replicas where they reach this one, until cancelled."""
+        if self.peers is not None and self.stores.replicas is not None:
+            await self.stores.replicas.run(self.peers.me)
 
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
@@ -468,6 +504,6 @@ class Gateway:
             nemo=NemoFrontend(parts, secret=secret),
             rollouts=RolloutFrontend(parts, log=self.log).app(),
             admin=self._admin_frontend(),
-            replicas=ReplicaFrontend(secret, self._openenv.serve),
+            replicas=ReplicaFrontend(secret, self._serve_replica),
         )
         return Authenticator(router, settings, self.keys, self.metrics)

@@ -1,11 +1,16 @@
-"""What the step log costs: calls a second of a gateway that records every call, and of one that records none.
+"""What the step log costs: calls a second in sessions whose calls are recorded, and in sessions whose calls are not.
 
-Both run throughout, and take turns in short rounds, so a slow moment of the machine meets both. The figure is the
-median of the ratios of neighboring rounds. The sessions stay open, so the rounds have calls only.
+All sessions are in one gateway and one worker, because two processes of the same program differ by a percent. The
+environment ``sampled`` records half of its sessions. The two halves take turns in short rounds, in random order, so a
+slow moment of the machine meets both. The figure is the median of the ratios of neighboring rounds. After each round
+the log has time to write what it got, and this time belongs to the round's CPU time. Sessions stay open, so the rounds
+have calls only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,14 +18,19 @@ from statistics import median
 from typing import Any
 
 from bench.load.closed_loop import connections, load
-from bench.load.episodes import Episode
+from bench.load.episodes import Episode, WrongAnswer, ok
+from bench.load.http1 import request_bytes
 from bench.reporting.report import Goal, Report, Table, number
 from bench.subjects.processes import ServerProcess
 from bench.subjects.targets import GATEWAY, Servers
 
 SHARE = 0.97
 """Smallest allowed ratio of calls per second with the log to calls per second without it."""
-OFF = {"GATEWAY_STEP_LOG_BYTES": "0"}
+ENVIRONMENT = "sampled"
+RECORDED_SHARE = 0.5
+"""Share of the sessions that the environment records."""
+WRITE_S = 0.5
+"""Seconds after a round in which the log writes: more than twice the pause between its writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +49,24 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """Run the measurement and return its report.
 
     Raises:
-        StartError: A gateway does not start.
+        StartError: The gateway does not start.
         WrongAnswer: A call failed.
     """
     chance = random.Random(1)
     ratios: list[float] = []
     rates: dict[str, list[float]] = {"off": [], "full": []}
-    async with servers.running(GATEWAY, OFF) as off, servers.running(GATEWAY) as full:
-        both = {"off": off, "full": full}
-        sessions = {name: await _sessions(process, plan) for name, process in both.items()}
-        cpu_s = {name: process.usage().cpu_s for name, process in both.items()}
+    cpu_s = dict.fromkeys(rates, 0.0)
+    async with servers.running(GATEWAY, {"GATEWAY_ENVIRONMENTS": ENVIRONMENT}) as gateway:
+        sessions = await _sessions(gateway, plan)
         for _ in range(plan.rounds):
-            order = list(both)
+            order = list(rates)
             chance.shuffle(order)
             for name in order:
-                rates[name].append(await _rate(both[name], sessions[name], plan))
+                before_s = gateway.usage().cpu_s
+                rates[name].append(await _rate(gateway, sessions[name], plan))
+                await asyncio.sleep(WRITE_S)
+                cpu_s[name] += gateway.usage().cpu_s - before_s
             ratios.append(rates["full"][-1] / rates["off"][-1])
-        cpu_s = {name: process.usage().cpu_s - cpu_s[name] for name, process in both.items()}
     calls = {name: sum(each) * plan.round_s for name, each in rates.items()}
     return make_report(
         ratios, {name: median(each) for name, each in rates.items()},
@@ -63,19 +74,29 @@ async def run(servers: Servers, plan: Plan) -> Report:
     )  # fmt: skip
 
 
-async def _sessions(process: ServerProcess, plan: Plan) -> list[Episode]:
-    episodes = []
-    async with connections(process.address, plan.callers) as opened:
+async def _sessions(gateway: ServerProcess, plan: Plan) -> dict[str, list[Episode]]:
+    """Open sessions. Return ``plan.callers`` recorded sessions, and as many others."""
+    episodes: dict[str, Episode] = {}
+    count = 3 * plan.callers  # that one half gets less than a third of them has a probability of 1e-6
+    async with connections(gateway.address, count) as opened:
         for connection in opened:
-            episode = Episode(connection, tool="echo_inline")
+            episode = Episode(connection, environment=ENVIRONMENT, tool="echo_inline")
             await episode.create()
             await episode.prompt()
-            episodes.append(episode)
-    return episodes
+            episodes[episode.sid] = episode
+        listing = request_bytes("GET", f"/admin/v1/episodes?limit={count}", {})
+        known = json.loads(ok(await opened[0].request(listing)).body)["episodes"]
+    found: dict[str, list[Episode]] = {"off": [], "full": []}
+    for line in known:  # the last digits of its lease decide whether a session is recorded
+        is_recorded = int(line["id"][-8:], 16) < RECORDED_SHARE * 2**32
+        found["full" if is_recorded else "off"].append(episodes[line["name"]])
+    if min(map(len, found.values())) < plan.callers:
+        raise WrongAnswer(f"of {len(known)} sessions, {len(found['full'])} are recorded: not half of them")
+    return {name: some[: plan.callers] for name, some in found.items()}
 
 
-async def _rate(process: ServerProcess, sessions: Sequence[Episode], plan: Plan) -> float:
-    async with connections(process.address, plan.callers) as opened:
+async def _rate(gateway: ServerProcess, sessions: Sequence[Episode], plan: Plan) -> float:
+    async with connections(gateway.address, plan.callers) as opened:
         for episode, connection in zip(sessions, opened, strict=True):
             episode.attach(connection)
         became = await load([episode.call for episode in sessions], duration_s=plan.round_s)

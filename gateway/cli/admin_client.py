@@ -16,11 +16,14 @@ LOCALHOST = "http://127.0.0.1:8080"
 ASK_S = 30.0
 EXIT_UNREACHABLE = 1
 EXIT_REFUSED = 2
+EXIT_FOUND = 3
+"""The command worked, and found what it looks for: a replay that differs, a flaky task."""
 WIDE = 10_000
 """Columns of a table outside a terminal, so that nothing is cut."""
 
 Url = Annotated[str, typer.Option(help="URL of the gateway.", envvar="GATEWAY_URL")]
 Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def ask(
@@ -54,24 +57,33 @@ def ask_over(
     **request: Any,
 ) -> Any:
     """Return the gateway's answer as `ask` does. It must be of *kind*. *key* names the key that the route needs."""
+    url = str(connection.base_url).rstrip("/")
+    status, body, _ = requested(connection, method, path, **request)
+    if 200 <= status < 300 and isinstance(body, kind):
+        return body
+    lines = _said(body if isinstance(body, dict) else {}) or [f"status {status}"]
+    if status == 401:
+        lines = [f"{lines[0]}; give {key} with --key or GATEWAY_KEY"]
+    for line in lines:
+        typer.echo(f"{where or url}: {line}", err=True)
+    raise typer.Exit(EXIT_REFUSED if status < 500 else EXIT_UNREACHABLE)
+
+
+def requested(connection: httpx.Client, method: str, path: str, **request: Any) -> tuple[int, Any, float]:
+    """Return status and JSON body of an answer, and the seconds after which a refused request may come again.
+
+    Ends the command if the gateway cannot be reached.
+    """
     import httpx
 
-    url = str(connection.base_url).rstrip("/")
     quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     try:
         answer = connection.request(method, quoted, **request)
         body = answer.json() if answer.content else {}
     except (httpx.HTTPError, ValueError) as error:
-        typer.echo(f"{url}: {error}", err=True)
+        typer.echo(f"{str(connection.base_url).rstrip('/')}: {error}", err=True)
         raise typer.Exit(EXIT_UNREACHABLE) from None
-    if answer.is_success and isinstance(body, kind):
-        return body
-    lines = _said(body if isinstance(body, dict) else {}) or [f"status {answer.status_code}"]
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
-        lines = [f"{lines[0]}; give {key} with --key or GATEWAY_KEY"]
-    for line in lines:
-        typer.echo(f"{where or url}: {line}", err=True)
-    raise typer.Exit(EXIT_REFUSED if answer.status_code < 500 else EXIT_UNREACHABLE)
+    return answer.status_code, body, float(answer.headers.get("retry-after", "1"))
 
 
 def _said(body: Mapping[str, Any]) -> Sequence[str]:

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_table
 
 ROUTE = "/admin/v1/curriculum"
 curricula_app = typer.Typer(no_args_is_help=True, help="List, show and restart a running gateway's curricula.")
 
 Name = Annotated[str, typer.Argument(help="The curriculum's name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on one line.")]
 
 
 @curricula_app.command("list")

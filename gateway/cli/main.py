@@ -17,14 +17,20 @@ from rich.table import Table
 from gateway import __version__, logs
 from gateway.app import Gateway
 from gateway.catalog.catalog import describe, load_catalog
+from gateway.catalog.doctor import examine, failures
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
+from gateway.cli.doctor import doctor, lines_of
 from gateway.cli.env import env_app
 from gateway.cli.export import export
 from gateway.cli.keys import keys_app
 from gateway.cli.node import node_app
+from gateway.cli.replays import audit, replay
 from gateway.cli.serve import serve as serve_until_ended
+from gateway.cli.sessions import sessions_app, verify
 from gateway.cli.tasks import tasks_app
+from gateway.cli.top import logs as worker_logs
+from gateway.cli.top import top
 from gateway.content import Content, load_content
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
@@ -34,7 +40,7 @@ from gateway.tasks.importing import agentbench, coding
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
 from gateway.tasks.importing.rows import Entry
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
+app = typer.Typer(no_args_is_help=True, help="A gateway between RL trainers and environments.")
 import_app = typer.Typer(no_args_is_help=True, help="Convert a public benchmark's files to tasks.")
 tasks_app.add_typer(import_app, name="import")
 tasks_app.command()(export)
@@ -43,6 +49,13 @@ app.add_typer(env_app, name="env")
 app.add_typer(curricula_app, name="curricula")
 app.add_typer(keys_app, name="keys")
 app.add_typer(node_app, name="node")
+app.add_typer(sessions_app, name="sessions")
+app.command("doctor")(doctor)
+app.command("top")(top)
+app.command("logs")(worker_logs)
+app.command("replay")(replay)
+app.command("verify")(verify)
+app.command("audit")(audit)
 
 
 @app.command("certs")
@@ -136,6 +149,9 @@ def check() -> None:
         names = dict.fromkeys(component.environment for component in curriculum.components)
         typer.echo(f"curriculum {name}: {curriculum.sampler.kind} on {', '.join(names)}")
     typer.echo(f"default environment: {catalog.default.name}")
+    for finding in failures(asyncio.run(examine(settings, catalog))):
+        for line in lines_of(finding):
+            typer.echo(line)
 
 
 async def _checked(settings: Settings) -> Content:

@@ -9,6 +9,7 @@ import signal
 
 from gateway.adapters import hold_containers
 from gateway.app import Gateway
+from gateway.catalog.doctor import examine, failures
 from gateway.content import load_content
 from gateway.server import HttpServer, configured, listen
 from gateway.settings import Settings
@@ -63,11 +64,22 @@ async def serve(settings: Settings) -> None:
             logger.info(
                 "gateway_ready url=http://%s:%s replica=%s environments=%s", shown, port, gateway.replica, names
             )
-            await server.serve(sockets=[listener])
+            examining = asyncio.create_task(_tell_failures(settings, gateway))
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                examining.cancel()
     finally:
         listener.close()
         held.close()
     logger.info("gateway_stopped replica=%s", gateway.replica)
+
+
+async def _tell_failures(settings: Settings, gateway: Gateway) -> None:
+    """Log what keeps an environment from running, with the command that mends it."""
+    for finding in failures(await examine(settings, gateway.catalog)):
+        told = (finding.check, ",".join(finding.environments), finding.detail, finding.fix)
+        logger.error("doctor check=%s environments=%s detail=%r fix=%r", *told)
 
 
 def _tame_the_collector() -> None:

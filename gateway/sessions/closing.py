@@ -29,7 +29,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.ids import SessionId
+from gateway.core.ids import GATEWAYS_OWN, SessionId
 from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
 from gateway.core.ports.step_log import EpisodeEnd, StepLog
 from gateway.core.ports.store import Store
@@ -309,7 +309,8 @@ class SessionCloser:
         reason = session.reason or CloseReason.DELETED
         outcome = outcome_of(reason, summary, is_answered=is_answered)
         reward = reward_of(outcome, summary)
-        self._metrics.session_closed(environment.name, reason.value, outcome, reward)
+        is_trainers = session.owner not in GATEWAYS_OWN
+        self._metrics.session_closed(environment.name, reason.value, outcome, reward if is_trainers else None)
         end = EpisodeEnd(reason=reason, outcome=outcome, reward=reward, summary=summary)
         self._log.closed(session, environment, end)
         if summary is not None:
@@ -319,7 +320,7 @@ class SessionCloser:
             if not summary.is_whole:
                 told = (session.environment, session.task, session.id)
                 logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
-            if reward is not None and self._records is not None:
+            if reward is not None and is_trainers and self._records is not None:
                 self._records.note(session, environment, summary, reward)
         logger.info(
             "session_closed session=%s name=%r environment=%s task=%r worker=%s reason=%s outcome=%s reward=%s "

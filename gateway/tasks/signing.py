@@ -26,7 +26,7 @@ PUBLIC_SUFFIX = ".pub"
 
 
 class NotSigned(NotAllowed):
-    """The tasks are not in a bundle, or the gateway does not trust the bundle's key."""
+    """The content is not signed, or its key is not trusted."""
 
 
 class BadSignature(NotAllowed):
@@ -38,6 +38,13 @@ class TrustedKeys:
 
     def __init__(self, keys: Mapping[str, Ed25519PublicKey]) -> None:
         self._keys = dict(keys)
+
+    def named(self, id: object) -> Ed25519PublicKey:
+        """Return the key with this *id*. Raises ``NotSigned`` if it is not trusted."""
+        public = self._keys.get(id) if isinstance(id, str) else None
+        if public is None:
+            raise NotSigned(f"it is signed with the key {id!r:.100}, which is not trusted here")
+        return public
 
     def verify(self, document: object) -> Bundle:
         """Return the bundle in *document*, with tasks that are not yet checked against the schema.
@@ -54,9 +61,7 @@ class TrustedKeys:
             signature = base64.b64decode(bundle.signature, validate=True)
         except ValueError:
             raise TaskInvalid([("signature", "must be base64")], where="bundle") from None
-        public = self._keys.get(bundle.key)
-        if public is None:
-            raise NotSigned(f"the bundle is signed with the key {bundle.key!r:.100}, which is not trusted here")
+        public = self.named(bundle.key)
         try:
             public.verify(signature, bundle.canonical())
         except InvalidSignature:
@@ -120,16 +125,19 @@ def make_keys(path: Path) -> tuple[Path, str]:
     private_pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    public_pem = private.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     _write_new(path, private_pem, 0o600)
     try:
-        _write_new(public_path, public_pem, 0o644)
+        _write_new(public_path, public_pem(private), 0o644)
     except ConfigError:
         path.unlink()
         raise
     return public_path, key_id(private.public_key())
+
+
+def public_pem(private: Ed25519PrivateKey) -> bytes:
+    """Return the public key of *private* as PEM."""
+    public = private.public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:
@@ -155,16 +163,22 @@ def read_trusted(path: Path | None) -> TrustedKeys:
         files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    return TrustedKeys({key_id(key): key for key in map(_read_public, files)})
+    return trusted_of({str(file): _read(file) for file in files})
 
 
-def _read_public(path: Path) -> Ed25519PublicKey:
+def trusted_of(files: Mapping[str, bytes]) -> TrustedKeys:
+    """Return the public keys in the contents of *files*, by name. Raises ``ConfigError`` if one is no such key."""
+    keys = [_public_key(name, content) for name, content in files.items()]
+    return TrustedKeys({key_id(key): key for key in keys})
+
+
+def _public_key(name: str, content: bytes) -> Ed25519PublicKey:
     try:
-        key = serialization.load_pem_public_key(_read(path))
+        key = serialization.load_pem_public_key(content)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path}: must be a public key in PEM") from None
+        raise ConfigError(f"{name}: must be a public key in PEM") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigError(f"{path}: must be an Ed25519 key")
+        raise ConfigError(f"{name}: must be an Ed25519 key")
     return key
 
 

@@ -72,9 +72,10 @@ class Signer:
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, _LABEL, "sha256")  # a leaked proof does not reveal the secret itself
 
-    def sign(self, operation: str, session: Session, within_s: float, at: int, body: bytes) -> dict[str, str]:
+    def sign(self, operation: str, session: Session | None, within_s: float, at: int, body: bytes) -> dict[str, str]:
         """Return the headers of a request, including its proof."""
-        words = (session.id, session.lease, repr(within_s), str(at), digest(body))
+        named = ("", "") if session is None else (session.id, session.lease)
+        words = (*named, repr(within_s), str(at), digest(body))
         return dict(zip(_SIGNED, words, strict=True)) | {_PROOF: self._proof("POST", PREFIX, operation, *words)}
 
     def of_answer(self, ask_proof: str, status: int, body: bytes) -> str:
@@ -201,8 +202,12 @@ class ReplicaClient:
         self._transport = HttpTransport(kept_s=KEPT_S)
         self._is_closed = False
 
-    async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
-        """Send *operation* to the replica at the URL *peer*, which holds the session, and return the response's body.
+    async def ask(
+        self, peer: str, operation: str, session: Session | None, message: bytes, *, within_s: float
+    ) -> bytes:
+        """Send *operation* to the replica at the URL *peer*, and return the response's body.
+
+        The replica holds the *session*. None: the operation concerns no session.
 
         Raises:
             SessionNotFound: The replica does not hold the session (any more). Nothing ran.
@@ -227,14 +232,18 @@ class ReplicaClient:
                 "peer_unreached peer=%s operation=%s session=%s error=%s",
                 peer,
                 operation,
-                session.id,
+                session and session.id,
                 error.__cause__ or error,
             )
             raise
         if not is_same(answer_proof, self._signer.of_answer(headers[_PROOF], status, body)):
             # Another server has that address, or the replica rejects this replica's signature.
             logger.warning(
-                "peer_unknown peer=%s operation=%s session=%s status=%d", peer, operation, session.id, status
+                "peer_unknown peer=%s operation=%s session=%s status=%d",
+                peer,
+                operation,
+                session and session.id,
+                status,
             )
             # Not `UpstreamGone`: a replica that rejects the signature still holds the session. No replica may take it.
             raise UpstreamError(

@@ -94,6 +94,17 @@ class SwarmStack:
         """The addresses at which gateways may be."""
         return [(self.lab.address(node), PORT) for node in GATEWAYS_ON]
 
+    def episodes(self, gateway: tuple[str, int]) -> dict[str, Any]:
+        """The recorded episodes that one gateway shows: their sessions' names by id."""
+        host, port = gateway
+        answer = httpx.get(
+            f"http://{host}:{port}/admin/v1/episodes?limit=1000",
+            headers={"X-API-Key": self.operator},
+            verify=False,
+            timeout=scaled(30),
+        )
+        return {episode["id"]: episode["name"] for episode in answer.raise_for_status().json()["episodes"]}
+
     def admin(self, what: str) -> list[dict[str, Any]]:
         """The operator's view, from the first gateway that answers."""
         said = []

@@ -91,6 +91,9 @@ async def test_sessions_spread_over_all_machines_in_hardened_workers_of_one_imag
             assert "no-new-privileges" in " ".join(host["SecurityOpt"])
             assert host["PidsLimit"] > 0
             assert host["Memory"] > 0
+    first, second = [await asyncio.to_thread(stack.episodes, gateway) for gateway in stack.gateways()]
+    assert first == second, "each gateway shows what the gateways of all machines recorded"
+    assert len(first) >= SESSIONS
     assert players.broken() == []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -30,7 +31,6 @@ STILL_STARTING = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nx-backend-state: starting\r\n"
     b'retry-after: 2\r\ncontent-length: 40\r\n\r\n{"detail":"Environment still starting."}'
 )
-TASK_ID = b"event: task_id\r\ndata: 0123456789abcdef0123456789abcdef\r\n\r\n"
 
 
 class Start(StrEnum):
@@ -276,7 +276,7 @@ class FakeWorker:
             turn = f"X-Session-Turn: {len(session.ran)}\r\n" if self.counts_turns else ""
             await _json(connection, 200, _outcome(tool, wish.get("input")), turn)
             return
-        await connection.send(STREAM_HEAD + _chunk(TASK_ID))
+        await connection.send(STREAM_HEAD + _chunk(f"event: task_id\r\ndata: {uuid.uuid4().hex}\r\n\r\n".encode()))
         if tool == "die_later":
             await self._die_now()
         if tool == "gate":

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from gateway.tasks.reward_records import verify
+from gateway.tasks.signing import trusted_of
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
 from tests.wire.areal_client import ArealClient
@@ -333,6 +335,7 @@ async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment:
 async def expect_the_log_to_tell_it(gateway: Gateway, case: Case, rewards: Mapping[str, Sequence[float]]) -> None:
     """Assert that the step log has each episode of each frontend, with all actions and rewards."""
     episodes = await gateway.ask("episodes", environment=case.environment, limit=str(4 * len(case.scripts)))
+    trusted = trusted_of({"gateway": await gateway.fetch("signing-key")})
     told = iter(reversed(episodes["episodes"]))
     for name, script in case.scripts.items():
         for protocol, reward in zip(("ors", "areal", "openenv", "nemo"), rewards[name], strict=True):
@@ -348,3 +351,7 @@ async def expect_the_log_to_tell_it(gateway: Gateway, case: Case, rewards: Mappi
             assert sum(step.get("reward") or 0.0 for step in steps) == pytest.approx(reward)
             assert [step.get("finished", False) for step in steps] == [False] * (len(script) - 1) + [True]
             assert all(step["outcome"] == "ok" and step["blocks"] for step in steps)
+            report = await gateway.ask(f"episodes/{listed['id']}/replay", "POST")
+            assert (report["is_same"], report["steps"]) == (True, len(script)), report
+            record = verify(await gateway.fetch(f"episodes/{listed['id']}/record"), trusted)
+            assert record["reward"] == listed["reward"]

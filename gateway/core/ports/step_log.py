@@ -85,7 +85,7 @@ class StepLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFilter:
-    """Selects episodes. Empty values select all."""
+    """Selects episodes. Empty values select all, except for episodes that the gateway itself played."""
 
     owner: str = ""
     environment: str = ""

@@ -13,16 +13,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.errors import InvalidRequest, StoreUnavailable
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownEpisode
+from gateway.core.ids import WorkerId
+from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason
 from gateway.core.worker import WorkerState
-from gateway.frontends.admin.replies import ERRORS, operator_of
+from gateway.frontends.admin.replies import ERRORS, numbered, operator_of, queried
 from gateway.metrics import Metrics
 from gateway.server import Lifecycle
+from gateway.sessions.service import Sessions
 
 logger = logging.getLogger(__name__)
 
 MAX_LISTED = 10_000
+LOG_LINES: Final = 100
+MAX_LOG_LINES: Final = 100_000
+END_S: Final = 10.0
+"""Seconds that the end of a session waits for its teardown, which then goes on in the background."""
 STORE_S: Final = 1.0
 """Seconds that readiness waits for the store. Probes run every few seconds and have short timeouts themselves."""
 
@@ -34,6 +42,8 @@ class AdminFrontend:
         self,
         *,
         store: Store,
+        sessions: Sessions,
+        backend: Backend,
         catalog: Catalog,
         metrics: Metrics,
         lifecycle: Lifecycle,
@@ -42,6 +52,8 @@ class AdminFrontend:
         """*routes* are further routes for operators."""
         self._routes = routes
         self._store = store
+        self._open_sessions = sessions
+        self._backend = backend
         self._catalog = catalog
         self._metrics = metrics
         self._lifecycle = lifecycle
@@ -55,7 +67,9 @@ class AdminFrontend:
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics_text),
                 Route("/admin/v1/sessions", self._sessions),
+                Route("/admin/v1/sessions/{id}", self._end_session, methods=["DELETE"]),
                 Route("/admin/v1/workers", self._workers),
+                Route("/admin/v1/workers/{id}/log", self._worker_log),
                 Route("/admin/v1/environments/{environment}/restart", self._restart, methods=["POST"]),
                 *self._routes,
             ],
@@ -109,6 +123,22 @@ class AdminFrontend:
         ]
         return JSONResponse({"sessions": rows})
 
+    async def _end_session(self, request: Request) -> Response:
+        """End a live session by its id, lease or trainer's name. The trainer gets the reason ``operator``."""
+        id = request.path_params["id"]
+        known = await self._store.sessions(limit=MAX_LISTED)
+        found = [one for one in known if id in (one.id, one.lease)] or [one for one in known if one.name == id]
+        if len(found) > 1:
+            owners = ", ".join(f"{one.id} of {one.owner!r}" for one in found)
+            raise InvalidRequest(f"several sessions have the name {id!r}: give the id of one of them: {owners}")
+        if not found or not await self._open_sessions.end(
+            found[0].owner, found[0].name, CloseReason.OPERATOR, wait_s=END_S
+        ):
+            raise UnknownEpisode(f"there is no open session {id!r}")
+        (session,) = found
+        logger.info("session_ended session=%s name=%r by=%s", session.id, session.name, operator_of(request))
+        return JSONResponse({"id": session.id, "name": session.name, "owner": session.owner})
+
     async def _workers(self, _: Request) -> Response:
         loads = await self._store.load()
         rows = [
@@ -127,6 +157,14 @@ class AdminFrontend:
         ]
         waiting = {name: load.waiting for name, load in loads.items()}
         return JSONResponse({"workers": rows, "waiting": waiting})
+
+    async def _worker_log(self, request: Request) -> Response:
+        """Return the last lines that a worker wrote."""
+        id = WorkerId(request.path_params["id"])
+        lines = numbered(queried(request, "lines"), "lines", LOG_LINES, least=1, most=MAX_LOG_LINES)
+        if await self._store.worker(id) is None:
+            raise UnknownEpisode(f"there is no worker {id!r}")
+        return JSONResponse({"worker": id, "log": await self._backend.logs(id, lines=lines)})
 
     async def _restart(self, request: Request) -> Response:
         """Drain all workers of the environment and of its variants. The pool starts new workers as needed.

@@ -17,6 +17,7 @@ from gateway.core.curriculum import PREFIX, Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
+from gateway.frontends.admin.flaky import marks_of
 from gateway.frontends.admin.replies import Body, as_json, numbered, object_of, operator_of, queried, validated
 from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS
 from gateway.tasks.curricula.definitions import to_document
@@ -114,6 +115,7 @@ class CurriculumRoutes:
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
         prepared = (await self._curricula.weights.of(scope)).prepared
         records = {name: await self._records.of(name) for name in known.environments}
+        flaky = {name: await self._curricula.weights.flaky.of(name) for name in known.environments}
         standings = [_standing(standing, scope) for standing in await self._curricula.weights.standings(scope)]
         standing = standings[0] if standings and not known.sampler.per_component else None
         return as_json(
@@ -127,6 +129,7 @@ class CurriculumRoutes:
                 "standings": standings,
                 "tasks": prepared.tasks,
                 "handles": await self._curricula.count(scope),
+                "flaky": [row for name, marks in flaky.items() for row in marks_of(name, marks)],
                 "shares": dict(prepared.shares()),
                 "heaviest": [
                     {**_place(place), "share": share, "record": _record(records[place.environment].get(place.task))}

@@ -1,21 +1,30 @@
-"""Serves operators' routes for recorded episodes: ``/admin/v1/episodes…`` and ``/admin/v1/blobs/{digest}``."""
+"""Serves operators' routes for recorded episodes, signed records of their rewards, and their images.
+
+The routes are ``/admin/v1/episodes…``, ``/admin/v1/signing-key`` and ``/admin/v1/blobs/{digest}``.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
+import anyio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.core.errors import InvalidRequest, UnknownEpisode
+from gateway.core.json_text import dump
 from gateway.core.ports.step_log import REFERENCE, EpisodeFilter, StepLog, StepLogQueries
 from gateway.frontends.admin.replies import as_json, numbered, queried
 from gateway.frontends.admin.steps import steps_of
 from gateway.frontends.admin.timeline import rollout_of
+from gateway.tasks.reward_records import signed
+from gateway.tasks.signing import public_pem
 
 USUAL: Final = 50
 MAX_LISTED: Final = 1_000
@@ -26,15 +35,20 @@ _IMAGES: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8
 class EpisodeRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, *, log: StepLog, queries: StepLogQueries) -> None:
+    def __init__(self, *, log: StepLog, queries: StepLogQueries, key: Ed25519PrivateKey, instance: str) -> None:
+        """*key* signs the records of rewards, as those of the gateway with the name *instance*."""
         self._log = log
         self._queries = queries
+        self._key = key
+        self._instance = instance
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
             Route("/admin/v1/episodes", self._episodes),
             Route("/admin/v1/episodes/{id}", self._episode),
+            Route("/admin/v1/episodes/{id}/record", self._record),
+            Route("/admin/v1/signing-key", self._public_key),
             Route("/admin/v1/blobs/{digest}", self._blob),
         ]
 
@@ -56,23 +70,20 @@ class EpisodeRoutes:
 
     async def _episode(self, request: Request) -> Response:
         """Show an episode with its steps, by its lease or by the trainer's name of its session."""
-        await self._log.flush()
-        row = await self._queries.episode(request.path_params["id"])
-        if row is None:
-            raise UnknownEpisode(f"no episode {request.path_params['id']!r} is recorded")
-        begin = dict(row["begin"] or {})
-        spec = begin.get("spec")
-        if isinstance(spec, str) and spec.startswith(REFERENCE):
-            data = await self._queries.blob(spec.removeprefix(REFERENCE))
-            begin["spec"] = None if data is None else json.loads(data)
-        steps = steps_of(await self._queries.calls(row))
-        shown = {**_line(row), "begin": begin, "end": row["end"], "steps": steps}
-        if (rollout := rollout_of(steps, await self._queries.rollouts(row))) is not None:
-            if rollout["lease"] is None and row["closed_at"] is not None:
-                await self._queries.link(rollout["key"], row["lease"])
-            shown["rollout"] = {name: rollout[name] for name in ("id", "run", "name", "started_at", "info")}
-            shown["messages"] = rollout["messages"]
-        return as_json(shown)
+        return as_json(await recorded_episode(self._log, self._queries, request.path_params["id"]))
+
+    async def _record(self, request: Request) -> Response:
+        """Return an ended episode with a signed record of its rewards, as one line of an export."""
+        episode = await recorded_episode(self._log, self._queries, request.path_params["id"])
+        if episode["closed_at"] is None:
+            raise InvalidRequest(f"episode {episode['id']!r} has not ended: its reward is not known yet")
+        plain = json.loads(dump(episode))  # without NaN, and with lists in place of tuples
+        line = await anyio.to_thread.run_sync(partial(signed, plain, self._key, instance=self._instance))
+        return Response(line, media_type="application/json")
+
+    async def _public_key(self, _: Request) -> Response:
+        """Return the public key that verifies the records, as PEM."""
+        return Response(public_pem(self._key), media_type="application/x-pem-file")
 
     async def _blob(self, request: Request) -> Response:
         digest = request.path_params["digest"]
@@ -82,6 +93,30 @@ class EpisodeRoutes:
         kind = next((kind for magic, kind in _IMAGES.items() if data.startswith(magic)), "application/octet-stream")
         headers = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
         return Response(data, media_type=kind, headers={**headers, "cache-control": "private, max-age=31536000"})
+
+
+async def recorded_episode(log: StepLog, queries: StepLogQueries, id: str) -> dict[str, Any]:
+    """Return an episode with its task, steps and the model's messages. Raises ``UnknownEpisode``.
+
+    *id* is its lease, or the trainer's name of its session.
+    """
+    await log.flush()
+    row = await queries.episode(id)
+    if row is None:
+        raise UnknownEpisode(f"no episode {id!r} is recorded")
+    begin = dict(row["begin"] or {})
+    spec = begin.get("spec")
+    if isinstance(spec, str) and spec.startswith(REFERENCE):
+        data = await queries.blob(spec.removeprefix(REFERENCE))
+        begin["spec"] = None if data is None else json.loads(data)
+    steps = steps_of(await queries.calls(row))
+    shown = {**_line(row), "begin": begin, "end": row["end"], "steps": steps}
+    if (rollout := rollout_of(steps, await queries.rollouts(row))) is not None:
+        if rollout["lease"] is None and row["closed_at"] is not None:
+            await queries.link(rollout["key"], row["lease"])
+        shown["rollout"] = {name: rollout[name] for name in ("id", "run", "name", "started_at", "info")}
+        shown["messages"] = rollout["messages"]
+    return shown
 
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:

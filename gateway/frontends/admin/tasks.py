@@ -18,7 +18,7 @@ from starlette.routing import Route
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
-from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.ids import PROBER, EnvironmentName
 from gateway.core.json_text import dump
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, BundleRefused, BundleStamp
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_END_S: Final = 30.0
 """Seconds that the trial of a task waits for the teardown."""
-_PROBER: Final = Owner("(probe)")
-"""Owner of the trial episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class TaskProbe:
         try:
             session = await self._sessions.open(
                 EpisodeRequest(
-                    owner=_PROBER,
+                    owner=PROBER,
                     name=name,
                     environment=environment,
                     setup=SessionSetup(spec=task),
@@ -99,7 +97,7 @@ class TaskProbe:
             await session.prompt(within_s=environment.timeouts.setup_s)
         finally:
             with anyio.move_on_after(PROBE_END_S, shield=True):
-                await self._sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
+                await self._sessions.end(PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
 
 
 class TaskRoutes:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -112,6 +113,41 @@ def place_of(url: str) -> str:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisFacts:
+    """What a Redis says of itself."""
+
+    version: str
+    answer_s: float
+    """Seconds of one answer."""
+    ahead_s: float
+    """Seconds by which its clock is ahead of this machine's."""
+    max_bytes: int
+    """Its limit of memory; 0: none."""
+    policy: str
+    """What it does when it is full; empty: it does not say."""
+
+
+async def facts(url: str) -> RedisFacts:
+    """Return what the Redis at *url* says of itself. Raises ``StoreUnavailable``."""
+    link = RedisClient(url, root="")
+    try:
+        await link.ask("PING")
+        began_at = time.time()
+        seconds, microseconds = await link.ask("TIME")
+        answer_s = time.time() - began_at
+        info = {**await link.ask("INFO", b"server"), **await link.ask("INFO", b"memory")}
+    finally:
+        await link.aclose()
+    return RedisFacts(
+        version=str(info.get("redis_version", "unknown")),
+        answer_s=answer_s,
+        ahead_s=int(seconds) + int(microseconds) / 1e6 - began_at - answer_s / 2,
+        max_bytes=int(info.get("maxmemory", 0)),
+        policy=str(info.get("maxmemory_policy", "")),
+    )
 
 
 class RedisClient:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.core.ids import GATEWAYS_OWN
 from gateway.core.ports.step_log import EpisodeFilter
 
 INDEX: Final = "episodes.sqlite"
@@ -145,6 +146,9 @@ class StepLogDatabase:
             if value := getattr(wanted, column):
                 tests.append(f"{column} = ?")
                 values.append(value)
+        if not wanted.owner:
+            tests.append(f"owner NOT IN ({', '.join('?' * len(GATEWAYS_OWN))})")
+            values.extend(sorted(GATEWAYS_OWN))
         if wanted.group:
             tests.append("group_name = ?")
             values.append(wanted.group)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
 from gateway.core.json_text import dump, encode
+from gateway.core.periodic import pause
 from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
@@ -113,6 +114,7 @@ class StepLogWriter:
         begin = {
             "spec": setup.spec,
             "config": setup.config,
+            "split": setup.split or None,
             "index": setup.index,
             "toolset": setup.toolset or None,
             "episode": request.episode or None,
@@ -174,7 +176,7 @@ class StepLogWriter:
         """Write five times a second, until cancelled. While nothing happens, look once a second."""
         while True:
             is_busy = bool(self._calls or self._episodes or self._is_writing)
-            await asyncio.sleep(PAUSE_S if is_busy else IDLE_PAUSE_S)
+            await pause(PAUSE_S if is_busy else IDLE_PAUSE_S)
             self._look()
 
     def _look(self) -> None:

@@ -13,13 +13,15 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import InvalidRequest, StoreUnavailable
+from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import CurriculumStore
+from gateway.tasks.curricula.flaky import FlakyTasks
 from gateway.tasks.curricula.model import Curriculum, SamplerKind
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.tables import Records, Tables, TaskTables
+from gateway.tasks.curricula.tables import Records, Rows, Tables, TaskTables
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +52,11 @@ class TaskWeights:
         self._store = store
         self._records = records
         self._tables = tables
-        # The state: the latest weights of each scope, and a lock for their computation.
+        self.flaky = FlakyTasks(store)
+        # The state: the latest weights of each scope, a lock for their computation, and tables without flaky tasks.
         self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
+        self._steady: dict[tuple[EnvironmentName, str], tuple[Rows, frozenset[str], Rows]] = {}
 
     def forget(self, name: str = "") -> None:
         """Discard the weights of a scope, or of all scopes, so that the next draw computes them again."""
@@ -86,7 +90,7 @@ class TaskWeights:
         """Return the weights of all tasks by the newest records, computed at most once per second.
 
         Raises:
-            InvalidRequest: A component or a stage has no task.
+            InvalidRequest: A component or a stage has no task, or all tasks of a split are marked as flaky.
             StoreUnavailable: The store does not answer.
         """
         async with self._weighing.setdefault(scope.name, asyncio.Lock()):
@@ -120,10 +124,28 @@ class TaskWeights:
         raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
 
     async def _read(self, scope: Curriculum) -> tuple[Tables, Records]:
-        """Read the tables of *scope*, and the records if its sampler uses them."""
+        """Read the tables of *scope* without flaky tasks, and the records if its sampler uses them."""
         looks = scope.sampler.kind in _LOOKS_AT_RECORDS
-        tables = await self.tables_of(scope)
+        marked = {name: frozenset(await self.flaky.of(name)) for name in scope.environments}
+        tables = {
+            place: self._without(place, marked[place[0]], all) for place, all in (await self.tables_of(scope)).items()
+        }
         return tables, {name: await self._records.of(name) for name in (scope.environments if looks else ())}
+
+    def _without(self, place: tuple[EnvironmentName, str], marked: frozenset[str], rows: Rows) -> Rows:
+        """Return *rows* without the *marked* tasks: the same object for the same arguments, so weights stay valid."""
+        if not marked or not rows:
+            return rows
+        known = self._steady.get(place)
+        if known is None or known[0] is not rows or known[1] != marked:
+            steady = tuple(row for row in rows if row.task not in marked)
+            known = self._steady[place] = rows, marked, steady if len(steady) < len(rows) else rows
+        if not known[2]:
+            raise InvalidRequest(
+                f"all {len(rows)} tasks in split {place[1]!r} of {place[0]} are marked as flaky: repair them, and "
+                f"remove the marks with DELETE /admin/v1/flaky/{place[0]}/TASK"
+            )
+        return known[2]
 
     async def _advanced(self, scope: Curriculum, tables: Tables, records: Records) -> tuple[bytes, str]:
         """Move *scope* to another stage if due. Return the sampler's state, and the tag of the policy that plays."""

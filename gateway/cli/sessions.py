@@ -1,0 +1,295 @@
+"""The commands ``gateway sessions …``, which list, show, export and end episodes, and ``gateway verify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from gateway.cli.admin_client import (
+    EXIT_FOUND,
+    EXIT_UNREACHABLE,
+    LOCALHOST,
+    AsJson,
+    Key,
+    Url,
+    ask,
+    ask_over,
+    client,
+    counted,
+    print_table,
+)
+from gateway.core.errors import ConfigError, GatewayError
+from gateway.tasks.reward_records import verify as verified
+from gateway.tasks.signing import TrustedKeys, read_trusted, trusted_of
+
+if TYPE_CHECKING:
+    import httpx
+
+sessions_app = typer.Typer(no_args_is_help=True, help="List, show, export and end a running gateway's sessions.")
+
+PAGE: Final = 1_000
+TEXT_CHARS: Final = 2_000
+"""Maximum length of a text that `show` prints; ``--json`` prints everything."""
+
+Environment = Annotated[str, typer.Option("--environment", "-e", help="Only episodes of this environment.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="NAME=VALUE",
+        help="Only such episodes; may be repeated. Names: split, task, policy, group, owner, name, outcome, reason, "
+        "reward_min, reward_max.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of episodes.")]
+
+
+@sessions_app.command("list")
+def list_sessions(
+    environment: Environment = "",
+    where: Where = None,
+    limit: Limit = 50,
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """List recorded episodes, newest first; `gateway ps` lists what runs now.
+
+    \b
+    Examples:
+      gateway sessions list --environment coding --where reward_max=0
+      gateway sessions list --where outcome=author_fault --where policy=step-100
+    """
+    query = _query(environment, where or [])
+    with client(url, key) as connection:
+        rows = list(_episodes(connection, query, limit))
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    table = Table(
+        *("id", "session", "environment", "task", "policy", "opened", "end", "reward", "steps"),
+        title=counted(len(rows), "episode"),
+    )
+    for row in rows:
+        end = "running" if row["closed_at"] is None else f"{row['outcome']} ({row['reason']})"
+        texts = (row["id"], row["name"], row["environment"], row["task"], row["policy"], _time(row["opened_at"]), end)
+        table.add_row(*(str(one or "") for one in texts), _told(row["reward"]), _told(row["steps"]))
+    print_table(table)
+
+
+@sessions_app.command("show")
+def show(
+    episode: Annotated[str, typer.Argument(help="An episode's id, or the trainer's name of its session.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show a recorded episode: its task, and each action with its result, reward and error."""
+    found = ask(url, key, "GET", f"/admin/v1/episodes/{episode}")
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    for line in _shown(found):
+        typer.echo(line)
+
+
+@sessions_app.command("export")
+def export(
+    episodes: Annotated[list[str] | None, typer.Argument(metavar="[EPISODE...]", help="Ids; none: by filters.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")] = None,
+    environment: Environment = "",
+    where: Where = None,
+    limit: Limit = 1_000,
+    url: Url = LOCALHOST,
+    key: Key = "",
+) -> None:
+    """Write ended episodes with signed records of their rewards, one JSON object a line.
+
+    `gateway verify` checks such a file, and `gateway replay` plays it again.
+
+    \b
+    Examples:
+      gateway sessions export --environment math --out math.jsonl
+    """
+    query = _query(environment, where or [])
+    with client(url, key) as connection:
+        ids = episodes or [one["id"] for one in _episodes(connection, query, limit) if one["closed_at"] is not None]
+        with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as file:
+            for id in ids:
+                file.write(_line(connection, id) + b"\n")
+    typer.echo(f"{counted(len(ids), 'episode')} written to {out or 'standard output'}", err=True)
+
+
+@sessions_app.command("end")
+def end(
+    session: Annotated[str, typer.Argument(help="A live session's id, or its trainer's name for it.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """End a live session. Its trainer gets an error with the reason operator, and no reward."""
+    found = ask(url, key, "DELETE", f"/admin/v1/sessions/{session}")
+    typer.echo(json.dumps(found) if as_json else f"session {found['name']} of {found['owner'] or 'no key'} has ended")
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `gateway sessions export` wrote.")],
+    trusted: Annotated[
+        Path | None,
+        typer.Option(
+            "--trusted", help="The gateway's public key, or a folder of *.pub files. Else the gateway is asked."
+        ),
+    ] = None,
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check that each episode in a file is the one whose rewards the gateway signed.
+
+    The exit code is 3 if a line was changed, or is signed by another key.
+
+    \b
+    Examples:
+      gateway verify episodes.jsonl
+      curl -H "X-API-Key: $GATEWAY_KEY" "$GATEWAY_URL/admin/v1/signing-key" > gateway.pub
+      gateway verify episodes.jsonl --trusted gateway.pub
+    """
+    keys = read_trusted(trusted) if trusted is not None else _key_of(url, key)
+    try:
+        lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    wrong = 0
+    for number, line in enumerate(lines, 1):
+        found: dict[str, Any] = {"line": number, "is_valid": True}
+        try:
+            record = verified(line, keys)
+            found |= {"episode": record["episode"], "reward": record["reward"]}
+        except GatewayError as error:
+            wrong += 1
+            found |= {"is_valid": False, "error": error.detail}
+            if not as_json:
+                typer.echo(f"{file}:{number}: {error.detail}", err=True)
+        if as_json:
+            typer.echo(json.dumps(found))
+    if not as_json:
+        typer.echo(f"{counted(len(lines) - wrong, 'episode')} verified, {wrong} not")
+    if wrong:
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _query(environment: str, where: Sequence[str]) -> dict[str, str]:
+    """Return the filters of ``GET /admin/v1/episodes``. Raises ``ConfigError``."""
+    found = {"environment": environment} if environment else {}
+    for one in where:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise ConfigError(f"--where {one}: must be NAME=VALUE, such as outcome=author_fault")
+        found[name] = value
+    return found
+
+
+def _episodes(connection: httpx.Client, query: Mapping[str, str], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield at most *limit* recorded episodes, newest first."""
+    wanted, left = dict(query), limit
+    while left > 0:
+        wanted["limit"] = str(min(PAGE, left))
+        page = ask_over(connection, "GET", "/admin/v1/episodes", kind=dict, params=wanted)
+        yield from page["episodes"]
+        left -= len(page["episodes"])
+        if page["next"] is None:
+            return
+        wanted["before"] = page["next"]
+
+
+def _line(connection: httpx.Client, id: str) -> bytes:
+    """Return an episode with its record, as the gateway wrote it: the signature holds for these bytes only."""
+    import httpx
+
+    path = httpx.URL("http://g").copy_with(path=f"/admin/v1/episodes/{id}/record").raw_path.decode()
+    try:
+        answer = connection.get(path)
+    except httpx.HTTPError as error:
+        typer.echo(f"{connection.base_url}: {error}", err=True)
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    if answer.is_success:
+        return answer.content
+    ask_over(connection, "GET", f"/admin/v1/episodes/{id}/record", kind=type(None))  # prints the refusal
+    raise AssertionError("unreachable")
+
+
+def _key_of(url: str, key: str) -> TrustedKeys:
+    import httpx
+
+    with client(url, key) as connection:
+        try:
+            answer = connection.get("/admin/v1/signing-key")
+        except httpx.HTTPError as error:
+            typer.echo(f"{url}: {error}; --trusted names a file with the gateway's public key", err=True)
+            raise typer.Exit(EXIT_UNREACHABLE) from None
+        if not answer.is_success:
+            ask_over(connection, "GET", "/admin/v1/signing-key", kind=type(None))
+    return trusted_of({f"{url}/admin/v1/signing-key": answer.content})
+
+
+def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
+    begin, image = episode["begin"], episode["image"] or "a local process"
+    yield f"episode {episode['id']} (session {episode['name']!r} of {episode['owner'] or 'no key'})"
+    yield f"  {episode['environment']}, task {episode['task']!r}, seed {episode['seed']}, over {episode['protocol']}"
+    yield f"  worker {episode['worker']}, image {image}"
+    yield f"  opened {_time(episode['opened_at'])}, closed {_time(episode['closed_at']) or '-'}"
+    if episode["policy"] or episode["group_name"]:
+        yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"
+    yield f"  task: {_cut(json.dumps(begin.get('spec'), ensure_ascii=False))}"
+    for step in episode["steps"]:
+        yield ""
+        name = "first observation" if step["operation"] == "prompt" else f"step {step['number']}"
+        repeated = ", a repeated request" if step.get("repeated") else ""
+        yield f"{name} ({step['seconds']:.3f} s, {step['outcome']}{repeated})"
+        if step["action"] not in (None, ""):
+            yield _indented(f"action: {json.dumps(step['action'], ensure_ascii=False)}")
+        for block in step.get("blocks", []):
+            yield _indented(str(block.get("text") or f"[image {block.get('image')}]"))
+        for field in ("observation", "data", "text", "error"):
+            if step.get(field) is not None:
+                yield _indented(f"{field}: {_plain(step[field])}")
+        for fault in step.get("faults", []):
+            yield _indented(
+                f"{fault['kind']} fault in {fault['place']}: {fault['error']}\n{fault.get('traceback') or ''}"
+            )
+        if step.get("reward") is not None or step.get("finished"):
+            yield _indented(f"reward {_told(step.get('reward'))}{', finished' if step.get('finished') else ''}")
+    yield ""
+    if episode["closed_at"] is None:
+        yield "running"
+    else:
+        yield f"{episode['outcome']} ({episode['reason']}), reward {_told(episode['reward']) or 'none'}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in _cut(text).rstrip("\n").split("\n"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}… ({len(text)} characters)"
+
+
+def _told(value: object) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _time(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")[:19]

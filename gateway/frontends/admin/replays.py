@@ -1,0 +1,361 @@
+"""Plays recorded episodes again and compares the results: ``POST /admin/v1/episodes/{id}/replay`` and ``…/replays``.
+
+A replay opens a session with the recorded task, seed, configuration and image, and sends the recorded actions one by
+one. Its owner is `REPLAYER`, so it counts in no statistics of tasks and rewards.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment
+from gateway.core.episode import Action
+from gateway.core.errors import GatewayError, InvalidRequest, PoolExhausted, SessionError, UpstreamTimeout
+from gateway.core.ids import REPLAYER, EnvironmentName
+from gateway.core.json_text import dump
+from gateway.core.outcomes import outcome_of, reward_of
+from gateway.core.ports.step_log import REFERENCE, StepLog, StepLogQueries
+from gateway.core.ports.store import WorkerStore
+from gateway.core.session import SECRET_MARK, CloseReason, EpisodeRequest, SessionSetup
+from gateway.core.validation import reason_of
+from gateway.frontends.admin.comparison import differences
+from gateway.frontends.admin.episodes import recorded_episode
+from gateway.frontends.admin.replies import as_json, flagged, object_of, operator_of, queried
+from gateway.frontends.admin.steps import result_of
+from gateway.frontends.asgi import Attended, HungUp
+from gateway.metrics import call_outcome
+from gateway.sessions.service import ActiveSession, Sessions
+from gateway.stores.step_log.encoding import as_logged
+
+logger = logging.getLogger(__name__)
+
+REPLAY_S: Final = 1_800.0
+"""Maximum seconds of one replay, including the wait for a slot."""
+END_S: Final = 30.0
+"""Seconds that a replay waits for the teardown of its session."""
+MAX_BODY_BYTES: Final = 64 * 2**20
+MAX_RESULT_BYTES: Final = 64 * 2**20
+MAX_DIFFERENCES: Final = 20
+"""Maximum number of differences in a report."""
+STARTING_PAUSE_S: Final = 0.1
+_PLAYED: Final = frozenset(("ok", "author_fault"))
+"""Outcomes of calls that a replay repeats. Later calls of the episode depend on what another outcome left behind."""
+_HEADERS: Final = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
+_BLOB: Final = re.compile(re.escape(REFERENCE) + "([0-9a-f]{64})")
+
+
+class _Begin(BaseModel):
+    """How a recorded episode was opened."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    spec: dict[str, Any] = {}
+    config: dict[str, Any] | None = None
+    split: str = ""
+    index: int | None = None
+    toolset: str = ""
+    episode: str = ""
+    variant: str | None = None
+
+
+class _Step(BaseModel):
+    """A recorded call. Its result is in the extra fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    operation: str
+    number: int
+    outcome: str
+    action: Any = None
+    repeated: bool = False
+
+    @property
+    def only_asks(self) -> bool:
+        """True if the call asked for the result of an earlier call."""
+        return isinstance(self.action, dict) and self.action.keys() == {"task_id"}
+
+
+class _End(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    steps: int | None = None
+
+
+class _Recorded(BaseModel):
+    """A recorded episode, as ``GET /admin/v1/episodes/{id}`` shows it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = Field(min_length=1)
+    environment: str
+    split: str | None = None
+    task: str | None = None
+    task_digest: str | None = None
+    image: str | None = None
+    seed: int | None = None
+    protocol: str | None = None
+    reason: str | None = None
+    reward: float | None = None
+    begin: _Begin
+    end: _End | None = None
+    steps: list[_Step]
+
+    def calls(self) -> Iterator[_Step]:
+        """Yield the calls that ran, each once. Of a call that a trainer repeated, it is the one with a result."""
+        answered = {step.number: step for step in reversed(self.steps) if step.outcome in _PLAYED}
+        for step in self.steps:
+            if step.operation == "prompt":
+                yield step
+            elif not step.repeated and step.outcome != "refused" and not step.only_asks:
+                yield answered.get(step.number, step)
+
+    def is_frame(self, step: _Step) -> bool:
+        """Return True if *step* was a frame of OpenEnv's protocol; an empty one asked for the first observation."""
+        frame = isinstance(step.action, dict) and step.action.keys() == {"frame", "data"}
+        return self.protocol == "openenv" and (frame or step.action == "")
+
+    def is_whole(self, step: _Step) -> bool:
+        """Return True if the action of *step* is recorded whole: a long one is cut off and no JSON any more."""
+        return isinstance(step.action, dict | None) or step.action == ""
+
+
+class ReplayRoutes:
+    """Handlers of the routes. The operators' frontend mounts `routes`."""
+
+    def __init__(
+        self, *, sessions: Sessions, catalog: Catalog, store: WorkerStore, log: StepLog, queries: StepLogQueries
+    ) -> None:
+        self._sessions = sessions
+        self._catalog = catalog
+        self._store = store
+        self._log = log
+        self._queries = queries
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/admin/v1/episodes/{id}/replay", self._replay_logged, methods=["POST"]),
+            Route("/admin/v1/replays", self._replay_sent, methods=["POST"]),
+        ]
+
+    async def _replay_logged(self, request: Request) -> Response:
+        """Replay an episode of the step log."""
+        query = queried(request, "idle", "other_image")
+        document = await recorded_episode(self._log, self._queries, request.path_params["id"])
+        return await self._reported(request, document, query)
+
+    async def _replay_sent(self, request: Request) -> Response:
+        """Replay the episode in the body, which is a line of an export, or what ``GET …/episodes/{id}`` returned."""
+        query = queried(request, "idle", "other_image")
+        document = await object_of(request, MAX_BODY_BYTES)
+        signed = document.get("episode")
+        return await self._reported(request, signed if isinstance(signed, dict) else document, query)
+
+    async def _reported(self, request: Request, document: Mapping[str, Any], query: Mapping[str, str]) -> Response:
+        recorded = _read(document)
+        environment = self._environment(recorded, other_image=flagged(query, "other_image"))
+        if flagged(query, "idle"):
+            await self._refuse_while_others_wait(environment)
+        report: dict[str, Any] | None = None
+        async with Attended(request.scope, request.receive) as operator:
+            try:
+                with anyio.fail_after(REPLAY_S):
+                    report = await self._replayed(recorded, environment)
+            except TimeoutError:
+                raise UpstreamTimeout(
+                    f"the replay of episode {recorded.id!r} took longer than {REPLAY_S:g} s"
+                ) from None
+        if operator.left or report is None:
+            raise HungUp
+        told = (recorded.id, report["replay"], report["is_same"], operator_of(request))
+        logger.info("episode_replayed episode=%s replay=%s same=%s by=%s", *told)
+        return as_json(report)
+
+    # -- what is replayed -----------------------------------------------------------------------------------------
+
+    def _environment(self, recorded: _Recorded, *, other_image: bool) -> Environment:
+        """Return the environment, or the variant of it, in which the episode was played.
+
+        Raises:
+            UnknownEnvironment: There is no such environment any more.
+            InvalidRequest: It has another image now, and *other_image* is False.
+        """
+        environment = self._catalog.wanted(recorded.environment)
+        if recorded.begin.variant is not None:
+            environment = self._catalog.known.get(EnvironmentName(recorded.begin.variant), environment)
+        if recorded.image and recorded.image != environment.image_id and not other_image:
+            raise InvalidRequest(
+                f"episode {recorded.id!r} was played in the image {recorded.image}, and {environment.name!r} now has "
+                f"{environment.image_id or 'none'}: start that image again, or replay with other_image=true"
+            )
+        return environment
+
+    async def _refuse_while_others_wait(self, environment: Environment) -> None:
+        load = (await self._store.load()).get(environment.name)
+        if load is not None and load.waiting:
+            raise PoolExhausted(f"{load.waiting} openings wait for a slot of {environment.name!r}", retry_after_s=2.0)
+
+    # -- the replay -----------------------------------------------------------------------------------------------
+
+    async def _replayed(self, recorded: _Recorded, environment: Environment) -> dict[str, Any]:
+        """Play the episode and return the report."""
+        begin, name = recorded.begin, f"replay-{secrets.token_hex(8)}"
+        setup = SessionSetup(
+            spec=await self._restored(begin.spec),
+            seed=recorded.seed,
+            config=await self._restored(begin.config),
+            split=begin.split,
+            index=begin.index,
+            episode=begin.episode,
+            toolset=begin.toolset,
+            of_split=recorded.split or "",
+        )
+        try:
+            session = await self._sessions.open(
+                EpisodeRequest(
+                    owner=REPLAYER,
+                    name=name,
+                    environment=environment,
+                    setup=setup,
+                    fingerprint=name,
+                    task=recorded.task or "",
+                    episode=begin.episode,
+                    protocol="replay",
+                )
+            )
+            found, count, stopped = await self._compared(recorded, session)
+            summary = await self._sessions.close(REPLAYER, name)
+        finally:
+            with anyio.move_on_after(END_S, shield=True):
+                await self._sessions.end(REPLAYER, name, CloseReason.DELETED, wait_s=END_S)
+        reward = reward_of(outcome_of(CloseReason.DELETED, summary), summary)
+        if stopped is None and recorded.reason == CloseReason.DELETED.value and recorded.reward != reward:
+            found.append({"number": None, "field": "reward", "recorded": recorded.reward, "replayed": reward})
+        return {
+            "episode": recorded.id,
+            "replay": session.session.lease,
+            "environment": recorded.environment,
+            "task": recorded.task,
+            "task_digest": recorded.task_digest,
+            "is_same": not found,
+            "steps": count,
+            "stopped": stopped,
+            "reward": {"recorded": recorded.reward, "replayed": reward},
+            "differences": found[:MAX_DIFFERENCES],
+        }
+
+    async def _compared(
+        self, recorded: _Recorded, session: ActiveSession
+    ) -> tuple[list[dict[str, Any]], int, dict[str, Any] | None]:
+        """Play the calls. Return the differences, the number of steps, and the call at which the replay had to stop."""
+        found: list[dict[str, Any]] = []
+        count = 0
+        for step in recorded.calls():
+            if step.outcome not in _PLAYED:
+                known = step.model_extra or {}
+                return found, count, {"number": step.number, "outcome": step.outcome, "error": known.get("error")}
+            try:
+                result = await self._played(recorded, session, step)
+            except SessionError as error:
+                result = {"error": f"{error.code}: {error.detail}"}
+            count += step.operation != "prompt"
+            for field, one, other in differences(step.model_extra or {}, result):
+                found.append({"number": step.number, "field": field, "recorded": one, "replayed": other})
+        return found, count, None
+
+    async def _played(self, recorded: _Recorded, session: ActiveSession, step: _Step) -> dict[str, Any]:
+        """Send one recorded call and return its result, in the form of ``steps.result_of``."""
+        action = await self._restored(step.action)
+        timeouts = session.environment.timeouts
+        reply: Any
+        try:
+            if recorded.is_frame(step):
+                frame = b"" if action == "" else dump({"type": action["frame"], "data": action["data"]})
+                reply = await session.pass_frame(frame, within_s=timeouts.call_s)
+            elif step.operation == "prompt":
+                reply = await session.prompt(within_s=timeouts.setup_s)
+            elif step.operation == "call" and recorded.protocol != "ors":
+                reply = await session.act(_action(action), within_s=timeouts.call_s)
+            else:
+                body = {"name": action["tool"], "input": action["input"]} if "tool" in action else action
+                reply = await _forwarded(session, step.operation, dump(body))
+        except SessionError:
+            raise
+        except GatewayError as error:
+            return {"error": f"{error.code}: {error.detail}", "outcome": call_outcome(error)}
+        found = result_of(as_logged(reply, _digest))
+        found.pop("call_id", None)
+        return found
+
+    async def _restored(self, value: Any) -> Any:
+        """Return *value* with the data of blobs in place of the references to them. Raises ``InvalidRequest``."""
+        if isinstance(value, dict):
+            return {name: await self._restored(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [await self._restored(one) for one in value]
+        if isinstance(value, str):
+            for digest in set(_BLOB.findall(value)):
+                data = await self._queries.blob(digest)
+                if data is None:
+                    raise InvalidRequest(f"the blob {digest}, which an action contains, is not stored any more")
+                value = value.replace(REFERENCE + digest, base64.b64encode(data).decode())
+        return value
+
+
+def _read(document: Mapping[str, Any]) -> _Recorded:
+    """Read a recorded episode.
+
+    Raises:
+        InvalidRequest: The document is not one, or its record is not complete enough for a replay.
+    """
+    try:
+        recorded = _Recorded.model_validate(document)
+    except ValidationError as error:
+        told = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'episode'}: {reason_of(one, _Recorded)}" for one in error.errors()[:10]
+        )
+        raise InvalidRequest(f"not a recorded episode: {told}") from None
+    if recorded.id.startswith(SECRET_MARK):
+        raise InvalidRequest(f"episode {recorded.id!r} had secrets, which are not recorded: it cannot be replayed")
+    count = len({step.number for step in recorded.steps if step.operation == "call"})
+    ran = recorded.end.steps if recorded.end is not None else None
+    if ran and count < ran:
+        raise InvalidRequest(
+            f"episode {recorded.id!r} had {ran} steps, of which {count} are recorded: it cannot be replayed. "
+            '[step_log] mode = "full" in its environment.toml records all steps'
+        )
+    for step in recorded.steps:
+        if step.outcome in _PLAYED and not recorded.is_whole(step):
+            raise InvalidRequest(f"step {step.number} of episode {recorded.id!r}: the recorded action is not complete")
+    return recorded
+
+
+def _action(action: Mapping[str, Any]) -> Action:
+    if "tool" in action:
+        return Action(name=action["tool"], arguments=action["input"])
+    return Action(text=action["text"]) if "text" in action else Action(fields=action["fields"])
+
+
+async def _forwarded(session: ActiveSession, operation: str, body: bytes) -> bytes:
+    exchange = await session.forward(operation, body=body, headers=_HEADERS)
+    try:
+        return await exchange.read(MAX_RESULT_BYTES)
+    finally:
+        await exchange.aclose()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

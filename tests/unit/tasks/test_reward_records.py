@@ -1,0 +1,144 @@
+"""Signed records of rewards: what they bind, and that no changed byte passes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import InvalidRequest
+from gateway.tasks.reward_records import FORMAT, canonical, signed, signing_key, verify
+from gateway.tasks.signing import BadSignature, NotSigned, key_id, public_pem, trusted_of
+
+KEY = signing_key(b"the gateway's own secret")
+TRUSTED = trusted_of({"gateway.pub": public_pem(KEY)})
+EPISODE: dict[str, Any] = {
+    "id": "0123",
+    "name": "one",
+    "owner": "alice",
+    "environment": "math",
+    "split": "train",
+    "task": "train/0",
+    "task_digest": "d" * 64,
+    "image": "sha256:i",
+    "seed": 3,
+    "policy": "",
+    "group_name": "",
+    "protocol": "ors",
+    "opened_at": 1.5,
+    "closed_at": 2.5,
+    "reason": "deleted",
+    "outcome": "finished",
+    "reward": 1.0,
+    "begin": {"spec": {"question": "6·7 \ud800", "evaluation": {"reward_function": "equals"}}, "config": None},
+    "end": {"steps": 2},
+    "steps": [
+        {"operation": "prompt", "number": 0, "action": None, "blocks": [{"text": "6·7"}]},
+        {"operation": "call", "number": 1, "action": {"tool": "submit", "input": {"answer": "41"}}, "reward": 0.0},
+        {"operation": "call", "number": 1, "action": {"tool": "submit", "input": {}}, "reward": 0.0, "repeated": True},
+        {"operation": "call", "number": 2, "action": {"tool": "submit", "input": {"answer": "42"}}, "reward": 1.0},
+    ],
+}
+LINE = signed(EPISODE, KEY, instance="here")
+
+
+def changed(*path: Any, value: Any) -> bytes:
+    """Return `LINE` with one value changed, in canonical form."""
+    document = json.loads(LINE)
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    return canonical(document)
+
+
+def test_a_record_states_task_image_judge_seed_and_each_reward() -> None:
+    record = verify(LINE, TRUSTED)
+
+    assert (record["format"], record["key"], record["instance"]) == (FORMAT, key_id(KEY.public_key()), "here")
+    for name in ("environment", "task", "task_digest", "image", "seed", "reward", "outcome"):
+        assert record[name] == EPISODE[name]
+    assert len(record["judge"]) == len(record["chain"]) == 64
+    assert [(one["step"], one["reward"]) for one in record["rewards"]] == [(1, 0.0), (2, 1.0)]
+    assert record["rewards"][-1]["chain"] == record["chain"] != record["rewards"][0]["chain"]
+
+
+def test_all_replicas_of_a_gateway_sign_with_one_key() -> None:
+    assert public_pem(signing_key(b"one")) == public_pem(signing_key(b"one")) != public_pem(signing_key(b"two"))
+
+
+@given(st.integers(0, len(LINE) - 1), st.integers(0, 7))
+def test_no_flipped_bit_passes(place: int, bit: int) -> None:
+    flipped = bytearray(LINE)
+    flipped[place] ^= 1 << bit
+
+    with pytest.raises((BadSignature, InvalidRequest, NotSigned)):
+        verify(bytes(flipped), TRUSTED)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("episode", "reward"), 0.0),
+        (("episode", "seed"), 4),
+        (("episode", "image"), "sha256:j"),
+        (("episode", "task_digest"), "e" * 64),
+        (("episode", "begin", "spec", "evaluation"), {}),
+        (("episode", "steps", 1, "action", "input", "answer"), "42"),
+        (("episode", "steps", 0, "blocks", 0, "text"), "7*7"),
+        (("episode", "steps", 3, "reward"), 0.5),
+        (("episode", "steps"), EPISODE["steps"][:3]),
+        (("episode", "steps"), EPISODE["steps"][::-1]),
+        (("episode", "steps"), "none"),
+        (("episode", "begin"), 1),
+        (("record", "reward"), 2.0),
+        (("record", "rewards", 1, "step"), 1),
+        (("record", "signed_at"), 1.0),
+        (("signature",), "AAAA"),
+        (("signature",), "not base64!"),
+    ],
+)
+def test_a_changed_value_is_found(path: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(BadSignature):
+        verify(changed(*path, value=value), TRUSTED)
+
+
+def test_a_record_of_another_episode_is_found() -> None:
+    other = copy.deepcopy(EPISODE)
+    other["id"] = "4567"
+    document = {**json.loads(LINE), "episode": other}
+
+    with pytest.raises(
+        BadSignature, match=r"the episode is not the one of the record: chain, content, episode, rewards differ"
+    ):
+        verify(canonical(document), TRUSTED)
+
+
+@pytest.mark.parametrize("rewrite", [lambda line: line.replace(b",", b", ", 1), lambda line: line + b" "])
+def test_white_space_is_a_change(rewrite: Any) -> None:
+    with pytest.raises(BadSignature, match="canonical"):
+        verify(rewrite(LINE), TRUSTED)
+
+
+def test_another_key_is_not_trusted() -> None:
+    with pytest.raises(NotSigned, match="not trusted here"):
+        verify(signed(EPISODE, Ed25519PrivateKey.generate(), instance="here"), TRUSTED)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"[]", b"1", b'"x"', b"{}", b'{"episode":{},"record":{},"signature":""}', b"\xff", b"[" * 100_000],
+)
+def test_what_is_no_line_of_an_export_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not an episode with a signed record"):
+        verify(line, TRUSTED)
+
+
+def test_an_additional_member_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        verify(canonical({**json.loads(LINE), "more": 1}), TRUSTED)

@@ -18,7 +18,6 @@ from gateway.core.environment import UpstreamKind
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.periodic import pause
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import WorkerUpstream
@@ -122,7 +121,7 @@ class Audit:
         """Remove the orphans that `begin` left; then audit regularly while this replica leads, until cancelled."""
         await self._guarded(self._remove(self._left, UNDOING_S))
         while True:
-            await pause(EVERY_S)
+            await asyncio.sleep(EVERY_S)
             await self._guarded(self._if_leading())
 
     async def _guarded(self, work: Awaitable[object]) -> None:

@@ -25,6 +25,8 @@ KEEP_ALIVE_S: Final = 75
 after 15 s."""
 DATE_S: Final = 1.0
 """Seconds between two updates of the header ``date``."""
+SETTLE_S: Final = 0.1
+"""Seconds before the connections are ended: one that was accepted just now is not among them at once."""
 BACKLOG: Final = 4096
 """Size of the listen backlog. Hundreds of episodes start in the same second, each with its own connection."""
 
@@ -66,6 +68,7 @@ class HttpServer(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(until_next(DATE_S)):
                     await self._ended.wait()
+        await asyncio.sleep(SETTLE_S)
 
     def leave(self) -> None:
         """Continue to take requests, but let each response announce that it is the last on its connection.

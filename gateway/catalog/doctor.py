@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -77,6 +78,8 @@ async def _within(check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding
             return await check()
     except TimeoutError:
         return [Finding(check="doctor", status=Status.FAILED, detail=f"a check did not end within {CHECK_S:g} s")]
+    except OSError as error:  # a folder that this user must not read
+        return [Finding(check="doctor", status=Status.WARNING, detail=f"a check could not look: {error}")]
 
 
 def _left_out(catalog: Catalog) -> list[Finding]:
@@ -100,11 +103,9 @@ def _engine(settings: Settings, catalog: Catalog) -> list[Finding]:
 
     try:
         began_at = time.time()
-        client = connect(settings.docker_url, timeout_s=CHECK_S / 2)
-        with translated(settings.docker_url):
+        with translated(settings.docker_url), closing(connect(settings.docker_url, timeout_s=CHECK_S / 2)) as client:
             version: dict[str, Any] = client.version()
             images = {one.name: image_id(client, image=one.image) for one in catalog if one.image}
-        client.close()
     except BackendError as error:
         fix = "systemctl start docker (a checkout: scripts/docker-engine), or set GATEWAY_DOCKER_URL"
         return [Finding(check="engine", status=Status.FAILED, detail=error.detail, fix=fix)]

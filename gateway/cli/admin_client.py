@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,8 @@ EXIT_UNREACHABLE = 1
 EXIT_REFUSED = 2
 EXIT_FOUND = 3
 """The command worked, and found what it looks for: a replay that differs, a flaky task."""
+PAGE = 1_000
+"""Maximum number of episodes in one answer."""
 WIDE = 10_000
 """Columns of a table outside a terminal, so that nothing is cut."""
 
@@ -84,6 +86,34 @@ def requested(connection: httpx.Client, method: str, path: str, **request: Any) 
         typer.echo(f"{str(connection.base_url).rstrip('/')}: {error}", err=True)
         raise typer.Exit(EXIT_UNREACHABLE) from None
     return answer.status_code, body, float(answer.headers.get("retry-after", "1"))
+
+
+def fetch(connection: httpx.Client, path: str) -> bytes:
+    """Return the body of an answer as it was sent. Ends the command as `ask_over` does."""
+    import httpx
+
+    quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
+    try:
+        answer = connection.get(quoted)
+    except httpx.HTTPError as error:
+        typer.echo(f"{str(connection.base_url).rstrip('/')}: {error}", err=True)
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    if not answer.is_success:
+        ask_over(connection, "GET", path, kind=type(None))  # prints the refusal, and ends the command
+    return answer.content
+
+
+def listed_episodes(connection: httpx.Client, query: Mapping[str, str], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield at most *limit* recorded episodes that *query* selects, newest first."""
+    wanted, left = dict(query), limit
+    while left > 0:
+        wanted["limit"] = str(min(PAGE, left))
+        page = ask_over(connection, "GET", "/admin/v1/episodes", kind=dict, params=wanted)
+        yield from page["episodes"]
+        left -= len(page["episodes"])
+        if page["next"] is None:
+            return
+        wanted["before"] = page["next"]
 
 
 def _said(body: Mapping[str, Any]) -> Sequence[str]:

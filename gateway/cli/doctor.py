@@ -13,7 +13,7 @@ import typer
 from gateway.catalog.doctor import Finding, Status, examine, failures
 from gateway.cli.admin_client import EXIT_FOUND, AsJson
 from gateway.content import load_content
-from gateway.settings import load
+from gateway.settings import Settings, load
 
 _SIGNS: Final = {Status.OK: "ok", Status.WARNING: "warning", Status.FAILED: "FAILED"}
 
@@ -29,7 +29,7 @@ def doctor(as_json: AsJson = False) -> None:
       GATEWAY_BACKEND=docker GATEWAY_STORE=redis://127.0.0.1 gateway doctor
     """
     settings = load().checked()
-    found = asyncio.run(_examined())
+    found = asyncio.run(_examined(settings))
     if as_json:
         typer.echo(json.dumps({"backend": settings.backend, "findings": [asdict(one) for one in found]}))
     else:
@@ -40,10 +40,8 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(EXIT_FOUND)
 
 
-async def _examined() -> Sequence[Finding]:
-    settings = load().checked()
-    content = await load_content(settings)
-    return await examine(settings, content.catalog)
+async def _examined(settings: Settings) -> Sequence[Finding]:
+    return await examine(settings, (await load_content(settings)).catalog)
 
 
 def lines_of(finding: Finding) -> list[str]:

@@ -19,12 +19,14 @@ from rich.table import Table
 from gateway.cli.admin_client import (
     EXIT_FOUND,
     LOCALHOST,
+    PAGE,
     AsJson,
     Key,
     Url,
     ask_over,
     client,
     counted,
+    listed_episodes,
     print_table,
     requested,
 )
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 REPLAY_S: Final = 1_860.0
 """Seconds to wait for a replay, which the gateway itself ends earlier."""
-PAGE: Final = 1_000
 THRESHOLD: Final = 0.01
 """Rate of differing replays above which an audit marks a task. A task that fails once in 60 replays is above it."""
 
@@ -114,7 +115,10 @@ def audit(
       gateway audit --task train/17 --sample 1 --repeat 60
     """
     with client(url, key, timeout_s=REPLAY_S) as connection:
-        known = _recent(connection, {"environment": environment, "task": task}, enough=max(PAGE, 4 * sample))
+        wanted = {"environment": environment, "task": task, "reason": "deleted"}
+        query = {name: value for name, value in wanted.items() if value}
+        recent = listed_episodes(connection, query, max(PAGE, 4 * sample))
+        known = [one for one in recent if one["outcome"] in ("finished", "stopped")]
         if not known:
             raise ConfigError("no episode that a trainer played to its end is recorded for this choice")
         chosen = random.Random(seed).sample(known, min(sample, len(known)))
@@ -164,19 +168,6 @@ def _played(
         if status != 503 or time.monotonic() + retry_s > deadline:
             return "skipped", {"status": status, "episode": path.split("/")[-2] if document is None else None, **body}
         time.sleep(retry_s)
-
-
-def _recent(connection: httpx.Client, query: Mapping[str, str], *, enough: int) -> list[dict[str, Any]]:
-    """Return the newest episodes that their trainers ended, at least *enough* if there are so many."""
-    wanted = {name: value for name, value in query.items() if value} | {"reason": "deleted", "limit": str(PAGE)}
-    found: list[dict[str, Any]] = []
-    while len(found) < enough:
-        page = ask_over(connection, "GET", "/admin/v1/episodes", kind=dict, params=wanted)
-        found += [one for one in page["episodes"] if one["outcome"] in ("finished", "stopped")]
-        if page["next"] is None:
-            break
-        wanted["before"] = page["next"]
-    return found
 
 
 def _audited(

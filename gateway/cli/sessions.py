@@ -8,34 +8,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
 from gateway.cli.admin_client import (
     EXIT_FOUND,
-    EXIT_UNREACHABLE,
     LOCALHOST,
     AsJson,
     Key,
     Url,
     ask,
-    ask_over,
     client,
     counted,
+    fetch,
+    listed_episodes,
     print_table,
 )
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.tasks.reward_records import verify as verified
 from gateway.tasks.signing import TrustedKeys, read_trusted, trusted_of
 
-if TYPE_CHECKING:
-    import httpx
-
 sessions_app = typer.Typer(no_args_is_help=True, help="List, show, export and end a running gateway's sessions.")
 
-PAGE: Final = 1_000
 TEXT_CHARS: Final = 2_000
 """Maximum length of a text that `show` prints; ``--json`` prints everything."""
 
@@ -71,7 +67,7 @@ def list_sessions(
     """
     query = _query(environment, where or [])
     with client(url, key) as connection:
-        rows = list(_episodes(connection, query, limit))
+        rows = list(listed_episodes(connection, query, limit))
     if as_json:
         typer.echo(json.dumps(rows, ensure_ascii=False))
         return
@@ -122,10 +118,10 @@ def export(
     """
     query = _query(environment, where or [])
     with client(url, key) as connection:
-        ids = episodes or [one["id"] for one in _episodes(connection, query, limit) if one["closed_at"] is not None]
+        ids = episodes or [row["id"] for row in listed_episodes(connection, query, limit) if row["closed_at"]]
         with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as file:
             for id in ids:
-                file.write(_line(connection, id) + b"\n")
+                file.write(fetch(connection, f"/admin/v1/episodes/{id}/record") + b"\n")  # signed as these bytes
     typer.echo(f"{counted(len(ids), 'episode')} written to {out or 'standard output'}", err=True)
 
 
@@ -198,47 +194,9 @@ def _query(environment: str, where: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _episodes(connection: httpx.Client, query: Mapping[str, str], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield at most *limit* recorded episodes, newest first."""
-    wanted, left = dict(query), limit
-    while left > 0:
-        wanted["limit"] = str(min(PAGE, left))
-        page = ask_over(connection, "GET", "/admin/v1/episodes", kind=dict, params=wanted)
-        yield from page["episodes"]
-        left -= len(page["episodes"])
-        if page["next"] is None:
-            return
-        wanted["before"] = page["next"]
-
-
-def _line(connection: httpx.Client, id: str) -> bytes:
-    """Return an episode with its record, as the gateway wrote it: the signature holds for these bytes only."""
-    import httpx
-
-    path = httpx.URL("http://g").copy_with(path=f"/admin/v1/episodes/{id}/record").raw_path.decode()
-    try:
-        answer = connection.get(path)
-    except httpx.HTTPError as error:
-        typer.echo(f"{connection.base_url}: {error}", err=True)
-        raise typer.Exit(EXIT_UNREACHABLE) from None
-    if answer.is_success:
-        return answer.content
-    ask_over(connection, "GET", f"/admin/v1/episodes/{id}/record", kind=type(None))  # prints the refusal
-    raise AssertionError("unreachable")
-
-
 def _key_of(url: str, key: str) -> TrustedKeys:
-    import httpx
-
     with client(url, key) as connection:
-        try:
-            answer = connection.get("/admin/v1/signing-key")
-        except httpx.HTTPError as error:
-            typer.echo(f"{url}: {error}; --trusted names a file with the gateway's public key", err=True)
-            raise typer.Exit(EXIT_UNREACHABLE) from None
-        if not answer.is_success:
-            ask_over(connection, "GET", "/admin/v1/signing-key", kind=type(None))
-    return trusted_of({f"{url}/admin/v1/signing-key": answer.content})
+        return trusted_of({f"{url}/admin/v1/signing-key": fetch(connection, "/admin/v1/signing-key")})
 
 
 def _shown(episode: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,18 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from gateway.cli.admin_client import EXIT_REFUSED, LOCALHOST, AsJson, Key, Url, ask, ask_over, client, print_table
+from gateway.cli.admin_client import (
+    EXIT_REFUSED,
+    LOCALHOST,
+    AsJson,
+    Key,
+    Url,
+    ask,
+    ask_over,
+    client,
+    fetch,
+    print_table,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -132,11 +143,9 @@ def _row(name: str, pool: Mapping[str, Any], before: _Sample, now: _Sample) -> d
 def _sample(connection: httpx.Client) -> _Sample:
     from prometheus_client.parser import text_string_to_metric_families
 
-    answer = connection.get("/metrics")
-    if not answer.is_success:
-        ask_over(connection, "GET", "/metrics", kind=type(None))  # prints the refusal, and ends the command
+    text = fetch(connection, "/metrics").decode()
     sample = _Sample(time.monotonic())
-    for family in text_string_to_metric_families(answer.text):
+    for family in text_string_to_metric_families(text):
         for one in family.samples:
             name, value = one.labels.get("environment", ""), int(one.value)
             if one.name == "gateway_sessions_opened_total":

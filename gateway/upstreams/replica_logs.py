@@ -60,20 +60,18 @@ class ReplicaLogs:
 
     async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
         """See ``StepLogQueries.calls``."""
-        found = await self._all(self._local.calls(episode), "calls", [episode])
+        found = await self._all(self._local.calls(episode), "calls", [_brief(episode)])
         known = {msgpack.packb(call[:3]): call for some in found for call in some}  # replicas may share a folder
         return sorted(known.values(), key=lambda call: (call[0], call[1]))
 
     async def rollouts(self, episode: dict[str, Any]) -> list[dict[str, Any]]:
         """See ``StepLogQueries.rollouts``. The messages of one rollout may be in several logs."""
-        rows: dict[str, dict[str, Any]] = {}
-        for row in (
-            row for some in await self._all(self._local.rollouts(episode), "rollouts", [episode]) for row in some
-        ):
-            known = rows.setdefault(row["key"], {**row, "messages": []})
-            known["messages"] += [message for message in row["messages"] if message not in known["messages"]]
-        for row in rows.values():
-            row["messages"].sort(key=lambda message: (message.get("index") or 0, message["at"]))
+        found = await self._all(self._local.rollouts(episode), "rollouts", [_brief(episode)])
+        rows = {row["key"]: row for some in found for row in some}
+        for key, row in rows.items():
+            parts = (part["messages"] for some in found for part in some if part["key"] == key)
+            messages = {message["id"]: message for part in parts for message in part}
+            row["messages"] = sorted(messages.values(), key=lambda one: (one.get("index") or 0, one["at"]))
         return list(rows.values())
 
     async def link(self, key: str, lease: str) -> None:
@@ -94,7 +92,7 @@ class ReplicaLogs:
         return [own, *others]
 
     async def _others(self, operation: str, arguments: list[Any]) -> list[Any]:
-        message = msgpack.packb([operation, *arguments])
+        message = _packed([operation, *arguments])
         try:
             peers = [peer for peer in await self._peers() if peer != self._client.me]
         except GatewayError:  # this replica's own log can be read without the store
@@ -114,7 +112,7 @@ class ReplicaLogs:
 
 async def answer(log: StepLog, queries: StepLogQueries, message: bytes) -> bytes:
     """Answer another replica's request for what this replica's folder has. Raises ``InvalidRequest``."""
-    operation, *arguments = msgpack.unpackb(message, strict_map_key=False)
+    operation, *arguments = msgpack.unpackb(message, strict_map_key=False, unicode_errors="surrogatepass")
     await log.flush()
     if operation == "episodes":
         wanted, limit = arguments
@@ -127,7 +125,16 @@ async def answer(log: StepLog, queries: StepLogQueries, message: bytes) -> bytes
         found = await getattr(queries, operation)(*arguments)
     else:
         raise InvalidRequest(f"replicas do not ask their logs for {str(operation)[:40]!r}")
-    return bytes(msgpack.packb([found], unicode_errors="surrogatepass", default=_plain))
+    return _packed([found])
+
+
+def _brief(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what finds an episode's calls and rollouts, without its task and its end."""
+    return {name: value for name, value in episode.items() if name not in ("begin", "end")}
+
+
+def _packed(value: object) -> bytes:
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass", default=_plain))
 
 
 def _merged(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,32 @@ async def test_the_replay_of_an_episode_that_broke_ends_where_it_broke(tmp_path:
     assert (report["stopped"]["number"], report["stopped"]["outcome"]) == (2, "worker_lost")
 
 
+async def test_a_replay_waits_for_a_setup_that_still_runs(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        await create(client, slow_setup=True)
+        await call(client)
+        await delete(client)
+        report = await replayed(client, "one")
+
+    assert (report["is_same"], report["steps"], report["differences"]) == (True, 1, [])
+
+
+def _no_action(episode: dict[str, Any]) -> None:
+    episode["steps"][1]["action"] = None
+
+
+def _odd_tool(episode: dict[str, Any]) -> None:
+    episode["steps"][1]["action"] = {"tool": 5, "input": {}}
+
+
+def _no_form(episode: dict[str, Any]) -> None:
+    episode["protocol"], episode["steps"][1]["action"] = "areal", {"colour": "red"}
+
+
+def _odd_operation(episode: dict[str, Any]) -> None:
+    episode["steps"][1]["operation"] = "delete"
+
+
 def _no_steps(episode: dict[str, Any]) -> None:
     episode["steps"] = []
 
@@ -144,6 +170,10 @@ def _blob(episode: dict[str, Any]) -> None:
         (_no_steps, 400, "had 1 steps, of which 0 are recorded"),
         (_no_begin, 400, "begin: "),
         (_cut_action, 400, "step 1 of episode"),
+        (_no_action, 400, "step 1 of episode"),
+        (_odd_tool, 400, "step 1 of episode"),
+        (_no_form, 400, "step 1 of episode"),
+        (_odd_operation, 400, "operation"),
         (_secret, 400, "had secrets, which are not recorded"),
         (_image, 400, "sha256:another"),
         (_environment, 404, "mathe"),

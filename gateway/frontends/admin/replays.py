@@ -6,13 +6,14 @@ one. Its owner is `REPLAYER`, so it counts in no statistics of tasks and rewards
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -36,6 +37,7 @@ from gateway.frontends.admin.episodes import recorded_episode
 from gateway.frontends.admin.replies import as_json, flagged, object_of, operator_of, queried
 from gateway.frontends.admin.steps import result_of
 from gateway.frontends.asgi import Attended, HungUp
+from gateway.frontends.ors.app import STARTING_PAUSE_S, is_starting
 from gateway.metrics import call_outcome
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.stores.step_log.encoding import as_logged
@@ -50,7 +52,6 @@ MAX_BODY_BYTES: Final = 64 * 2**20
 MAX_RESULT_BYTES: Final = 64 * 2**20
 MAX_DIFFERENCES: Final = 20
 """Maximum number of differences in a report."""
-STARTING_PAUSE_S: Final = 0.1
 _PLAYED: Final = frozenset(("ok", "author_fault"))
 """Outcomes of calls that a replay repeats. Later calls of the episode depend on what another outcome left behind."""
 _HEADERS: Final = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
@@ -76,7 +77,7 @@ class _Step(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    operation: str
+    operation: Literal["prompt", "call", "score_group"]
     number: int
     outcome: str
     action: Any = None
@@ -128,8 +129,16 @@ class _Recorded(BaseModel):
         return self.protocol == "openenv" and (frame or step.action == "")
 
     def is_whole(self, step: _Step) -> bool:
-        """Return True if the action of *step* is recorded whole: a long one is cut off and no JSON any more."""
-        return isinstance(step.action, dict | None) or step.action == ""
+        """Return True if the action of *step* can be sent: a long one is recorded as text that was cut off."""
+        action = step.action
+        if step.operation == "prompt":
+            return action in (None, "") or self.is_frame(step)
+        if not isinstance(action, dict):
+            return False
+        if "tool" in action:
+            return isinstance(action["tool"], str) and (self.protocol == "ors" or isinstance(action.get("input"), dict))
+        is_known = isinstance(action.get("text"), str) or isinstance(action.get("fields"), dict)
+        return self.protocol == "ors" or is_known or self.is_frame(step) or step.operation == "score_group"
 
 
 class ReplayRoutes:
@@ -290,7 +299,7 @@ class ReplayRoutes:
             elif step.operation == "call" and recorded.protocol != "ors":
                 reply = await session.act(_action(action), within_s=timeouts.call_s)
             else:
-                body = {"name": action["tool"], "input": action["input"]} if "tool" in action else action
+                body = {"name": action["tool"], "input": action.get("input")} if "tool" in action else action
                 reply = await _forwarded(session, step.operation, dump(body))
         except SessionError:
             raise
@@ -350,11 +359,14 @@ def _action(action: Mapping[str, Any]) -> Action:
 
 
 async def _forwarded(session: ActiveSession, operation: str, body: bytes) -> bytes:
-    exchange = await session.forward(operation, body=body, headers=_HEADERS)
-    try:
-        return await exchange.read(MAX_RESULT_BYTES)
-    finally:
-        await exchange.aclose()
+    while True:  # until the setup of the session is done; the replay has a deadline
+        exchange = await session.forward(operation, body=body, headers=_HEADERS)
+        try:
+            if not is_starting(exchange):
+                return await exchange.read(MAX_RESULT_BYTES)
+        finally:
+            await exchange.aclose()
+        await asyncio.sleep(STARTING_PAUSE_S)
 
 
 def _digest(data: bytes) -> str:

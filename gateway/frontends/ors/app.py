@@ -315,7 +315,7 @@ class OrsFrontend:
             except UpstreamError as error:
                 raise as_order(error, name) from error
             try:
-                if _is_starting(exchange) and loop.time() < deadline:
+                if is_starting(exchange) and loop.time() < deadline:
                     # Only the setup runs, so a retry is safe. The gateway waits because some SDKs do not.
                     await asyncio.sleep(STARTING_PAUSE_S)
                     continue
@@ -354,13 +354,14 @@ class OrsFrontend:
             body = await exchange.read(MAX_ANSWER_BYTES)
         except UpstreamError as error:
             raise as_order(error, name) from error
-        may_have_run = name in ONCE and exchange.status >= 500 and not _is_starting(exchange)
+        may_have_run = name in ONCE and exchange.status >= 500 and not is_starting(exchange)
         status = 410 if may_have_run else exchange.status
         passed = [pair for pair in exchange.headers if pair[0] in (b"content-type", b"retry-after", b"x-backend-state")]
         await respond(send, status, body, passed)
 
 
-def _is_starting(exchange: Exchange) -> bool:
+def is_starting(exchange: Exchange | TrackedResponse) -> bool:
+    """Return True if the setup of the session still runs, so that the operation did not run."""
     return exchange.status == 503 and (b"x-backend-state", b"starting") in list(exchange.headers)
 
 

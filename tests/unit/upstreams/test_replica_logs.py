@@ -138,6 +138,20 @@ async def test_images_and_messages_are_found_on_every_machine(machines: list[Mac
     assert [row["lease"] for row in await here.own.rollouts(episode)] == ["a" * 32]
 
 
+async def test_a_task_with_values_that_few_formats_know_is_shown(machines: list[Machine], logs: ReplicaLogs) -> None:
+    spec = {"big": 2**200, "odd": "\ud800"}
+    for machine in machines[:2]:
+        machine.log.opened(session(), MATH, request(spec=spec), open_s=0.1)
+        machine.log.called(a_call(b"{}", b"1"))
+        await machine.log.flush()
+    episode = await logs.episode("a" * 32)
+    assert episode is not None
+
+    assert episode["begin"]["spec"]["big"] == 2**200
+    assert len(await logs.calls(episode)) == 2
+    assert await logs.rollouts(episode) == []
+
+
 async def test_the_own_log_is_shown_while_the_store_is_down(
     machines: list[Machine], network: Network, logs: ReplicaLogs
 ) -> None:

@@ -6,13 +6,18 @@ import asyncio
 import gc
 import logging
 import signal
+from typing import Annotated
 
+import typer
+import uvloop
+
+from gateway import logs
 from gateway.adapters import hold_containers
 from gateway.app import Gateway
 from gateway.catalog.doctor import examine, failures
 from gateway.content import load_content
 from gateway.server import HttpServer, configured, listen
-from gateway.settings import Settings
+from gateway.settings import Settings, load
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +29,28 @@ LEAVE_S = 1.0
 """Seconds before the cancellation of running calls at which the gateway answers them."""
 
 
-async def serve(settings: Settings) -> None:
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve a public address without keys.")] = False,
+    static: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="A running server outside the gateway; may be repeated."),
+    ] = None,
+) -> None:
+    """Serve trainers until SIGTERM. GATEWAY_ variables configure everything else.
+
+    \b
+    Examples:
+      gateway serve
+      gateway serve --static counter=http://127.0.0.1:8000
+    """
+    settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
+    logs.configure(settings.log_level, settings.log_format)
+    uvloop.run(serve_until_ended(settings))
+
+
+async def serve_until_ended(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second signal also ends running calls.
 
     Raises:

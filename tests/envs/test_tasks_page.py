@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from gateway.cli.main import app
+from gateway.cli.imports import import_app
 from gateway.tasks.split_view import read_split
 from tests.envs.coding_world import tasks as coding
 from tests.envs.os_sandboxes import os_module
@@ -53,9 +53,8 @@ def test_each_example_line_is_a_valid_task(tmp_path: Path, environment: str, lin
 
 def importers() -> dict[str, set[str]]:
     """Return the options of each `gateway tasks import` command."""
-    group: Any = typer.main.get_command(app)
-    commands = group.commands["tasks"].commands["import"].commands
-    return {name: {option for p in command.params for option in p.opts} for name, command in commands.items()}
+    group: Any = typer.main.get_command(import_app)
+    return {name: {option for p in command.params for option in p.opts} for name, command in group.commands.items()}
 
 
 def test_every_importer_and_option_is_on_the_page() -> None:

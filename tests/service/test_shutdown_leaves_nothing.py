@@ -26,12 +26,12 @@ from tests.wire.processes import ServerProcess
 
 SERVE = """
 import asyncio, gc
-from gateway.cli.serve import serve
+from gateway.cli.serve import serve_until_ended
 from gateway.logs import configure
 from gateway.settings import Settings
 
 async def main():
-    await serve(Settings())
+    await serve_until_ended(Settings())
     left = asyncio.all_tasks() - {asyncio.current_task()}
     print("tasks left:", len(left), *left, flush=True)
 

@@ -182,10 +182,11 @@ def commands(text: str) -> Iterator[list[str]]:
 def test_a_command_on_a_page_exists_with_its_options(block: Block) -> None:
     for words in commands(block.text):
         command: Any = typer.main.get_command(app)
+        context = command.make_context("gateway", [], resilient_parsing=True)
         left = list(words)
-        while hasattr(command, "commands"):
-            assert left, f"{words}: of which there are {', '.join(command.commands)}"
-            assert left[0] in command.commands, words
-            command = command.commands[left.pop(0)]
+        while hasattr(command, "list_commands"):
+            assert left, f"{words}: of which there are {', '.join(command.list_commands(context))}"
+            assert left[0] in command.list_commands(context), words
+            command = command.get_command(context, left.pop(0))
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in left if word.startswith("-")} - {"-"} <= options, words

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from gateway.cli.main import app
+from gateway.cli.imports import tasks_app
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
 from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskProbe, TaskRoutes
 from gateway.tasks.bundles import FORMAT
@@ -22,8 +22,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text("utf-8")
 
 def commands() -> set[str]:
     """Return the names of the `gateway tasks` commands except ``import``."""
-    group: Any = typer.main.get_command(app)
-    return set(group.commands["tasks"].commands) - {"import"}
+    group: Any = typer.main.get_command(tasks_app)
+    return set(group.commands) - {"import"}
 
 
 SHOWN = [line.partition("#")[0] for line in re.findall(r"^gateway tasks (?!import).*$", PAGE, re.M)]

@@ -1,0 +1,141 @@
+"""The commands ``gateway tasks import …``, which convert public benchmarks, and the whole group ``gateway tasks``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.catalog.catalog import load_catalog
+from gateway.cli.export import export
+from gateway.cli.tasks import tasks_app
+from gateway.core.environment import SplitType
+from gateway.core.errors import ConfigError
+from gateway.settings import load
+from gateway.tasks.importing import agentbench, coding
+from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
+from gateway.tasks.importing.rows import Entry
+
+__all__ = ["import_app", "tasks_app"]
+
+import_app = typer.Typer(no_args_is_help=True, help="Convert a public benchmark's files to tasks.")
+tasks_app.add_typer(import_app, name="import")
+tasks_app.command()(export)
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
+ForEnvironment = Annotated[
+    str | None, typer.Option("--environment", "-e", help="Write to this environment's task folder; needs --split.")
+]
+ToSplit = Annotated[
+    str | None, typer.Option("--split", "-s", help="Split of the environment; the file is SPLIT.jsonl.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out invalid entries.")]
+Part = Annotated[SplitType | None, typer.Option("--part", help="Import only this part of the benchmark.")]
+
+
+@import_app.command("agentbench-os")
+def import_agentbench(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="AgentBench's data/os_interaction, or a checkout.")],
+    part: Part = None,
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read AgentBench's OS-interaction items as tasks of the os environment.
+
+    The standard sets are its test, the development set its validation, the training set its train part.
+
+    \b
+    Examples:
+      gateway tasks import agentbench-os AgentBench --part test --out agentbench.jsonl
+      gateway tasks import agentbench-os AgentBench --part test -e os -s agentbench
+    """
+    entries = agentbench.read_agentbench(folder, part=part)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+@import_app.command("humaneval")
+def import_humaneval(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="HumanEval.jsonl.gz, or unpacked.")],
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read HumanEval as tasks of the coding environment; the file's solutions go into no task.
+
+    \b
+    Examples:
+      gateway tasks import humaneval HumanEval.jsonl.gz --limit 1
+      gateway tasks import humaneval HumanEval.jsonl.gz -e coding -s humaneval
+    """
+    entries = coding.read_humaneval(file)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+@import_app.command("mbpp")
+def import_mbpp(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="mbpp.jsonl or sanitized-mbpp.json.")],
+    part: Part = None,
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read MBPP as tasks of the coding environment; the file's solutions go into no task.
+
+    \b
+    Examples:
+      gateway tasks import mbpp sanitized-mbpp.json --part train > train.jsonl
+      gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
+    """
+    entries = coding.read_mbpp(file, part=part)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+def _import(
+    entries: Iterable[Entry], *, target: Path | None, limit: int | None, force: bool, skip_invalid: bool
+) -> None:
+    if target is not None:
+        check_target(target, force=force, remedy="--force overwrites it")
+    batch = gather(entries, limit=limit)
+    for line in (*batch.remarks(), *batch.complaints()):
+        typer.echo(line, err=True)
+    if batch.refused and not skip_invalid:
+        said = f"{len(batch.refused)} of {batch.entries} entries cannot be used; nothing was written"
+        raise ConfigError(f"{said} (--skip-invalid leaves them out)")
+    if not batch.lines:
+        raise ConfigError("no entry became a task; nothing was written")
+    if target is None:
+        print_lines(batch.lines)
+    else:
+        write_lines(target, batch.lines, force=force)
+    typer.echo(f"{batch.summary()}; written to {target or 'standard output'}", err=True)
+
+
+def _target(out: Path | None, environment: str | None, split: str | None) -> Path | None:
+    """Return the file to write; None means standard output."""
+    if out is not None and (environment or split):
+        raise ConfigError("--out is one place to write to, --environment and --split are another")
+    if environment is None or split is None:
+        if environment or split:
+            raise ConfigError("--environment and --split go together")
+        return None if out == Path("-") else out
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", split):
+        raise ConfigError(f"--split {split}: a split's name has letters, digits, dots, dashes and underscores")
+    folder = load_catalog(load().catalog_dir, names=(environment,)).default.tasks
+    if folder is None:
+        raise ConfigError(f"{environment} has no task folder: its environment.toml names none under [tasks]")
+    return folder / f"{split}.jsonl"

@@ -15,6 +15,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.worker import WorkerState
 from gateway.sessions.cache import session_id
 from gateway.sessions.service import ActiveSession
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -107,7 +108,7 @@ async def test_a_full_queue_refuses_immediately() -> None:
 
 
 async def test_the_deadline_of_a_start_counts_the_wait_and_the_setup() -> None:
-    async with running(environment(areal=Areal(start_s=0.2)), **TASKS) as (stack, gateway, client):
+    async with running(environment(areal=Areal(start_s=scaled(0.5))), **TASKS) as (stack, gateway, client):
         await started(client)
 
         late = await start(client, "gate")

@@ -76,7 +76,8 @@ async def test_sessions_spread_over_all_machines_in_hardened_workers_of_one_imag
 
     assert (players.broken(), players.lost) == ([], [])
     assert sum(counts.values()) >= SESSIONS // SLOTS
-    assert max(counts.values()) - min(counts.values()) <= 1, counts
+    # A failed start is repeated on another machine, so the counts may differ; unit/core/test_scaling.py has the rule.
+    assert min(counts.values()) >= SESSIONS // SLOTS // len(NODES) - 1, counts
     assert len(stack.image_ids()) == 1
     for node in NODES:
         for worker in stack.workers_on(node):

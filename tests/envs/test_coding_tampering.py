@@ -1,25 +1,18 @@
-"""Tampering: in the library's sandboxes, no solution earns more than its honest score."""
+"""Programs that print more or less than the answer, in the library's sandboxes.
+
+The attacks of coding_attacks.py run through a gateway, in wire/test_coding_tampering.py.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.envs.coding_attacks import ATTACKS, HONEST, OUTPUTS, Attack
 from tests.envs.coding_world import opened
-from tests.envs.complaints import AT_ONCE, complaints
+from tests.envs.complaints import complaints
 
 pytestmark = pytest.mark.sandbox
-
-TASK: dict[str, Any] = {
-    "evaluation": {
-        "function": "secret",
-        "time_limit_seconds": 1,
-        "test_cases": [{"arguments": [n], "output": output} for n, output in OUTPUTS.items()],
-    }
-}
 
 PROGRAMS = {
     "prints the answer of one case": ("print('one')", 0.5),
@@ -36,21 +29,6 @@ PROGRAMS = {
     "honest": ("print({'1': 'one', '2': 'two'}[input()])", 1.0),
     "honest, with blanks around": ("print({'1': 'one', '2': 'two'}[input()], '  \\n\\n')", 1.0),
 }
-
-
-def test_there_are_enough_attempts() -> None:
-    assert len(ATTACKS) - len(HONEST) >= 25
-
-
-async def test_a_function_earns_only_its_honest_score(tmp_path: Path) -> None:
-    async with opened("library", tmp_path) as world:
-
-        async def earns_its_worth(attack: Attack) -> None:
-            verdict = await world.judge(TASK, attack.source)
-            assert verdict.score == attack.worth
-            assert len(verdict.outcomes) == len(OUTPUTS)
-
-        assert await complaints(earns_its_worth, ATTACKS, at_once=2 * AT_ONCE) == {}  # some wait for their limit
 
 
 async def test_a_program_earns_only_its_honest_score(tmp_path: Path) -> None:

@@ -22,6 +22,14 @@ def made_box() -> Box:
     return hostbox.box_of_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
 
 
+def sandbox_dir(folder: Path) -> Path:
+    """Return a value for GATEWAY_SANDBOX_DIR below *folder*: with a link to `made_box`, which takes seconds to make."""
+    made = folder / "sandboxes"
+    made.mkdir()
+    (made / "box").symlink_to(made_box().path)
+    return made
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of this folder: they need bubblewrap."""

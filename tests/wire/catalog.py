@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.envs.workers import SANDBOXED
+from tests.sandbox.conftest import sandbox_dir
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.stack import Stack
 
@@ -32,12 +34,13 @@ def serving(kind: str, *environments: str, **variables: str) -> Iterator[Gateway
     folder = short_folder()
     folder.chmod(0o755)  # a local worker's sandboxes are below it, and their root is another user
     stack = Stack() if kind == STACK else None
+    needs_box = stack is None and not set(SANDBOXED).isdisjoint(environments)
     settings = {
         "GATEWAY_CATALOG_DIR": str(PROJECT / "env_images"),
         "GATEWAY_ENVIRONMENTS": ",".join(environments),
         "GATEWAY_DEFAULT_ENVIRONMENT": environments[0],
         "GATEWAY_TRAINER_KEYS": "",
-        "GATEWAY_SANDBOX_DIR": str(folder / "sandboxes"),
+        "GATEWAY_SANDBOX_DIR": str(sandbox_dir(folder) if needs_box else folder / "sandboxes"),
     }
     gateway = Gateway(folder, (stack.settings() if stack else {}) | settings | variables)
     try:

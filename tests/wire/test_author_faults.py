@@ -16,6 +16,7 @@ from tests.deadlines import scaled
 from tests.envs.plain_sandbox import need_bubblewrap
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
+from tests.sandbox.conftest import sandbox_dir
 from tests.service.wire import events
 from tests.wire.areal_client import ArealClient
 from tests.wire.author_faults import (
@@ -70,7 +71,7 @@ def gateway() -> Iterator[Gateway]:
         "GATEWAY_ENVIRONMENTS": ",".join((OWN, OS, ORS, OPENREWARD, OPENENV, MCP, AREAL)),
         "GATEWAY_DEFAULT_ENVIRONMENT": OWN,
         "GATEWAY_TRAINER_KEYS": "",
-        "GATEWAY_SANDBOX_DIR": str(folder / "sandboxes"),
+        "GATEWAY_SANDBOX_DIR": str(sandbox_dir(folder)),
     }
     gateway = Gateway(folder, settings)
     try:

@@ -33,6 +33,8 @@ from tests.wire.sdks import OPENREWARD, ORS, Episode, text
 
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
+FEW = 4
+"""Concurrent submissions of attacks: with more of them, attacks that compute would keep each other from the CPU."""
 SECRET: dict[str, Any] = {
     "instruction": "Write the function `def secret(n: int) -> int`.",
     "evaluation": {
@@ -78,7 +80,8 @@ async def test_no_solution_earns_more_than_it_solves(gateway: Gateway) -> None:
     async with ORS.connect(gateway.url, None) as client:
         player = Player(ORS, client)
         names = list(ATTACKS)
-        results = await all_of(player.by_spec(SECRET, ATTACKS[name].source) for name in names)
+        submissions = (player.by_spec(SECRET, ATTACKS[name].source) for name in names)
+        results = await all_of(submissions, at_once=FEW)  # some take all CPU time that they can get
 
     earned = {name: result.reward for name, result in zip(names, results, strict=True)}
     assert len(names) - len(HONEST_NAMES) >= 40

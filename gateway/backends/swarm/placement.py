@@ -17,7 +17,8 @@ from gateway.core.placement import Need, NodeId
 from gateway.core.scaling import place
 
 REPORTED_S: Final = 5.0
-"""Seconds for which a started worker counts as starting. Its node's reports list it after a second or two."""
+"""A started worker counts as starting until its node reports it, or until a report that arrived this many seconds after
+the start does not list it. Reports list it after a second or two; those of a busy node may be late."""
 
 
 @dataclass(slots=True)
@@ -94,7 +95,8 @@ class Placement:
         for id, begun in list(self._begun.items()):
             view = self._nodes.view(begun.node)
             is_reported = view is not None and view.report is not None and id in view.report.workers
-            if begun.ended_at is not None and (is_reported or now - begun.ended_at > REPORTED_S):
+            heard_at = now if view is None else now - view.silent_s
+            if begun.ended_at is not None and (is_reported or heard_at - begun.ended_at > REPORTED_S):
                 del self._begun[id]
             elif not is_reported:
                 starting.setdefault(begun.node, []).append(begun.need)

@@ -47,6 +47,9 @@ from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
 from gateway.frontends.asgi import FrontendParts
 from gateway.frontends.auth import Authenticator
+from gateway.frontends.dashboard.app import Dashboard
+from gateway.frontends.dashboard.pages import Pages
+from gateway.frontends.dashboard.sign_in import SignIn
 from gateway.frontends.nemo.app import NemoFrontend
 from gateway.frontends.openenv.app import OpenEnvFrontend
 from gateway.frontends.ors.app import OrsFrontend
@@ -492,6 +495,7 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
         )
         self.areal = ArealFrontend(parts)
+        sign_in = SignIn(secret, self.keys)
         router = Router(
             ors=OrsFrontend(
                 parts,
@@ -504,6 +508,20 @@ class Gateway:
             nemo=NemoFrontend(parts, secret=secret),
             rollouts=RolloutFrontend(parts, log=self.log).app(),
             admin=self._admin_frontend(),
+            dashboard=self._dashboard(sign_in),
             replicas=ReplicaFrontend(secret, self._serve_replica),
         )
-        return Authenticator(router, settings, self.keys, self.metrics)
+        return Authenticator(router, settings, self.keys, self.metrics, sign_in=sign_in)
+
+    def _dashboard(self, sign_in: SignIn) -> ASGIApp:
+        pages = Pages(
+            store=self.store,
+            catalog=self.catalog,
+            metrics=self.metrics,
+            log=self.log,
+            queries=self.logs,
+            curricula=self.curricula,
+            records=self.records,
+            settings=self.settings,
+        )
+        return Dashboard(pages, sign_in=sign_in, queries=self.logs, metrics=self.metrics).app()

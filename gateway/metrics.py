@@ -135,6 +135,12 @@ class CallMetrics(Collector):
         durations.buckets[bisect_left(self._bounds, seconds)] += 1
         durations.sum_s += seconds
 
+    def of(self, environment: EnvironmentName) -> tuple[dict[str, int], Sequence[float], Sequence[int]]:
+        """Return the calls of *environment* by outcome, the bounds of durations, and the numbers between them."""
+        outcomes = {outcome: count for (name, outcome), count in self._outcomes.items() if name == environment}
+        durations = self._durations.get(environment)
+        return outcomes, self._bounds, () if durations is None else tuple(durations.buckets)
+
     def collect(self) -> Iterator[Metric]:
         """Yield the two metrics with their current values."""
         counted: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
@@ -162,6 +168,21 @@ _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What this process has counted in one environment since its start."""
+
+    opened: int
+    refused: Mapping[str, int]
+    """Openings that failed, by error code."""
+    calls: Mapping[str, int]
+    """Calls by outcome, as `CALLS` names them."""
+    bounds: Sequence[float]
+    """Upper bounds of calls' durations, in seconds."""
+    buckets: Sequence[int]
+    """Number of calls between each bound and the bound before it; the last bucket has no upper bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Objects of one environment that this process removed since it started."""
@@ -184,7 +205,7 @@ class Metrics:
         self._turned_away = self._counter(
             "requests_turned_away", "Requests without a valid key, or of a web page of another site.", "reason"
         )
-        calls = CallMetrics(_CALL_BUCKETS)
+        self._calls = calls = CallMetrics(_CALL_BUCKETS)
         self._registry.register(calls)
         self.call_ended = calls.ended
         """Counts a call: its environment, one of `CALLS` as `call_outcome` finds it, its seconds."""
@@ -351,6 +372,17 @@ class Metrics:
             if load.arrivals:
                 self._hit_ratio.labels(name).set(load.hits / load.arrivals)
 
+    def overview(self, environment: EnvironmentName) -> Overview:
+        """Return what this process has counted in *environment*."""
+        calls, bounds, buckets = self._calls.of(environment)
+        return Overview(
+            opened=sum(_values(self._opened, environment).values()),
+            refused=_values(self._refused, environment),
+            calls=calls,
+            bounds=bounds,
+            buckets=buckets,
+        )
+
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
@@ -363,3 +395,13 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"gateway_{name}", text, ("environment",), buckets=buckets, registry=self._registry)
+
+
+def _values(counter: Counter, environment: EnvironmentName) -> dict[str, int]:
+    """Return a counter's values of *environment* by its second label; a counter without one has one value."""
+    return {
+        next((value for label, value in sample.labels.items() if label != "environment"), ""): int(sample.value)
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels.get("environment") == environment
+    }

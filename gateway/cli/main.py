@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "replay": "replays:replay",
     "audit": "replays:audit",
     "verify": "sessions:verify",
+    "report": "report:report",
     "tasks": "imports:tasks_app",
     "curricula": "curricula:curricula_app",
     "env": "env:env_app",

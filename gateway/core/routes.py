@@ -45,12 +45,16 @@ NEMO_SEGMENT: Final = "nemo"
 """First path segment of NeMo Gym's resources servers."""
 ROLLOUT_SEGMENT: Final = "v1"
 """First path segment of the model's side of episodes, as the ``openreward`` client sends it."""
+DASHBOARD_SEGMENT: Final = "dashboard"
+"""First path segment of the pages for people."""
 REPLICA_SEGMENT: Final = "peers"
 """First path segment of requests between replicas."""
 KEY_SEGMENT: Final = "k"
 """``/k/{key}/…``: the key of a client that cannot send headers."""
 GATEWAY_SEGMENTS: Final = (
-    ADMIN_SEGMENTS | AREAL_SEGMENTS | {OPENENV_SEGMENT, NEMO_SEGMENT, ROLLOUT_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
+    ADMIN_SEGMENTS
+    | AREAL_SEGMENTS
+    | {OPENENV_SEGMENT, NEMO_SEGMENT, ROLLOUT_SEGMENT, DASHBOARD_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
 )
 """First path segments that are not ORS'."""
 RESERVED: Final = ORS_ROUTES | ORS_OPERATIONS | GATEWAY_SEGMENTS

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
-from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
+from gateway.core.routes import AREAL_SEGMENTS, DASHBOARD_SEGMENT, KEY_SEGMENT, OPERATOR_SEGMENTS
 from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
+from gateway.frontends.dashboard.sign_in import SignIn, Viewer
 from gateway.frontends.router import is_open, segment_of
 from gateway.metrics import Metrics
 from gateway.settings import Settings, is_loopback
@@ -106,8 +107,12 @@ class Authenticator:
     environments that the key may use (empty: all).
     """
 
-    def __init__(self, inside: ASGIApp, settings: Settings, keys: Keyring, metrics: Metrics) -> None:
+    def __init__(
+        self, inside: ASGIApp, settings: Settings, keys: Keyring, metrics: Metrics, *, sign_in: SignIn
+    ) -> None:
         """Create the middleware in front of *inside*, and log the names of short keys.
+
+        *sign_in* reads the cookies of the dashboard.
 
         Without any key in *keys*, and without a file of keys, access is open to requests that `BrowserGuard` accepts.
         """
@@ -117,6 +122,7 @@ class Authenticator:
             logger.warning("short_keys names=%s shorter_than=%d", ",".join(short), KEY_CHARS)
         self._inside = inside
         self._keys = keys
+        self._sign_in = sign_in
         self._guard = BrowserGuard(settings.host, settings.public_names)
         self._budget = ByteBudget(settings.max_held_bytes, settings.max_held_bytes_per_key)
         self._refusals = _Refusals(metrics)
@@ -131,6 +137,10 @@ class Authenticator:
         if is_open(path):
             await self._inside(inner, receive, send)
             return
+        segment = segment_of(path).lower()
+        if segment == DASHBOARD_SEGMENT:
+            await self._show(key, inner, receive, send)
+            return
         keys, limits = self._needed(path), NO_LIMITS
         if keys is None:
             owner = Owner("")
@@ -140,7 +150,7 @@ class Authenticator:
                 return
         else:
             # The duration of the lookup depends on digests, which a client cannot choose: it reveals nothing of a key.
-            known = keys.get(digest_of(key))
+            known = keys.get(digest_of(key) if key or segment not in OPERATOR_SEGMENTS else self._digest_of_page(inner))
             if known is None:
                 self._refusals.note("wrong_key" if key else "no_key", inner)
                 await _refuse(inner, send, 401, _WRONG_KEY if key else _NO_KEY)
@@ -153,6 +163,31 @@ class Authenticator:
             await self._inside(inner, receive, send)
         finally:
             held.close()
+
+    async def _show(self, key: str, inner: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request for the dashboard, with its sender, if known, in ``scope["gateway.viewer"]``."""
+        if not self._sign_in.needs_key:
+            if reason := self._guard.refusal(inner):
+                self._refusals.note("other_site", inner)
+                await _refuse(inner, send, 403, reason)
+                return
+            inner["gateway.viewer"] = Viewer(Owner(""), True)
+        else:
+            digest = digest_of(key) if key else self._sign_in.digest_in(header(inner, b"cookie") or "")
+            inner["gateway.viewer"] = None if digest is None else self._sign_in.viewer(digest)
+        await self._inside(inner, receive, send)
+
+    def _digest_of_page(self, scope: Scope) -> bytes:
+        """Return the digest of the key with which the dashboard's page was opened that sent the request.
+
+        Only a page of this server counts, and to change something it must send a header that other sites cannot send
+        without the consent of this server. An empty text: there is none.
+        """
+        if header(scope, b"sec-fetch-site") != "same-origin":
+            return b""
+        if scope["method"] not in ("GET", "HEAD") and header(scope, b"hx-request") != "true":
+            return b""
+        return self._sign_in.digest_in(header(scope, b"cookie") or "") or b""
 
     def _needed(self, path: str) -> Mapping[bytes, KnownKey] | None:
         """Return the keys that open *path*. None: it needs none."""

@@ -32,7 +32,7 @@ NAME_MAX_CHARS: Final = 1024
 class _Event(BaseModel):
     """The fields of all kinds of events. Others are kept as they are."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     event_type: str = Field(alias="eventType")
     id: str = Field(alias="eventId", min_length=1, max_length=NAME_MAX_CHARS)

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.core.routes import (
     ADMIN_SEGMENTS,
     AREAL_SEGMENTS,
+    DASHBOARD_SEGMENT,
     NEMO_SEGMENT,
     OPEN_PATHS,
     OPENENV_SEGMENT,
@@ -29,13 +30,14 @@ class Router:
         openenv: ASGIApp,
         nemo: ASGIApp,
         rollouts: ASGIApp,
+        dashboard: ASGIApp,
         replicas: ASGIApp,
     ) -> None:
         self._ors = ors
         self._openenv = openenv
         self._by_segment = dict.fromkeys(ADMIN_SEGMENTS, admin) | dict.fromkeys(AREAL_SEGMENTS, areal)
         self._by_segment |= {OPENENV_SEGMENT: openenv, NEMO_SEGMENT: nemo}
-        self._by_segment |= {ROLLOUT_SEGMENT: rollouts, REPLICA_SEGMENT: replicas}
+        self._by_segment |= {ROLLOUT_SEGMENT: rollouts, REPLICA_SEGMENT: replicas, DASHBOARD_SEGMENT: dashboard}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to its frontend. Refuse a WebSocket outside the OpenEnv frontend with 403."""

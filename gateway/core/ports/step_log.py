@@ -98,6 +98,10 @@ class EpisodeFilter:
     reason: str = ""
     reward_min: float | None = None
     reward_max: float | None = None
+    tag: str = ""
+    """A tag of the task."""
+    since: float = 0.0
+    """Unix time from which on episodes began."""
     before: tuple[float, str] | None = None
     """Time and lease of the last episode of the page before."""
 
@@ -106,7 +110,7 @@ class StepLogQueries(Protocol):
     """Reads what all replicas have recorded."""
 
     async def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
-        """Return the newest episodes that *wanted* selects, newest first, with the columns of the log's index."""
+        """Return the newest episodes that *wanted* selects, newest first: the index's columns without begin and end."""
 
     async def episode(self, id: str) -> dict[str, Any] | None:
         """Return the episode with the lease *id*, or else the newest one of the session with this name."""

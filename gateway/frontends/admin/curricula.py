@@ -113,30 +113,8 @@ class CurriculumRoutes:
         query = queried(request, "environment", "tasks")
         known = await self._named(request)
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
-        prepared = (await self._curricula.weights.of(scope)).prepared
-        records = {name: await self._records.of(name) for name in known.environments}
-        flaky = {name: await self._curricula.weights.flaky.of(name) for name in known.environments}
-        standings = [_standing(standing, scope) for standing in await self._curricula.weights.standings(scope)]
-        standing = standings[0] if standings and not known.sampler.per_component else None
-        return as_json(
-            {
-                "name": known.name,
-                "source": "file" if self._curricula.is_in_file(known.name) else "api",
-                "definition": to_document(known),
-                "policy": await self._curricula.weights.policy(known.name),
-                "stage": standing["stage"] if standing is not None else None,
-                "standing": standing,
-                "standings": standings,
-                "tasks": prepared.tasks,
-                "handles": await self._curricula.count(scope),
-                "flaky": [row for name, marks in flaky.items() for row in marks_of(name, marks)],
-                "shares": dict(prepared.shares()),
-                "heaviest": [
-                    {**_place(place), "share": share, "record": _record(records[place.environment].get(place.task))}
-                    for place, share in prepared.heaviest(numbered(query, "tasks", SHOWN, most=MAX_SHOWN))
-                ],
-            }
-        )
+        count = numbered(query, "tasks", SHOWN, most=MAX_SHOWN)
+        return as_json(await state_of(known, scope, curricula=self._curricula, records=self._records, count=count))
 
     async def _define(self, request: Request) -> Response:
         queried(request)
@@ -239,6 +217,34 @@ class CurriculumRoutes:
         if not self._curricula.is_offered(name):
             raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is available")
         return EnvironmentName(name)
+
+
+async def state_of(
+    known: Curriculum, scope: Curriculum, *, curricula: Curricula, records: TaskStats, count: int
+) -> dict[str, Any]:
+    """Return the present state of a curriculum, or of its *scope*, with the *count* tasks that it draws most often."""
+    prepared = (await curricula.weights.of(scope)).prepared
+    recorded = {name: await records.of(name) for name in known.environments}
+    flaky = {name: await curricula.weights.flaky.of(name) for name in known.environments}
+    standings = [_standing(standing, scope) for standing in await curricula.weights.standings(scope)]
+    standing = standings[0] if standings and not known.sampler.per_component else None
+    return {
+        "name": known.name,
+        "source": "file" if curricula.is_in_file(known.name) else "api",
+        "definition": to_document(known),
+        "policy": await curricula.weights.policy(known.name),
+        "stage": standing["stage"] if standing is not None else None,
+        "standing": standing,
+        "standings": standings,
+        "tasks": prepared.tasks,
+        "handles": await curricula.count(scope),
+        "flaky": [row for name, marks in flaky.items() for row in marks_of(name, marks)],
+        "shares": dict(prepared.shares()),
+        "heaviest": [
+            {**_place(place), "share": share, "record": _record(recorded[place.environment].get(place.task))}
+            for place, share in prepared.heaviest(count)
+        ],
+    }
 
 
 def _component(name: str, known: Curriculum, *, where: str = "environment") -> EnvironmentName:

@@ -28,7 +28,8 @@ from gateway.tasks.signing import public_pem
 
 USUAL: Final = 50
 MAX_LISTED: Final = 1_000
-_TEXTS: Final = ("owner", "environment", "split", "task", "policy", "group", "name", "outcome", "reason")
+TEXTS: Final = ("owner", "environment", "split", "task", "tag", "policy", "group", "name", "outcome", "reason")
+"""Filters of lists of episodes that compare a text."""
 _IMAGES: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
 
@@ -54,19 +55,9 @@ class EpisodeRoutes:
 
     async def _episodes(self, request: Request) -> Response:
         """List episodes, newest first. ``next`` is the value of ``before`` for the next page."""
-        query = queried(request, *_TEXTS, "reward_min", "reward_max", "before", "limit")
+        query = queried(request, *TEXTS, "reward_min", "reward_max", "since", "before", "limit")
         limit = numbered(query, "limit", USUAL, least=1, most=MAX_LISTED)
-        wanted = EpisodeFilter(
-            **{name: query[name] for name in _TEXTS if name in query},
-            reward_min=_reward(query, "reward_min"),
-            reward_max=_reward(query, "reward_max"),
-            before=_place(query),
-        )
-        await self._log.flush()
-        found = await self._queries.episodes(wanted, limit=limit)
-        last = found[-1] if len(found) == limit else None
-        following = None if last is None else f"{last['at']!r},{last['lease']}"
-        return as_json({"episodes": [_line(row) for row in found], "next": following})
+        return as_json(await listed_episodes(self._log, self._queries, wanted_by(query), limit=limit))
 
     async def _episode(self, request: Request) -> Response:
         """Show an episode with its steps, by its lease or by the trainer's name of its session."""
@@ -90,9 +81,36 @@ class EpisodeRoutes:
         data = await self._queries.blob(digest) if re.fullmatch(r"[0-9a-f]{64}", digest) else None
         if data is None:
             raise UnknownEpisode(f"no blob {digest!r} is stored")
-        kind = next((kind for magic, kind in _IMAGES.items() if data.startswith(magic)), "application/octet-stream")
-        headers = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
-        return Response(data, media_type=kind, headers={**headers, "cache-control": "private, max-age=31536000"})
+        return blob_response(data)
+
+
+def blob_response(data: bytes) -> Response:
+    """Return stored data as an image, if it is one. A browser runs nothing in it."""
+    kind = next((kind for magic, kind in _IMAGES.items() if data.startswith(magic)), "application/octet-stream")
+    headers = {"content-security-policy": "default-src 'none'; sandbox", "x-content-type-options": "nosniff"}
+    return Response(data, media_type=kind, headers={**headers, "cache-control": "private, max-age=31536000"})
+
+
+def wanted_by(query: Mapping[str, str]) -> EpisodeFilter:
+    """Return the filter that a query asks for; empty values ask for nothing. Raises ``InvalidRequest``."""
+    return EpisodeFilter(
+        **{name: query[name] for name in TEXTS if name in query},
+        reward_min=_reward(query, "reward_min"),
+        reward_max=_reward(query, "reward_max"),
+        since=_reward(query, "since") or 0.0,
+        before=_place(query),
+    )
+
+
+async def listed_episodes(
+    log: StepLog, queries: StepLogQueries, wanted: EpisodeFilter, *, limit: int
+) -> dict[str, Any]:
+    """Return ``episodes``, newest first, and ``next``, the value of ``before`` for the next page, or None."""
+    await log.flush()
+    found = await queries.episodes(wanted, limit=limit)
+    last = found[-1] if len(found) == limit else None
+    following = None if last is None else f"{last['at']!r},{last['lease']}"
+    return {"episodes": [_line(row) for row in found], "next": following}
 
 
 async def recorded_episode(log: StepLog, queries: StepLogQueries, id: str) -> dict[str, Any]:
@@ -126,13 +144,13 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reward(query: Mapping[str, str], name: str) -> float | None:
     try:
-        return float(query[name]) if name in query else None
+        return float(query[name]) if query.get(name) else None
     except ValueError:
         raise InvalidRequest(f"{name}: {query[name][:40]!r} is not a number") from None
 
 
 def _place(query: Mapping[str, str]) -> tuple[float, str] | None:
-    if "before" not in query:
+    if not query.get("before"):
         return None
     at, _, lease = query["before"].partition(",")
     try:

@@ -61,7 +61,7 @@ _BLOB: Final = re.compile(re.escape(REFERENCE) + "([0-9a-f]{64})")
 class _Begin(BaseModel):
     """How a recorded episode was opened."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     spec: dict[str, Any] = {}
     config: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ class _Begin(BaseModel):
 class _Step(BaseModel):
     """A recorded call. Its result is in the extra fields."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     operation: Literal["prompt", "call", "score_group"]
     number: int
@@ -90,7 +90,7 @@ class _Step(BaseModel):
 
 
 class _End(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     steps: int | None = None
 
@@ -98,7 +98,7 @@ class _End(BaseModel):
 class _Recorded(BaseModel):
     """A recorded episode, as ``GET /admin/v1/episodes/{id}`` shows it."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     id: str = Field(min_length=1)
     environment: str

@@ -30,7 +30,7 @@ BUNDLE_CODES: Mapping[type[GatewayError], str] = {
 class Body(BaseModel):
     """Base model of request bodies. It refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 B = TypeVar("B", bound=Body)

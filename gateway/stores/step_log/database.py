@@ -5,6 +5,7 @@ All replicas on a machine share it. Blobs are images and long tasks, which repea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sqlite3
@@ -32,15 +33,17 @@ BLOBS_KNOWN: Final = 20_000
 COLUMNS: Final = (
     "lease", "session", "name", "owner", "environment", "split", "task", "task_digest", "policy", "group_name",
     "protocol", "worker", "image", "seed", "opened_at", "closed_at", "reason", "outcome", "reward", "steps",
-    "begin", "end",
+    "tags", "begin", "end",
 )  # fmt: skip
-"""Columns of an episode. ``begin`` and ``end`` are JSON objects with all that was recorded."""
+"""An episode's columns. ``begin`` and ``end`` are JSON objects with all that was recorded, ``tags`` is a JSON array."""
+LISTED: Final = tuple(name for name in COLUMNS if name not in ("begin", "end"))
+"""Columns of an episode in a list."""
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS episodes (
     lease TEXT PRIMARY KEY, session TEXT, name TEXT, owner TEXT, environment TEXT, split TEXT, task TEXT,
     task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, seed INTEGER,
-    opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER, "begin" TEXT, "end" TEXT,
-    at REAL NOT NULL
+    opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER, tags TEXT,
+    "begin" TEXT, "end" TEXT, at REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
 CREATE INDEX IF NOT EXISTS episodes_of_group ON episodes (group_name, at) WHERE group_name != '';
@@ -79,6 +82,11 @@ class StepLogDatabase:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
+        known = {row[1] for row in self._db.execute("PRAGMA table_info(episodes)")}
+        for name in COLUMNS:  # a file of an older version
+            if name not in known:
+                with contextlib.suppress(sqlite3.OperationalError):  # another replica was faster
+                    self._db.execute(f'ALTER TABLE episodes ADD COLUMN "{name}"')
         self._db.text_factory = partial(str, encoding="utf-8", errors="replace")  # texts may have lone surrogates
         self._known: dict[str, float] = {}
         self._put: dict[str, bytes] = {}
@@ -161,8 +169,15 @@ class StepLogDatabase:
         if wanted.before is not None:
             tests.append("(at, lease) < (?, ?)")
             values.extend(wanted.before)
-        query = f"SELECT {_names}, at FROM episodes WHERE {' AND '.join(tests)} ORDER BY at DESC, lease DESC LIMIT ?"
-        return [_row(found) for found in self._db.execute(query, (*values, limit))]
+        if wanted.tag:
+            tests.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
+            values.append(wanted.tag)
+        if wanted.since:
+            tests.append("at >= ?")
+            values.append(wanted.since)
+        names = ", ".join(LISTED)
+        query = f"SELECT {names}, at FROM episodes WHERE {' AND '.join(tests)} ORDER BY at DESC, lease DESC LIMIT ?"
+        return [_row(found, LISTED) for found in self._db.execute(query, (*values, limit))]
 
     def episode(self, id: str) -> dict[str, Any] | None:
         """Return the episode with the lease *id*, or else the newest one of the session with this name."""
@@ -203,8 +218,9 @@ class StepLogDatabase:
         return None if found is None else found[0]
 
 
-def _row(values: Sequence[Any]) -> dict[str, Any]:
-    row = dict(zip((*COLUMNS, "at"), values, strict=True))
-    for name in ("begin", "end"):
-        row[name] = json.loads(row[name]) if row[name] else None
+def _row(values: Sequence[Any], columns: Sequence[str] = COLUMNS) -> dict[str, Any]:
+    row = dict(zip((*columns, "at"), values, strict=True))
+    for name in ("begin", "end", "tags"):
+        if name in row:
+            row[name] = json.loads(row[name]) if row[name] else None
     return row

@@ -132,6 +132,7 @@ class StepLogWriter:
                 "protocol": request.protocol,
                 "image": environment.image_id,
                 "seed": setup.seed,
+                "tags": tags if isinstance(tags := setup.spec.get("tags"), list) and tags else None,
                 "opened_at": now,
                 "at": now,
                 "begin": {name: value for name, value in begin.items() if value is not None},

@@ -363,7 +363,7 @@ def test_the_reserved_names_are_those_of_the_protocol_and_of_the_gateways_own_ro
         "health version ping list_environments create delete create_session delete_session docs redoc openapi.json"
     )
     operations = "tools splits tasks num_tasks task task_range prompt task_tools call messages score_group"
-    ours = "areal api openenv nemo v1 k admin metrics healthz readyz peers"
+    ours = "areal api openenv nemo v1 dashboard k admin metrics healthz readyz peers"
 
     assert set(protocol.split()) == ORS_ROUTES
     assert set(operations.split()) == ORS_OPERATIONS

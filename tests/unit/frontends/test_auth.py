@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.routes import OPEN_PATHS, OPERATOR_SEGMENTS
 from gateway.frontends.auth import KEY_CHARS, LOG_PAUSE_S, Authenticator
+from gateway.frontends.dashboard.sign_in import SignIn
 from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Keyring, Role, add_key, revoke_key
@@ -47,6 +48,10 @@ def scope(
     return {"type": kind, "method": "POST", "path": path, "raw_path": path.encode(), "headers": pairs, **more}
 
 
+def door_to(inside: Inside, keys: Keyring, metrics: Metrics, settings: Settings | None = None) -> Authenticator:
+    return Authenticator(inside, settings or Settings(), keys, metrics, sign_in=SignIn(b"secret", keys))
+
+
 async def _nothing() -> Message:
     raise AssertionError("the door reads no body")
 
@@ -64,7 +69,7 @@ async def knock(
     async def send(message: Message) -> None:
         answers.append(message)
 
-    await Authenticator(inside, Settings(), Keyring(trainers, operators), metrics or Metrics())(wanted, _nothing, send)
+    await door_to(inside, Keyring(trainers, operators), metrics or Metrics())(wanted, _nothing, send)
     return inside, answers
 
 
@@ -93,7 +98,7 @@ async def test_while_a_file_of_keys_exists_every_request_needs_a_key(tmp_path: P
         async def send(message: Message) -> None:
             pass
 
-        await Authenticator(inside, Settings(), keys, Metrics())(scope(path, {"X-API-Key": given}), _nothing, send)
+        await door_to(inside, keys, Metrics())(scope(path, {"X-API-Key": given}), _nothing, send)
         return inside.scopes[-1] if inside.scopes else None
 
     hers = await passed(key)
@@ -297,7 +302,7 @@ async def test_refusals_are_counted_and_logged_without_the_key_once_in_a_while(
     now = [1000.0]
     monkeypatch.setattr("gateway.frontends.auth.time.monotonic", lambda: now[0])
     metrics = Metrics()
-    door = Authenticator(Inside(), Settings(), Keyring(TRAINERS, OPERATORS), metrics)
+    door = door_to(Inside(), Keyring(TRAINERS, OPERATORS), metrics)
 
     async def send(message: Message) -> None:
         pass
@@ -336,7 +341,7 @@ def test_a_gateway_with_short_keys_starts_and_names_them_in_its_log(caplog: pyte
     keys = f"short:{'x' * (KEY_CHARS - 1)},long:{'y' * KEY_CHARS}"
     settings = Settings(trainer_keys=SecretStr(keys), operator_keys=SecretStr("ops:zzzzzzzz"))
 
-    Authenticator(Inside(), settings, settings.keyring(), Metrics())
+    door_to(Inside(), settings.keyring(), Metrics(), settings)
 
     assert [record.getMessage() for record in caplog.records] == [
         f"short_keys names=ops,short shorter_than={KEY_CHARS}"

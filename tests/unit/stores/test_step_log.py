@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from gateway.core.ports.step_log import Content, EpisodeEnd, EpisodeFilter, Logg
 from gateway.core.session import CloseReason, EpisodeRequest, Group, Session, SessionSetup, SessionState
 from gateway.stores.step_log import segments as files
 from gateway.stores.step_log import writer as writing
+from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
 from tests.deadlines import scaled
@@ -81,6 +84,14 @@ async def calls_of(reader: StepLogReader, lease: str = "a" * 32) -> list[Any]:
     return [list(call) for call in await reader.calls(episode)]
 
 
+async def whole(reader: StepLogReader, line: dict[str, Any]) -> dict[str, Any]:
+    """Return the episode of a line of a list, with its begin and end."""
+    episode = await reader.episode(line["lease"])
+    assert episode is not None
+    assert line.items() <= episode.items()
+    return episode
+
+
 async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWriter, reader: StepLogReader) -> None:
     fault = Fault(FaultKind.AUTHOR, "tool:x", "KeyError", "Traceback")
     began = time.time()
@@ -107,7 +118,8 @@ async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWrite
     )
     await log.aclose()
 
-    (row,) = await reader.episodes(EpisodeFilter(owner="alice", group="g", reward_min=0.5), limit=9)
+    (line,) = await reader.episodes(EpisodeFilter(owner="alice", group="g", reward_min=0.5), limit=9)
+    row = await whole(reader, line)
     first, second = await calls_of(reader)
     assert (row["lease"], row["policy"], row["seed"], row["split"], row["protocol"]) == (
         "a" * 32,
@@ -241,7 +253,8 @@ async def test_an_episode_in_a_variant_is_listed_by_its_environment(log: StepLog
     log.opened(session(), replace(MATH, name=EnvironmentName("math.hard"), base=MATH.name), request(), open_s=0.0)
     await log.aclose()
 
-    (row,) = await reader.episodes(EpisodeFilter(environment="math"), limit=9)
+    (line,) = await reader.episodes(EpisodeFilter(environment="math"), limit=9)
+    row = await whole(reader, line)
     assert row["begin"]["variant"] == "math.hard"
 
 
@@ -251,10 +264,23 @@ async def test_a_long_task_is_stored_once(log: StepLogWriter, reader: StepLogRea
         log.opened(session(lease), MATH, request(spec={"text": "x" * 50_000}), open_s=0.0)
     await log.aclose()
 
-    rows = await reader.episodes(EpisodeFilter(), limit=99)
+    rows = [await whole(reader, line) for line in await reader.episodes(EpisodeFilter(), limit=99)]
     assert len(rows) == 20
     assert len({row["begin"]["spec"] for row in rows}) == len({row["task_digest"] for row in rows}) == 1
     assert sum(map(os.path.getsize, _files(tmp_path))) < 5 * 50_000
+
+
+async def test_a_file_of_an_older_version_gets_the_new_columns(
+    log: StepLogWriter, reader: StepLogReader, tmp_path: Path
+) -> None:
+    StepLogDatabase(tmp_path / INDEX).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / INDEX)) as old:
+        old.execute("ALTER TABLE episodes DROP COLUMN tags")
+    log.opened(session(), MATH, request(spec={"tags": ["easy"]}), open_s=0.25)
+    await log.flush()
+
+    assert len(await reader.episodes(EpisodeFilter(tag="easy"), limit=2)) == 1
+    assert await reader.episodes(EpisodeFilter(tag="hard"), limit=2) == []
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,0 +1,195 @@
+"""Browses the dashboard in Chromium. Runs in a container of the browser environment's image, with the host's network.
+
+    python3 dashboard_browsing.py URL KEY FOLDER < plan.json
+
+``plan.json`` has the ``pages`` to look at, an ``episode`` that ended and one that ``runs``. Screenshots go to FOLDER.
+The program prints one JSON object: ``problems`` of pages, and what each interaction showed.
+"""
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+sync_api: Any = importlib.import_module("playwright.sync_api")  # of the image
+CHROMIUM = "/usr/lib/chromium/chromium-headless-shell"
+WAIT_S = 60.0
+WIDTHS = (1280, 400)
+THEMES = ("light", "dark")
+CONTRAST = """() => {
+  const channel = value => { value /= 255; return value <= .03928 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4; };
+  const numbers = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+  const ground = element => { for (let one = element; one; one = one.parentElement) {
+    const found = numbers(getComputedStyle(one).backgroundColor);
+    if (found.length < 4 || found[3] === 1) return found; } return [255, 255, 255]; };
+  const low = [];
+  for (const element of document.querySelectorAll("main *, header *, footer *")) {
+    const hasText = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!hasText || !element.offsetParent) continue;
+    const [a, b] = [light(numbers(getComputedStyle(element).color)), light(ground(element))].sort((x, y) => y - x);
+    const text = element.textContent.trim().slice(0, 40);
+    if ((a + .05) / (b + .05) < 4.5) low.push(`${element.tagName} ${element.className}: ${text}`);
+  }
+  return low;
+}"""
+"""Returns the texts whose contrast is below 4.5, the limit of WCAG 2 AA."""
+
+
+def watched(page: Any, problems: list[str]) -> Any:
+    page.on("console", lambda line: problems.append(f"{page.url}: {line.text}") if line.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(f"{page.url}: {error}"))
+    return page
+
+
+def look(page: Any, url: str, paths: list[str], folder: str, problems: list[str]) -> int:
+    """Open each page in both themes and at both widths. Return the number of screenshots."""
+    count = 0
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for theme in THEMES:
+            page.emulate_media(color_scheme=theme)
+            for path in paths:
+                answer = page.goto(f"{url}/dashboard/{path}")
+                if answer is None or not answer.ok:
+                    problems.append(f"{path}: {answer and answer.status}")
+                page.wait_for_load_state("networkidle") if path != "now" else page.wait_for_selector(".chart canvas")
+                if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                    problems.append(f"{path} at {width}: wider than the window")
+                problems += [f"{path}, {theme}: low contrast: {one}" for one in page.evaluate(CONTRAST)]
+                name = path.split("?")[0].replace("/", "-")[:40]
+                page.screenshot(path=f"{folder}/{name}-{theme}-{width}.png", full_page=True)
+                count += 1
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    return count
+
+
+def until(page: Any, expression: str, argument: object = None) -> None:
+    """Wait until *expression* is true, also across pages. Playwright's own wait needs ``eval``, which pages forbid."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            if page.evaluate(expression, argument):
+                return
+        except sync_api.Error:
+            pass  # the page is just replaced by the next
+        assert time.monotonic() < deadline, f"never true: {expression}"
+        page.wait_for_timeout(100)
+
+
+def use_keys(page: Any, url: str, episode: str) -> dict[str, object]:
+    """Go from the page Now to an episode, to the next, and to the search, without a mouse."""
+    page.goto(f"{url}/dashboard/now")
+    page.keyboard.press("e")
+    page.wait_for_url(lambda now: now.endswith("/dashboard/episodes"))
+    page.keyboard.press("/")
+    focused = page.evaluate("document.activeElement.name")
+    page.keyboard.type("probed")
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda now: "task=probed" in now)
+    searched = page.url
+    page.goto(f"{url}/dashboard/episodes")
+    page.locator("#episodes td a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#episode")
+    first = page.url
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(lambda now: now != first)
+    second = page.url
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url(first)
+    before = page.evaluate("document.documentElement.dataset.theme || ''")
+    page.keyboard.press("t")
+    after = page.evaluate("document.documentElement.dataset.theme")
+    page.reload()
+    kept = page.evaluate("document.documentElement.dataset.theme")
+    page.keyboard.press("t")
+    return {"focused": focused, "searched": searched, "second": second != first, "themes": [before, after, kept]}
+
+
+def follow_live(page: Any, url: str) -> bool:
+    """Return whether the page Now shows the session that ends here, without being opened again."""
+    page.goto(f"{url}/dashboard/now")
+    page.evaluate("document.body.dataset.mark = 'same page'")
+    before = page.locator("#live").inner_text()
+    page.evaluate("fetch('/admin/v1/environments/unsteady/restart', {method: 'POST', headers: {'HX-Request': 'true'}})")
+    until(page, "text => document.querySelector('#live').innerText !== text", before)
+    return bool(page.evaluate("document.body.dataset.mark === 'same page'"))
+
+
+def change(page: Any, url: str, plan: dict[str, str]) -> dict[str, object]:
+    """Replay an episode, and end a session: not at all if the question is answered with no."""
+    page.goto(f"{url}/dashboard/episodes/{plan['episode']}")
+    page.get_by_role("button", name="Replay").click()
+    until(page, "document.querySelector('#replay').textContent !== ''")
+    replayed = page.locator("#replay").inner_text()
+    page.get_by_role("button", name="Copy as curl").click()
+    until(page, "navigator.clipboard.readText().then(text => text !== '')")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    questions: list[str] = []
+    answers = iter((False, True))
+
+    def answer(dialog: Any) -> None:
+        questions.append(dialog.message)
+        dialog.accept() if next(answers) else dialog.dismiss()
+
+    page.on("dialog", answer)
+    page.goto(f"{url}/dashboard/episodes/{plan['runs']}")
+    end = page.get_by_role("button", name="End the session")
+    end.click()
+    page.wait_for_timeout(500)
+    page.reload()
+    kept = end.count()
+    end.click()
+    until(page, "document.body && !document.body.innerText.includes('End the session')")
+    return {
+        "replayed": replayed,
+        "copied": copied,
+        "questions": questions,
+        "kept": kept,
+        "end": page.locator("dl").inner_text(),
+    }
+
+
+@contextmanager
+def telling(problems: list[str]) -> Iterator[None]:
+    """Print the problems of pages if the block fails: they may be its cause."""
+    try:
+        yield
+    except BaseException:
+        print(problems, file=sys.stderr)
+        raise
+
+
+def main() -> None:
+    url, key, folder = sys.argv[1:]
+    plan = json.load(sys.stdin)
+    problems: list[str] = []
+    with sync_api.sync_playwright() as playwright, telling(problems):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        page = watched(context.new_page(), problems)
+        page.goto(f"{url}/dashboard/")
+        problems.clear()  # the answer 401 to a page without a key is logged as an error
+        until(page, "document.activeElement.name === 'key'")
+        page.keyboard.type(key)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("nav")
+        found = {
+            "screenshots": look(page, url, plan["pages"], folder, problems),
+            "keys": use_keys(page, url, plan["episode"]),
+            "changes": change(page, url, plan),
+            "live": follow_live(page, url),
+        }
+        report = watched(context.new_page(), problems)
+        report.goto(f"file://{folder}/report.html")
+        report.screenshot(path=f"{folder}/report.png", full_page=True)
+        found["report"] = report.locator("main").inner_text()
+        browser.close()
+    print(json.dumps(found | {"problems": problems}))
+
+
+main()

@@ -140,7 +140,6 @@ def change(page: Any, url: str, plan: dict[str, str]) -> dict[str, object]:
     page.goto(f"{url}/dashboard/episodes/{plan['runs']}")
     end = page.get_by_role("button", name="End the session")
     end.click()
-    page.wait_for_timeout(500)
     page.reload()
     kept = end.count()
     end.click()

@@ -192,6 +192,19 @@ async def test_an_episode_is_downloaded_and_copied(tmp_path: Path) -> None:
     assert TRAINER_KEY not in page["curl"]
 
 
+async def test_the_link_to_a_group_leads_to_it_whatever_its_name(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        client.headers.update({"X-Group-ID": "a#1? b%/c", "X-Group-Size": "1"})
+        await played(client)
+        await signed_in(client, OPERATOR_KEY)
+        link = re.search(r'href="(/dashboard/groups/[^"]+)"', (await client.get("/dashboard/episodes")).text)
+        assert link is not None
+        shown = await client.get(link[1])
+
+    assert shown.status_code == 200
+    assert "a#1? b%/c" in shown.text
+
+
 @pytest.mark.parametrize("query", ["reward_min=x", "before=x", "since=x"])
 async def test_a_wrong_filter_is_a_page_with_the_reason(tmp_path: Path, query: str) -> None:
     async with logging(tmp_path) as (_, _, client):

@@ -114,7 +114,7 @@ class Dashboard:
                 return self._refused(request, status_of(error), error.detail, viewer, is_json=is_json)
             if is_json:
                 return Response(dump(found), media_type="application/json", headers=HEADERS)
-            return _html(render(template, viewer=viewer, page=found, path=request.url.path, query=_query(request)))
+            return _html(render(template, viewer=viewer, page=found, path=request.url.path, query=request.url.query))
 
         return show
 
@@ -195,10 +195,6 @@ def _html(text: str, status: int = 200) -> Response:
 
 def _root(request: Request) -> str:
     return f"{request.scope.get('root_path', '')}/dashboard"
-
-
-def _query(request: Request) -> str:
-    return request.url.query
 
 
 def _is_secure(request: Request) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -83,7 +85,7 @@ class Pages:
             "at": time.time(),
             "environments": [row for row in rows if row["offered"] or row["workers"]],
             "reasons": [{"outcome": o, "reason": r, "count": n} for (o, r), n in reasons.most_common()],
-            "failures": sorted(failed, key=lambda row: -row["at"])[:FAILURES],
+            "failures": sorted(failed, key=lambda row: -(row["opened_at"] or 0.0))[:FAILURES],
         }
 
     async def environment(self, name: str) -> Json:
@@ -184,9 +186,8 @@ class Pages:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _newest(self, wanted: EpisodeFilter, limit: int = 200) -> list[Json]:
-        await self._log.flush()
-        rows = await self._queries.episodes(wanted, limit=limit)
-        return [{"id": row["lease"], **row} for row in rows]
+        found: list[Json] = (await listed_episodes(self._log, self._queries, wanted, limit=limit))["episodes"]
+        return found
 
     def _row(self, environment: Environment, load: EnvironmentLoad) -> Json:
         counts = self._metrics.overview(environment.name)
@@ -295,9 +296,6 @@ def _success_map(rows: Sequence[Json]) -> Json:
 
 def _as_curl(episode: Mapping[str, Any]) -> str:
     """Return commands that open an episode like this one over ORS, and repeat its tool calls."""
-    import json
-    import shlex
-
     begin, environment = episode["begin"], episode["environment"]
     body = {"env_name": environment, "task_spec": begin.get("spec") or {}}
     if episode["seed"] is not None:

@@ -54,7 +54,7 @@ addEventListener("click", async (event) => {
 
 // What a button changed is shown by the page itself.
 document.addEventListener("htmx:after:request", (event) => {
-  if (event.target.closest?.("[data-reload]")) setTimeout(() => location.reload(), 500);
+  if (event.target.closest?.("[data-reload]")) location.reload();
 });
 
 const POINTS = 150, PAUSE_MS = 2000;

@@ -12,7 +12,7 @@ import httpx
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
-from tests.fakes.splicing import splice
+from tests.fakes.splicing import serving, splice
 from tests.wire.gateways import Gateway
 
 ASK_EVERY_S: Final = 0.1
@@ -29,22 +29,18 @@ class Balancer:
         self.taken: dict[int, int] = {}
         """The number of connections for each gateway's process id."""
         self._turn = itertools.count()
-        self._piping: set[asyncio.Task[None]] = set()
         self.url = ""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Balancer]:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         asking = asyncio.ensure_future(self._ask_all())
         try:
-            yield self
+            async with serving(self._pass_on) as port:
+                self.url = f"http://127.0.0.1:{port}"
+                yield self
         finally:
             asking.cancel()
-            server.close()
-            for task in list(self._piping):
-                task.cancel()
-            await asyncio.gather(asking, *self._piping, return_exceptions=True)
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _ask_all(self) -> None:
         async with httpx.AsyncClient(verify=False, trust_env=False, timeout=scaled(2)) as http:
@@ -60,22 +56,14 @@ class Balancer:
         except httpx.HTTPError:
             return False
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._pass_on(reader, writer))
-        self._piping.add(task)
-        task.add_done_callback(self._piping.discard)
-
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await until(lambda: self.ready)
+        gateway = self.ready[next(self._turn) % len(self.ready)]
+        url = httpx.URL(gateway.url)
         try:
-            await until(lambda: self.ready)
-            gateway = self.ready[next(self._turn) % len(self.ready)]
-            url = httpx.URL(gateway.url)
-            try:
-                there_reader, there_writer = await asyncio.open_connection(url.host, url.port)
-            except OSError:
-                self.refused += 1
-                return
-            self.taken[gateway.pid] = self.taken.get(gateway.pid, 0) + 1
-            await splice((reader, writer), (there_reader, there_writer))
-        finally:
-            writer.close()
+            there = await asyncio.open_connection(url.host, url.port)
+        except OSError:
+            self.refused += 1
+            return
+        self.taken[gateway.pid] = self.taken.get(gateway.pid, 0) + 1
+        await splice((reader, writer), there)

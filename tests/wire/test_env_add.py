@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.catalog.inspect.detect import detect_url
@@ -21,6 +23,7 @@ from gateway.core.environment import ActionMapping, Server, ServerProtocol, Spli
 from gateway.core.errors import ConfigError
 from tests.fakes.command import Done, in_process
 from tests.fakes.ports import reserved_port
+from tests.fakes.splicing import serving, splice
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST
 from tests.wire.openenv.upstream_worlds import image
 from tests.wire.processes import ServerProcess
@@ -242,32 +245,18 @@ async def test_detection_waits_for_a_server_that_is_not_up_yet(start: Start, tmp
     """The server starts to listen only after the first request."""
     asked = asyncio.Event()
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse(reader: StreamReader, writer: StreamWriter) -> None:
         asked.set()
-        writer.close()
 
-    target = areal(start)
-    port = reserved_port()
-    early = await asyncio.start_server(refuse, "127.0.0.1", port)
-    looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=60))
-    await asked.wait()
-    early.close()
-    await early.wait_closed()
+    async def pass_on(reader: StreamReader, writer: StreamWriter) -> None:
+        await splice((reader, writer), await asyncio.open_connection(target.host, target.port))
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, number = target.removeprefix("http://").partition(":")
-        inner_reader, inner_writer = await asyncio.open_connection(host, int(number))
-        await asyncio.gather(_copied(reader, inner_writer), _copied(inner_reader, writer))
-
-    async with await asyncio.start_server(pass_on, "127.0.0.1", port):
+    target, port = httpx.URL(areal(start)), reserved_port()
+    async with serving(refuse, port=port):
+        looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=60))
+        await asked.wait()
+    async with serving(pass_on, port=port):
         assert (await looking).protocol is ServerProtocol.AREAL
-
-
-async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
 
 
 async def test_a_server_is_recognized_although_its_first_tasks_fail(world: World) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.ports import reserved_port
+from tests.fakes.splicing import serving
 
 PROGRAM = Path(__file__).parents[3] / "env_images" / "base" / "envserver" / "forwarder.py"
 ENDS_S = scaled(20.0)
@@ -25,8 +26,6 @@ RESTING_FILES = 5
 """Descriptors of a forwarder without connections: three standard streams, its socket and its event poll."""
 LISTENING = "00010000"
 """The flags of a listening socket in ``/proc/net/unix``."""
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -93,32 +92,6 @@ def _listens(path: Path) -> bool:
     """Whether a process listens on *path*. Asks the kernel, because a connection would be forwarded to the server."""
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return any(fields[-1] == str(path) and fields[3] == LISTENING for fields in sockets)
-
-
-@contextlib.asynccontextmanager
-async def serving(serve: Serve, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """Run a TCP server on loopback that calls *serve* for each connection, and yield its port."""
-    tasks: list[asyncio.Task[None]] = []
-    writers: list[asyncio.StreamWriter] = []
-
-    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await serve(reader, writer)
-        writer.close()
-
-    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        tasks.append(asyncio.ensure_future(run(reader, writer)))
-
-    server = await asyncio.start_server(accepted, host, port, backlog=512)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task, writer in zip(tasks, writers, strict=True):
-            writer.transport.abort()
-            task.cancel()
-        await asyncio.gather(*tasks, *(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Puts the environments, their tasks and ``envserver`` into the wheel, so that an installed gateway can serve them.
+"""Puts the environments, their tasks, ``envserver`` and the client package into the wheel, for ``serve`` and ``run``.
 
 Not into an editable install: that serves those of the checkout, and imports ``envserver`` from there.
 """
@@ -22,4 +22,5 @@ class BundledEnvironments(BuildHookInterface):
         paths[root / "tasks"] = "gateway/bundled/tasks"
         paths[root / "constraints.txt"] = "gateway/bundled/constraints.txt"
         paths[root / "env_images" / "base" / "envserver"] = "envserver"
+        paths[root / "clients" / "python" / "env_gateway_client"] = "gateway/bundled/clients/env_gateway_client"
         build_data["force_include"].update({str(path): place for path, place in paths.items() if path.exists()})

@@ -6,5 +6,5 @@ from typing import Final
 __version__ = "0.2.0"
 
 BUNDLED: Final = Path(__file__).resolve().parent / "bundled"
-"""Folder of an installed wheel (hatch_build.py) with environments, their tasks and the tested versions of
-dependencies."""
+"""Folder of an installed wheel (hatch_build.py) with environments, their tasks, the client package and the
+tested versions of dependencies."""

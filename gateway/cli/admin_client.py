@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -132,6 +133,19 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console = Console(width=WIDE)
     console.print(table)
+
+
+def print_result(as_json: bool, found: object, *lines: str, err: bool = False) -> None:
+    """Print the result of a command: *found* as one line of JSON, or *lines* for people.
+
+    Args:
+        as_json: The command's option ``--json``.
+        found: The result. Paths and other values that JSON does not have become texts.
+        lines: The result for people.
+        err: Print to standard error, because standard output has a document that the command writes.
+    """
+    for line in (json.dumps(found, ensure_ascii=False, default=str),) if as_json else lines:
+        typer.echo(line, err=err)
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_table
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_result, print_table
 
 ROUTE = "/admin/v1/curriculum"
 curricula_app = typer.Typer(no_args_is_help=True, help="List, show and restart a running gateway's curricula.")
@@ -21,7 +20,7 @@ def list_curricula(url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False)
     """List the curricula of files and of the API."""
     rows = ask(url, key, "GET", ROUTE)["curricula"]
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_result(as_json, rows)
         return
     table = Table("name", "split", "sampler", "environments", "source", title=f"{len(rows)} curricula")
     for row in rows:
@@ -44,7 +43,7 @@ def show(
     query = {"tasks": str(tasks)} | ({"environment": environment} if environment else {})
     state = ask(url, key, "GET", f"{ROUTE}/{name}", params=query)
     if as_json:
-        typer.echo(json.dumps(state))
+        print_result(as_json, state)
         return
     shares = ", ".join(f"{one} {share:.0%}" for one, share in state["shares"].items())
     sampler = state["definition"]["sampler"]["kind"]
@@ -61,10 +60,10 @@ def show(
 
 
 @curricula_app.command("reset")
-def reset(name: Name, url: Url = LOCALHOST, key: Key = "") -> None:
+def reset(name: Name, url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False) -> None:
     """Restart a curriculum: remove its draws, groups and stages, and keep the records."""
-    ask(url, key, "POST", f"{ROUTE}/{name}/reset")
-    typer.echo(f"{name} begins anew; records stay")
+    found = ask(url, key, "POST", f"{ROUTE}/{name}/reset")
+    print_result(as_json, found, f"{name} begins anew; records stay")
 
 
 @curricula_app.command("clear")
@@ -73,11 +72,12 @@ def clear(
     task: Annotated[str, typer.Argument(help="Remove only the record of this task.")] = "",
     url: Url = LOCALHOST,
     key: Key = "",
+    as_json: AsJson = False,
 ) -> None:
     """Remove the records of an environment's tasks, or of one task, and keep draws and stages."""
     query = {"environment": environment} | ({"task": task} if task else {})
-    removed = ask(url, key, "DELETE", "/admin/v1/records", params=query)["removed"]
-    typer.echo(f"removed {counted(removed, 'record')} of {environment}")
+    found = ask(url, key, "DELETE", "/admin/v1/records", params=query)
+    print_result(as_json, found, f"removed {counted(found['removed'], 'record')} of {environment}")
 
 
 def _standing(standing: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import re
 import secrets
 import signal
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
 from gateway.catalog.toml import parse_environment
-from gateway.cli.admin_client import print_table
+from gateway.cli.admin_client import AsJson, print_result, print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
@@ -56,6 +57,7 @@ def add(
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")] = False,
     dry: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", "-t", min=1, help="Seconds until a start fails.")] = 60.0,
+    as_json: AsJson = False,
 ) -> None:
     """Inspect a server, and write the findings into an environment.toml.
 
@@ -82,19 +84,27 @@ def add(
     wanted = TrialRequest(image=what, port=port, environment=environment, variables=variables, timeout_s=timeout)
     findings, ran = _look(settings, wanted)
     text = file_text(named, findings, ran=ran, url=what if is_url else "")
+    found = {"environment": named, "file": None, "findings": asdict(findings), "ran": ran and asdict(ran)}
     if dry:
-        typer.echo(text, nl=False)
+        print_result(as_json, {**found, "text": text}, text.rstrip("\n"))
         return
     path = check_place(folder, named, force=force)
     put(path, text, force=force)
-    _report(named, findings, ran, path)
+    if as_json:
+        print_result(as_json, {**found, "file": path, "text": text})
+    else:
+        _report(named, findings, ran, path)
 
 
 @env_app.command("list")
-def list_command(catalog: CatalogFolder = None) -> None:
+def list_command(catalog: CatalogFolder = None, as_json: AsJson = False) -> None:
     """List the environments of the catalog."""
+    environments = load_catalog(catalog or load().catalog_dir)
+    if as_json:
+        print_result(as_json, [describe(environment) for environment in environments])
+        return
     table = Table("environment", "protocol", "runs", "workers", "loosened")
-    for environment in load_catalog(catalog or load().catalog_dir):
+    for environment in environments:
         shown = describe(environment)
         table.add_row(
             *map(escape, (environment.name, shown["protocol"], shown["image"], shown["workers"], _loosened(shown)))
@@ -106,9 +116,13 @@ def list_command(catalog: CatalogFolder = None) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="Name of the environment.")],
     catalog: CatalogFolder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show an environment as the gateway reads it from its file."""
     environment = load_catalog(catalog or load().catalog_dir, names=(name,)).default
+    if as_json:
+        print_result(as_json, {"file": environment.directory / "environment.toml", **describe(environment)})
+        return
     table = Table("what", "value", title=f"{environment.directory / 'environment.toml'}")
     for what, value in _rows(environment):
         table.add_row(what, escape(value))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin_client import LOCALHOST, Url, ask_over, client, counted
+from gateway.cli.admin_client import LOCALHOST, AsJson, Url, ask_over, client, counted, print_result
 from gateway.core.curriculum import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.core.json_text import dump
@@ -70,6 +70,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")] = False,
     url: Url = LOCALHOST,
     key: Annotated[str, typer.Option(help="A trainer's key.", envvar="GATEWAY_KEY")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Write the tasks of an environment of a running gateway, without answers and hidden tests.
 
@@ -103,7 +104,8 @@ def export(
         print_lines(lines, end=end)
     else:
         write_lines(target, lines, force=force, end=end)
-    typer.echo(f"{counted(len(rows), 'task')}; written to {target or 'standard output'}", err=True)
+    line = f"{counted(len(rows), 'task')}; written to {target or 'standard output'}"
+    print_result(as_json, {"tasks": len(rows), "file": target}, line, err=target is None)
 
 
 class Source:

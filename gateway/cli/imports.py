@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gateway.catalog.catalog import load_catalog
+from gateway.cli.admin_client import AsJson, print_result
 from gateway.cli.export import export
 from gateway.cli.tasks import tasks_app
 from gateway.core.environment import SplitType
@@ -48,6 +49,7 @@ def import_agentbench(
     limit: Limit = None,
     force: Force = False,
     skip_invalid: SkipInvalid = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read AgentBench's OS-interaction items as tasks of the os environment.
 
@@ -59,7 +61,8 @@ def import_agentbench(
       gateway tasks import agentbench-os AgentBench --part test -e os -s agentbench
     """
     entries = agentbench.read_agentbench(folder, part=part)
-    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+    target = _target(out, environment, split)
+    _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
 
 
 @import_app.command("humaneval")
@@ -71,6 +74,7 @@ def import_humaneval(
     limit: Limit = None,
     force: Force = False,
     skip_invalid: SkipInvalid = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read HumanEval as tasks of the coding environment; the file's solutions go into no task.
 
@@ -80,7 +84,8 @@ def import_humaneval(
       gateway tasks import humaneval HumanEval.jsonl.gz -e coding -s humaneval
     """
     entries = coding.read_humaneval(file)
-    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+    target = _target(out, environment, split)
+    _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
 
 
 @import_app.command("mbpp")
@@ -93,6 +98,7 @@ def import_mbpp(
     limit: Limit = None,
     force: Force = False,
     skip_invalid: SkipInvalid = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read MBPP as tasks of the coding environment; the file's solutions go into no task.
 
@@ -102,11 +108,12 @@ def import_mbpp(
       gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
     """
     entries = coding.read_mbpp(file, part=part)
-    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+    target = _target(out, environment, split)
+    _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
 
 
 def _import(
-    entries: Iterable[Entry], *, target: Path | None, limit: int | None, force: bool, skip_invalid: bool
+    entries: Iterable[Entry], *, target: Path | None, limit: int | None, force: bool, skip_invalid: bool, as_json: bool
 ) -> None:
     if target is not None:
         check_target(target, force=force, remedy="--force overwrites it")
@@ -122,7 +129,9 @@ def _import(
         print_lines(batch.lines)
     else:
         write_lines(target, batch.lines, force=force)
-    typer.echo(f"{batch.summary()}; written to {target or 'standard output'}", err=True)
+    found = {"entries": batch.entries, "tasks": len(batch.lines), "skipped": len(batch.refused), "file": target}
+    line = f"{batch.summary()}; written to {target or 'standard output'}"
+    print_result(as_json, found, line, err=target is None)
 
 
 def _target(out: Path | None, environment: str | None, split: str | None) -> Path | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from gateway.cli.admin_client import print_table
+from gateway.cli.admin_client import AsJson, print_result, print_table
 from gateway.core.errors import ConfigError
 from gateway.core.validation import reason_of
 from gateway.settings import Settings, load
@@ -34,6 +33,7 @@ def add(
         int, typer.Option(help="Most bytes of its requests in one replica; 0: GATEWAY_MAX_HELD_BYTES_PER_KEY.")
     ] = 0,
     environments: Annotated[str, typer.Option(help="Environments that it may use, comma-separated; empty: all.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. Only its hash is kept, so it is shown this one time.
 
@@ -60,16 +60,18 @@ def add(
         raise ConfigError("; ".join(problems)) from None
     if operator and limits != NO_LIMITS:
         raise ConfigError("an operator's key opens no sessions and has no limits: leave out --operator or the limits")
-    typer.echo(add_key(settings.keys_path, name, role=Role.OPERATOR if operator else Role.TRAINER, limits=limits))
+    role = Role.OPERATOR if operator else Role.TRAINER
+    made = add_key(settings.keys_path, name, role=role, limits=limits)
+    print_result(as_json, {"name": name, "role": role.value, "key": made, "file": settings.keys_path}, made)
     typer.echo(f"its hash is in {settings.keys_path}; running gateways accept the key within a second", err=True)
 
 
 @keys_app.command("list")
-def list_keys(as_json: Annotated[bool, typer.Option("--json", help="Print JSON on one line.")] = False) -> None:
+def list_keys(as_json: AsJson = False) -> None:
     """List all keys with their limits."""
     rows = _rows(load())
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_result(as_json, rows)
         return
     table = Table("name", "for", "created", "limits", title=f"{len(rows)} keys")
     for row in rows:
@@ -92,8 +94,9 @@ def _rows(settings: Settings) -> list[dict[str, Any]]:
 
 
 @keys_app.command("revoke")
-def revoke(name: Name) -> None:
+def revoke(name: Name, as_json: AsJson = False) -> None:
     """Remove a key. Running gateways refuse it within a second, and its sessions expire."""
     path = load().keys_path
     revoke_key(path, name)
-    typer.echo(f"{name} is revoked in {path}; running gateways refuse the key within a second")
+    line = f"{name} is revoked in {path}; running gateways refuse the key within a second"
+    print_result(as_json, {"revoked": name, "file": path}, line)

@@ -24,6 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "logs": "top:logs",
     "restart": "operate:restart",
     "sessions": "sessions:sessions_app",
+    "run": "run:run",
     "replay": "replays:replay",
     "audit": "replays:audit",
     "verify": "sessions:verify",

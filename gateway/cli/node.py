@@ -8,6 +8,7 @@ import typer
 import uvloop
 
 from gateway import logs
+from gateway.cli.admin_client import AsJson, print_result
 from gateway.content import load_files
 from gateway.settings import load
 
@@ -28,7 +29,7 @@ def node(context: typer.Context) -> None:
 
 
 @node_app.command()
-def images() -> None:
+def images(as_json: AsJson = False) -> None:
     """Print the ids of this machine's images in the format of the file GATEWAY_NODE_IMAGE_IDS, for all nodes.
 
     \b
@@ -41,5 +42,6 @@ def images() -> None:
     settings = load()
     catalog, _ = load_files(settings, on_engine=True)
     rules = Rules.of(catalog, instance=settings.instance, socket_root="", forwarder_image=settings.forwarder_image)
-    for line in asyncio.run(image_lines(settings.node_engine, rules.images)):
-        typer.echo(line)
+    lines = asyncio.run(image_lines(settings.node_engine, rules.images))
+    found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    print_result(as_json, {"images": found, "missing": sorted(rules.images - found.keys())}, *lines)

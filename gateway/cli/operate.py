@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.table import Table
 
 from gateway import __version__
-from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_table
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_result, print_table
 
 
 def ps(
@@ -21,7 +20,7 @@ def ps(
     """Show a running gateway's workers and sessions, and its machines if it has several."""
     found = {name: ask(url, key, "GET", f"/admin/v1/{name}")[name] for name in ("nodes", "workers", "sessions")}
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        print_result(as_json, found)
         return
     if found["nodes"]:
         columns = ("id", "name", "state", "draining", "workers", "containers", "max_containers")
@@ -42,15 +41,18 @@ def restart(
     environment: Annotated[str, typer.Argument(help="Replace this environment's workers.")],
     url: Url = LOCALHOST,
     key: Key = "",
+    as_json: AsJson = False,
 ) -> None:
     """Replace an environment's workers. Running workers take no more sessions and stop with their last one."""
-    draining = ask(url, key, "POST", f"/admin/v1/environments/{environment}/restart")["draining"]
-    typer.echo(f"{counted(len(draining), 'worker')} of {environment} will be replaced")
+    found = ask(url, key, "POST", f"/admin/v1/environments/{environment}/restart")
+    line = f"{counted(len(found['draining']), 'worker')} of {environment} will be replaced"
+    print_result(as_json, {"environment": environment, **found}, line)
 
 
 def certs(
     directory: Annotated[Path, typer.Argument(help="Folder for the files; created if missing.")],
     days: Annotated[int, typer.Option("--days", min=1, help="Validity of the certificates in days.")] = 825,
+    as_json: AsJson = False,
 ) -> None:
     """Create a CA, and its certificates for the gateways and nodes of a cluster.
 
@@ -62,14 +64,19 @@ def certs(
     from gateway.node.tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
 
     make_certificates(directory, days=days)
-    for (cert, key), use in (
-        (GATEWAY_FILES, "to each gateway"),
-        (NODE_FILES, "to each node"),
-    ):
-        typer.echo(f"{use}: {directory / CA_FILE[0]}, {directory / cert}, {directory / key}")
-    typer.echo(f"to no machine: {directory / CA_FILE[1]} (it signs further certificates: keep it offline)")
+    found = {
+        "gateway": [directory / name for name in (CA_FILE[0], *GATEWAY_FILES)],
+        "node": [directory / name for name in (CA_FILE[0], *NODE_FILES)],
+        "offline": [directory / CA_FILE[1]],
+    }
+    print_result(
+        as_json,
+        found,
+        *(f"to each {use}: {', '.join(map(str, found[use]))}" for use in ("gateway", "node")),
+        f"to no machine: {found['offline'][0]} (it signs further certificates: keep it offline)",
+    )
 
 
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    typer.echo(__version__)
+    print_result(as_json, {"version": __version__}, __version__)

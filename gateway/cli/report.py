@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.admin_client import LOCALHOST, Key, Url, ask_over, client, counted
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask_over, client, counted, print_result
 from gateway.core.ports.step_log import REFERENCE
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
     url: Url = LOCALHOST,
     key: Key = "",
+    as_json: AsJson = False,
 ) -> None:
     """Write episodes with their steps, images and messages to one HTML file.
 
@@ -36,7 +37,7 @@ def report(
                 for block in step.get("blocks", []):
                     _embed(connection, block)
     out.write_text(render("report.html", episodes=found, style=static_files()["dashboard.css"].decode()), "utf-8")
-    typer.echo(f"{counted(len(found), 'episode')} written to {out}")
+    print_result(as_json, {"episodes": len(found), "file": out}, f"{counted(len(found), 'episode')} written to {out}")
 
 
 def _embed(connection: httpx.Client, block: dict[str, Any]) -> None:

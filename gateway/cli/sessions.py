@@ -24,6 +24,7 @@ from gateway.cli.admin_client import (
     counted,
     fetch,
     listed_episodes,
+    print_result,
     print_table,
 )
 from gateway.core.errors import ConfigError, GatewayError
@@ -69,7 +70,7 @@ def list_sessions(
     with client(url, key) as connection:
         rows = list(listed_episodes(connection, query, limit))
     if as_json:
-        typer.echo(json.dumps(rows, ensure_ascii=False))
+        print_result(as_json, rows)
         return
     table = Table(
         *("id", "session", "environment", "task", "policy", "opened", "end", "reward", "steps"),
@@ -92,7 +93,7 @@ def show(
     """Show a recorded episode: its task, and each action with its result, reward and error."""
     found = ask(url, key, "GET", f"/admin/v1/episodes/{episode}")
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        print_result(as_json, found)
         return
     for line in _shown(found):
         typer.echo(line)
@@ -107,6 +108,7 @@ def export(
     limit: Limit = 1_000,
     url: Url = LOCALHOST,
     key: Key = "",
+    as_json: AsJson = False,
 ) -> None:
     """Write ended episodes with signed records of their rewards, one JSON object a line.
 
@@ -122,7 +124,8 @@ def export(
         with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as file:
             for id in ids:
                 file.write(fetch(connection, f"/admin/v1/episodes/{id}/record") + b"\n")  # signed as these bytes
-    typer.echo(f"{counted(len(ids), 'episode')} written to {out or 'standard output'}", err=True)
+    line = f"{counted(len(ids), 'episode')} written to {out or 'standard output'}"
+    print_result(as_json, {"episodes": len(ids), "file": out}, line, err=out is None)
 
 
 @sessions_app.command("end")
@@ -134,7 +137,7 @@ def end(
 ) -> None:
     """End a live session. Its trainer gets an error with the reason operator, and no reward."""
     found = ask(url, key, "DELETE", f"/admin/v1/sessions/{session}")
-    typer.echo(json.dumps(found) if as_json else f"session {found['name']} of {found['owner'] or 'no key'} has ended")
+    print_result(as_json, found, f"session {found['name']} of {found['owner'] or 'no key'} has ended")
 
 
 def verify(

@@ -15,7 +15,18 @@ from envserver.generic.task import is_name
 from rich.table import Table
 
 from gateway.catalog.catalog import load_catalog
-from gateway.cli.admin_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.cli.admin_client import (
+    ASK_S,
+    EXIT_REFUSED,
+    LOCALHOST,
+    AsJson,
+    Key,
+    Url,
+    ask,
+    counted,
+    print_result,
+    print_table,
+)
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.core.ports.tasks import BundleRefused
 from gateway.settings import load
@@ -51,6 +62,7 @@ def new(
     id: Annotated[str, typer.Option("--id", help="Id of the task.")] = "",
     out: Out = None,
     form: Annotated[str, typer.Option("--format", help="Format: yaml, json or python.")] = "yaml",
+    as_json: AsJson = False,
 ) -> None:
     """Write an example task.
 
@@ -59,7 +71,7 @@ def new(
       gateway tasks new browser --id custom/login-test -o login.yaml
       gateway tasks new browser --format python -o my_task.py
     """
-    _write(out, template(environment, id=id, form=form))
+    _write(out, template(environment, id=id, form=form), as_json=as_json)
 
 
 def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
@@ -98,9 +110,9 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
 
 
 @tasks_app.command()
-def schema(out: Out = None) -> None:
+def schema(out: Out = None, as_json: AsJson = False) -> None:
     """Write the JSON Schema of a task."""
-    _write(out, json_schema(), force=True)  # an existing file is an older schema
+    _write(out, json_schema(), force=True, as_json=as_json)  # an existing file is an older schema
 
 
 @tasks_app.command()
@@ -112,6 +124,7 @@ def validate(
     key: Key = "",
     local: Annotated[bool, typer.Option("--local", help="Use this machine's environments instead of --url.")] = False,
     environment: For = "",
+    as_json: AsJson = False,
 ) -> None:
     """Check tasks by the schema; with --url also open and end an episode of each task.
 
@@ -138,13 +151,12 @@ def validate(
                 complaints += _tried(url, key, _whole(file), documents, valid, environment)
         except TaskInvalid as error:
             complaints += _lines(error)
-    for line in complaints:
-        typer.echo(line, err=True)
+    found = {"tasks": count, "tried": bool(tried), "problems": complaints}
     if complaints:
+        print_result(as_json, found, *complaints, err=not as_json)
         raise typer.Exit(EXIT_REFUSED)
-    typer.echo(
-        f"{counted(count, 'task')}: {'each was opened and ended' if tried else 'each fits the schema; none was tried'}"
-    )
+    how = "each was opened and ended" if tried else "each fits the schema; none was tried"
+    print_result(as_json, found, f"{counted(count, 'task')}: {how}")
 
 
 @tasks_app.command()
@@ -158,6 +170,7 @@ def add(
     validated: Annotated[
         bool, typer.Option("--validate", help="Add them only if an episode of each task opens.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Add all tasks of a file to a running gateway, or none. Trainers can open them immediately."""
     documents = _whole(file)
@@ -168,9 +181,11 @@ def add(
     }
     timeout_s = TRY_ALL_S if validated else ASK_S
     answer = ask(url, key, "POST", ROUTE, timeout_s=timeout_s, params=parameters, json=documents)
-    for row in answer["tasks"]:
-        done = "replaced" if row["replaced"] else "added"
-        typer.echo(f"{done} {row['environment']} {row['id']} ({row['split']}/{row['index']})")
+    lines = [
+        f"{'replaced' if row['replaced'] else 'added'} {row['environment']} {row['id']} ({row['split']}/{row['index']})"
+        for row in answer["tasks"]
+    ]
+    print_result(as_json, answer, *lines)
 
 
 @tasks_app.command("list")
@@ -194,7 +209,7 @@ def list_tasks(
         after = answer["next"]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row, ensure_ascii=False))
+            print_result(as_json, row)
         return
     columns = ("environment", "split", "index", "id", "tags", "source", "signed_by")
     table = Table(*columns, title=f"{counted(len(rows), 'task')}{', and there are more' if after is not None else ''}")
@@ -210,17 +225,22 @@ def remove(
     id: Annotated[str, typer.Argument(help="The task's id.")],
     url: Url = LOCALHOST,
     key: Key = "",
+    as_json: AsJson = False,
 ) -> None:
     """Remove a task that was added at run time; its open sessions continue."""
     ask(url, key, "DELETE", f"{ROUTE}/{environment}/{id}")
-    typer.echo(f"removed {environment} {id}")
+    print_result(as_json, {"environment": environment, "id": id}, f"removed {environment} {id}")
 
 
 @tasks_app.command()
-def keygen(file: Annotated[Path, typer.Argument(help="File for the private key; the public key is FILE.pub.")]) -> None:
+def keygen(
+    file: Annotated[Path, typer.Argument(help="File for the private key; the public key is FILE.pub.")],
+    as_json: AsJson = False,
+) -> None:
     """Create a key pair for signing tasks; copy the public key to the folder GATEWAY_TASK_KEYS."""
     public, id = make_keys(file)
-    typer.echo(f"{file}: the private key, keep it; {public}: the public key {id}")
+    line = f"{file}: the private key, keep it; {public}: the public key {id}"
+    print_result(as_json, {"private": file, "public": public, "id": id}, line)
 
 
 @tasks_app.command("sign")
@@ -238,6 +258,7 @@ def sign_command(
         str, typer.Option("--environment", "-e", help="Environment of all tasks; without it, each task's env_type.")
     ] = "",
     split: Annotated[str, typer.Option("--split", "-s", help="Split of all tasks; without it, each task's own.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Sign tasks: write a bundle with a signature, so that gateways detect any change.
 
@@ -262,13 +283,14 @@ def sign_command(
         environment=environment,
         split=split,
     )
-    _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
+    _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n", as_json=as_json)
 
 
 @tasks_app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A file that `gateway tasks sign` wrote.")],
     keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],
+    as_json: AsJson = False,
 ) -> None:
     """Check that the signature of a bundle is valid for its content, and that the bundle has not expired."""
     document = _whole(bundle)
@@ -277,10 +299,12 @@ def verify(
         found.check_time(datetime.now(UTC))
     except (NotSigned, BadSignature, BundleRefused) as error:
         raise ConfigError(f"{bundle}: {error.detail}") from None
-    typer.echo(
+    print_result(
+        as_json,
+        found.model_dump(mode="json", exclude={"tasks"}) | {"tasks": len(found.tasks)},
         f"{counted(len(found.tasks), 'task')}, signed with the key {found.key} at {found.made_at}, until "
         f"{found.expires}; instance: {found.instance or 'any'}; environment: "
-        f"{found.environment or 'that of each task'}; split: {found.split or 'that of each task'}"
+        f"{found.environment or 'that of each task'}; split: {found.split or 'that of each task'}",
     )
 
 
@@ -361,9 +385,11 @@ def _lines(error: TaskInvalid, where: str = "") -> list[str]:
     return [f"{where}: {path}: {message}" if path else f"{where}: {message}" for path, message in error.problems]
 
 
-def _write(out: Path | None, text: str, *, force: bool = False) -> None:
+def _write(out: Path | None, text: str, *, force: bool = False, as_json: bool) -> None:
     lines = text.rstrip("\n").encode().split(b"\n")
-    if out is None or out == Path("-"):
+    file = None if out == Path("-") else out
+    if file is None:
         print_lines(lines)
     else:
-        write_lines(out, lines, force=force)
+        write_lines(file, lines, force=force)
+    print_result(as_json, {"file": file}, err=file is None)

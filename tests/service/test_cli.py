@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+import typer
 
+from gateway import __version__
+from gateway.cli.main import app
 from tests.deadlines import scaled
 from tests.fakes.command import Command, Done, in_process
 
@@ -257,3 +261,73 @@ def test_ps_reports_that_no_gateway_answers(run: Command) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("http://127.0.0.1:1: ")
     assert "Traceback" not in done.stderr
+
+
+def commands(group: Any, *names: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield each command below *group* with its options."""
+    context = group.make_context("gateway", [], resilient_parsing=True)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if hasattr(found, "list_commands"):
+            yield from commands(found, *names, name)
+        else:
+            yield " ".join((*names, name)), {option for one in found.params for option in one.opts}
+
+
+def test_every_command_prints_json_and_every_command_that_asks_a_gateway_takes_a_key() -> None:
+    found = dict(commands(typer.main.get_command(app)))
+
+    assert len(found) >= 35
+    assert {name for name, options in found.items() if "--json" not in options} == {"serve"}  # it writes only its log
+    assert {name for name, options in found.items() if "--url" in options and "--key" not in options} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("check", {"default": "quiz", "backend": "process", "left_out": {}}, id="check"),
+        pytest.param("version", {"version": __version__}, id="version"),
+        pytest.param("env show quiz", {"name": "quiz", "protocol": "ors"}, id="env show"),
+        pytest.param("certs new", {"offline": ["new/ca-key.pem"]}, id="certs"),
+        pytest.param("keys add ops --operator", {"name": "ops", "role": "operator"}, id="keys add"),
+        pytest.param("tasks new quiz -o new.yaml", {"file": "new.yaml"}, id="tasks new"),
+        pytest.param("tasks schema -o schema.json", {"file": "schema.json"}, id="tasks schema"),
+        pytest.param("tasks keygen lab", {"private": "lab", "public": "lab.pub"}, id="tasks keygen"),
+        pytest.param("tasks validate tasks/quiz/train.jsonl -e quiz", {"tasks": 1, "problems": []}, id="validate"),
+    ],
+)
+def test_a_command_without_a_gateway_prints_its_result_as_json(
+    catalog: Path, run: Command, monkeypatch: pytest.MonkeyPatch, line: str, expected: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(catalog)
+
+    done = run(*line.split(), "--json", GATEWAY_BACKEND="process")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_signed_bundle_and_a_revoked_key_are_described_as_json(
+    catalog: Path, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(catalog)
+
+    def words(line: str) -> Done:
+        return run(*line.split())
+
+    words("tasks keygen lab")
+    (catalog / "task.json").write_text('{"id": "custom/one", "env_type": "quiz", "instruction": "?"}')
+
+    signed = words("tasks sign task.json -k lab -o bundle.json --json")
+    verified = words("tasks verify bundle.json --keys lab.pub --json")
+    written = words("tasks sign task.json -k lab --json")
+    added = words("keys add ops --operator --json")
+    revoked = words("keys revoke ops --json")
+
+    assert json.loads(signed.stdout) == {"file": "bundle.json"}
+    assert json.loads(verified.stdout)["tasks"] == 1
+    assert json.loads(written.stdout)["tasks"][0]["id"] == "custom/one"  # the document itself; the result is beside it
+    assert json.loads(written.stderr) == {"file": None}
+    assert len(json.loads(added.stdout)["key"]) > 20
+    assert json.loads(revoked.stdout)["revoked"] == "ops"

@@ -1,4 +1,4 @@
-"""A user runs `examples/agent.py` with a real gateway, and a model whose replies the test scripts."""
+"""A user runs `gateway run` and `examples/agent.py` with a real gateway, and a model whose replies the test scripts."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ pytestmark = pytest.mark.wire
 
 WAIT_S = scaled(120)
 KEY = "sk-of-the-test"
+MODELS = (("m", 0.25), ("m", 1.0))
+"""Name and temperature of the model: those of the options, and the default temperature, which the example has."""
 REQUEST = TypeAdapter(CompletionCreateParamsNonStreaming)
 TASKS = [json.loads(line) for line in (PROJECT / "tasks/math/train.jsonl").read_text("utf-8").splitlines()[:4]]
 WRONG = "certainly not this"
-GUESSING = ("--environment", "game", "--start", "2", "--stop", "4")
+GUESSING = ("game", "--start", "2", "--stop", "4")
 """Two games of guess-the-number."""
 FAULTY = PROJECT / "tests/wire/faulty/catalog/faulty"
-RUN_WITHOUT_RICH = (
+RUN = ("-m", "gateway.cli", "run")
+EXAMPLE = ("examples/agent.py", "--environment")
+EXAMPLE_WITHOUT_RICH = (
+    "-c",
     "import runpy, sys; sys.modules['rich'] = None; sys.argv[0] = 'examples/agent.py'; "
-    "runpy.run_path('examples/agent.py', run_name='__main__')"
+    "runpy.run_path('examples/agent.py', run_name='__main__')",
+    "--environment",
 )
 
 
@@ -133,7 +139,10 @@ def fault_of(request: Request) -> str:
         whole(REQUEST.validate_python(body))
     except ValidationError as error:
         return str(error)
-    if (body["model"], body["temperature"], sorted(body)) != ("m", 0.25, ["messages", "model", "temperature", "tools"]):
+    if (
+        sorted(body) != ["messages", "model", "temperature", "tools"]
+        or (body["model"], body["temperature"]) not in MODELS
+    ):
         return f"parameters of {body}"
     if any(tool["function"]["parameters"]["type"] != "object" for tool in body["tools"]):
         return f"tools {body['tools']}"
@@ -247,24 +256,22 @@ class Agent:
     file: Path
 
     async def start(
-        self, *arguments: str, command: tuple[str, ...] = ("examples/agent.py",), stderr: int = subprocess.PIPE
+        self, *arguments: str, command: tuple[str, ...] = RUN, stderr: int = subprocess.PIPE, **variables: str
     ) -> asyncio.subprocess.Process:
-        given = {
-            "--url": self.gateway.url,
-            "--environment": "math",
-            "--split": "train",
-            "--endpoint": self.model.url,
-            "--model": "m",
-            "--temperature": "0.25",
-            "--json": str(self.file),
-        }
+        """Start *command* with *arguments*: first the environment (`math` if the first one is an option)."""
+        if not arguments or arguments[0].startswith("-"):
+            arguments = ("math", *arguments)
+        given = {"--url": self.gateway.url, "--split": "train", "--endpoint": self.model.url, "--model": "m"}
+        given |= {"--out": str(self.file), "--temperature": "0.25"} if command == RUN else {"--json": str(self.file)}
         if self.key:
             given["--key"] = self.key
+        if "--script" in arguments:
+            del given["--endpoint"], given["--model"]
         used = [text for name, value in given.items() if name not in arguments for text in (name, value)]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, *command, *used, *arguments),
+            *(sys.executable, *command, *arguments, *used),
             cwd=PROJECT,
-            env=clean_environment() | {"OPENAI_API_KEY": KEY},
+            env=clean_environment() | {"OPENAI_API_KEY": KEY, "COLUMNS": "200"} | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -292,7 +299,7 @@ async def ended(process: asyncio.subprocess.Process) -> Done:
             process.kill()
     assert process.returncode is not None
     done = Done(process.returncode, stdout.decode(), (stderr or b"").decode())
-    assert 'agent.py", line' not in done.stderr, done.stderr  # of a traceback
+    assert not re.search(r"(agent|runs|run)\.py\", line", done.stderr), done.stderr  # of a traceback
     return done
 
 
@@ -499,7 +506,7 @@ async def test_rewards_of_steps_add_up_and_images_are_texts(prober: Agent) -> No
     score = ("score", {"reward": 0.25})
     prober.model.script = in_turn(calls(score, ("image", {}), ("fail", {})), calls(("finish", {"reward": 1.0}), score))
 
-    done = await prober.run("--environment", "probe", "--start", "1", "--stop", "2")
+    done = await prober.run("probe", "--start", "1", "--stop", "2")
 
     (line,) = prober.lines()
     assert (done.status, line["reward"], line["ended"]) == (0, 1.25, "finished")
@@ -512,7 +519,7 @@ async def test_rewards_of_steps_add_up_and_images_are_texts(prober: Agent) -> No
 async def test_images_reach_a_model_that_sees(prober: Agent) -> None:
     prober.model.script = in_turn(calls(("image", {}), ("echo", {"text": "on"})), says("A pixel."))
 
-    await prober.run("--environment", "probe", "--start", "1", "--stop", "2", "--images")
+    await prober.run("probe", "--start", "1", "--stop", "2", "--images")
 
     prompt, _, first, second, shown = prober.model.bodies[-1]["messages"]
     assert [part["type"] for part in prompt["content"]] == ["text", "image_url"]
@@ -535,7 +542,7 @@ async def test_a_failed_episode_has_no_reward_but_its_reason(prober: Agent) -> N
 
     prober.model.script = script
 
-    done = await prober.run("--environment", "probe", "--stop", "3", "--at-once", "1")
+    done = await prober.run("probe", "--stop", "3", "--at-once", "1")
 
     lost, *others = prober.lines()
     assert (done.status, lost["reward"], lost["failed"], lost["ended"]) == (0, None, "worker_lost", "")
@@ -547,7 +554,7 @@ async def test_a_failed_episode_has_no_reward_but_its_reason(prober: Agent) -> N
 async def test_an_authors_fault_is_no_reward(flawed: Agent) -> None:
     flawed.model.script = in_turn(calls(("answer", {"text": "4"})))
 
-    done = await flawed.run("--environment", "faulty", "--group-size", "2")
+    done = await flawed.run("faulty", "--group-size", "2")
 
     assert (done.status, flawed.rewards()) == (0, [None, None, None, None, 1.0, 1.0])
     assert [line["failed"] for line in flawed.lines()] == ["author_fault"] * 4 + ["", ""]
@@ -562,11 +569,11 @@ async def test_workers_that_do_not_start_again_end_the_run(flawed: Agent, tmp_pa
 
     flawed.model.script = script
 
-    done = await flawed.run("--environment", "faulty", "--start", "1", "--at-once", "1")
+    done = await flawed.run("faulty", "--start", "1", "--at-once", "1")
 
     assert (done.status, [line["failed"] for line in flawed.lines()]) == (1, ["worker_lost"])
     assert (done.table["episodes"], done.table["mean reward"], done.table["worker_lost"]) == ("1", "none", "1")
-    assert f"agent.py: gateway {flawed.gateway.url}: " in done.stderr
+    assert f"gateway {flawed.gateway.url}: " in done.stderr
     assert "(fix: repair what the last lines of the log name" in done.stderr
 
 
@@ -611,7 +618,7 @@ async def test_an_endpoint_that_never_replies_ends_the_run(
     done = await agent.run("--stop", "4", "--at-once", "1")
 
     assert (done.status, done.stdout, agent.rewards()) == (1, "", [])
-    assert f"agent.py: endpoint {agent.model.url}/chat/completions: {text}" in done.stderr
+    assert f"endpoint {agent.model.url}/chat/completions: {text}" in done.stderr
     assert len(agent.model.requests) == attempts
 
 
@@ -621,7 +628,7 @@ async def test_an_endpoint_that_is_not_there_ends_the_run(agent: Agent) -> None:
     done = await agent.run("--stop", "1", "--endpoint", url)
 
     assert (done.status, done.stdout, agent.rewards()) == (1, "", [])
-    assert f"agent.py: endpoint {url}chat/completions: no connection:" in done.stderr
+    assert f"endpoint {url}chat/completions: no connection:" in done.stderr
     assert "(fix: check --endpoint, and that its server runs)" in done.stderr
 
 
@@ -658,14 +665,14 @@ async def test_a_run_without_any_reward_is_a_failure(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--environment", "nope"], "environment 'nope'"),
+        (["nope"], "environment 'nope'"),
         (["--split", "nope"], "Invalid split"),
         (["--start", "5000"], "split 'train' has 1320 tasks, and none from index 5000 to 5020 (fix: choose another"),
         (["--stop", "0"], "and none from index 0 to 0"),
         (["--url", "gateway"], "url: must look like http://HOST:8080"),
-        (["--text-tool", "answer", "--text-argument", "answer"], 'choose from {"submit": ["answer"]}'),
-        (["--text-tool", "submit", "--text-argument", "text"], 'choose from {"submit": ["answer"]}'),
-        (["--json", "/nowhere/episodes.jsonl"], "No such file or directory: '/nowhere/episodes.jsonl'"),
+        (["--text-tool", "answer", "--text-argument", "answer"], 'from {"submit": ["answer"]}'),
+        (["--text-tool", "submit", "--text-argument", "text"], 'from {"submit": ["answer"]}'),
+        (["--out", "/nowhere/episodes.jsonl"], "No such file or directory: '/nowhere/episodes.jsonl'"),
     ],
     ids=["environment", "split", "start", "stop", "url", "text tool", "text argument", "file"],
 )
@@ -673,7 +680,6 @@ async def test_what_cannot_be_played_is_said_in_one_line(agent: Agent, arguments
     done = await agent.run(*arguments)
 
     assert (done.status, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("agent.py: ")
     assert text in done.stderr
     assert agent.model.requests == []
 
@@ -684,16 +690,16 @@ async def test_an_unreachable_gateway_is_said_in_one_line(agent: Agent) -> None:
     done = await agent.run("--url", url)
 
     assert (done.status, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith(f"agent.py: gateway {url}: no connection")
+    assert done.stderr.startswith(f"gateway {url}: no connection")
     assert "(fix: check the URL, and that the gateway runs)" in done.stderr
 
 
 @on(*ONE_GATEWAY)
 async def test_a_wrong_key_is_said_in_one_line(prober: Agent) -> None:
-    done = await prober.run("--environment", "probe", "--key", "wrong-key-00")
+    done = await prober.run("probe", "--key", "wrong-key-00")
 
     assert (done.status, done.stderr.count("\n")) == (1, 1)
-    assert f"agent.py: gateway {prober.gateway.url}: " in done.stderr
+    assert f"gateway {prober.gateway.url}: " in done.stderr
     assert "wrong-key-00" not in done.stderr
 
 
@@ -701,11 +707,11 @@ async def test_a_wrong_key_is_said_in_one_line(prober: Agent) -> None:
     ("arguments", "text"),
     [
         (["--group-size", "16"], "--at-once must be at least --group-size, 16"),
-        (["--max-turns", "0"], "--max-turns at least 1"),
+        (["--max-turns", "0"], "--max-turns must be at least 1"),
         (["--start", "-1"], "--start must be at least 0"),
         (["--endpoint", "127.0.0.1:8000"], "--endpoint must look like http://127.0.0.1:8000/v1"),
         (["--endpoint-key", "sk-1\n"], "--endpoint-key must be printable ASCII"),
-        (["--temperature", "hot"], "argument --temperature: invalid float value"),
+        (["--temperature", "hot"], "Invalid value for '--temperature'"),
     ],
 )
 async def test_a_wrong_command_line_is_a_usage_error(agent: Agent, arguments: list[str], text: str) -> None:
@@ -726,7 +732,7 @@ async def test_an_interrupt_closes_the_open_episodes(agent: Agent) -> None:
     done = await ended(process)
 
     assert (done.status, agent.rewards(), done.table["episodes"]) == (130, [1.0], "1")
-    assert "agent.py: interrupted, and closed the open episodes\n" in done.stderr
+    assert "interrupted, and closed the open episodes\n" in done.stderr
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
@@ -757,20 +763,143 @@ async def test_there_is_a_progress_bar_on_a_terminal(agent: Agent) -> None:
     assert b"0/4" in shown
 
 
-async def test_the_script_needs_only_the_client_package(agent: Agent) -> None:
+async def test_the_summary_is_one_json_object(agent: Agent) -> None:
     agent.model.script = answers
 
-    done = await agent.run("--stop", "2", command=("-c", RUN_WITHOUT_RICH))
+    done = await agent.run("--stop", "2", "--json")
+
+    found = json.loads(done.stdout)
+    assert (done.status, found["episodes"], found["mean_reward"], found["problem"]) == (0, 2, 0.5, "")
+    assert (found["ended"], found["failed"]) == ({"finished": 2}, {})
+
+
+async def test_the_gateway_records_the_policy_which_is_the_model_if_it_has_no_other_tag(agent: Agent) -> None:
+    agent.model.script = answers
+
+    await agent.run("--stop", "1", "--policy", "step-7")
+    await agent.run("--start", "1", "--stop", "2", "--out", str(agent.file) + "2")
+
+    recorded = (await agent.gateway.ask("episodes", environment="math", limit="2"))["episodes"]
+    assert [episode["policy"] for episode in recorded] == ["m", "step-7"]
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+PLAYERS = """
+import json
+
+ANSWERS = json.loads({answers!r})
+
+async def solve(episode):
+    (answer,) = [answer for text, answer in ANSWERS.items() if text in episode.prompt[0].text]
+    await episode.step("submit", {{"answer": answer}})
+
+async def give_up(episode):
+    return "bored"
+
+async def broken(episode):
+    raise ZeroDivisionError("by zero")
+
+async def broken_later(episode):
+    if "reference" not in globals():
+        globals()["reference"] = True
+        return "bored"
+    raise ZeroDivisionError("by zero")
+
+def not_async(episode):
+    pass
+"""
+
+
+@pytest.fixture
+def players(tmp_path: Path) -> str:
+    path = tmp_path / "players.py"
+    known = {task["instruction"]: right(number)["answer"] for number, task in enumerate(TASKS)}
+    path.write_text(PLAYERS.format(answers=json.dumps(known)))
+    return str(path)
+
+
+async def test_a_script_plays(agent: Agent, players: str) -> None:
+    done = await agent.run("--script", f"{players}:solve", "--stop", "4", "--policy", "by-hand")
+
+    assert (done.status, agent.rewards()) == (0, [1.0] * 4)
+    assert (done.table["finished"], done.table["mean reward"]) == ("4", "1.000")
+    assert agent.model.requests == []
+
+
+async def test_a_script_says_why_it_ended_an_episode(agent: Agent, players: str) -> None:
+    done = await agent.run("--script", f"{players}:give_up", "--stop", "2")
+
+    assert (done.status, agent.rewards(), done.table["bored"]) == (0, [0.0, 0.0], "2")
+
+
+async def test_a_script_that_fails_first_ends_the_run_and_later_only_an_episode(agent: Agent, players: str) -> None:
+    first = await agent.run("--script", f"{players}:broken", "--stop", "4", "--at-once", "1")
+    assert (first.status, first.stdout, agent.rewards()) == (1, "", [])
+    assert f"{players}:broken: ZeroDivisionError: by zero (fix: correct the function)" in first.stderr
+
+    later = await agent.run("--script", f"{players}:broken_later", "--stop", "3", "--at-once", "1")
+    assert (later.status, agent.rewards()) == (0, [0.0, None, None])
+    assert (later.table["bored"], later.table["script"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("players.py:solve", "No such file or directory"),
+        ("{players}:nobody", "has no function `async def nobody(episode)`"),
+        ("{players}:not_async", "has no function `async def not_async(episode)`"),
+        ("{players}", "must be FILE.py:FUNCTION"),
+    ],
+)
+async def test_a_wrong_script_is_a_usage_error(agent: Agent, players: str, place: str, text: str) -> None:
+    done = await agent.run("--script", place.format(players=players))
+
+    assert (done.status, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert text in done.stderr
+
+
+# -- examples/agent.py ------------------------------------------------------------------------------------------------
+
+
+async def test_the_example_plays_and_needs_only_the_client_package(agent: Agent) -> None:
+    agent.model.script = answers
+
+    done = await agent.run("--stop", "2", command=EXAMPLE_WITHOUT_RICH)
 
     assert (done.status, done.stderr, agent.rewards()) == (0, "", [1.0, 0.0])
     assert done.table["mean reward"] == "0.500"
 
 
-async def test_a_plot_of_the_rewards(agent: Agent, tmp_path: Path) -> None:
+async def test_the_example_plays_several_turns(agent: Agent) -> None:
+    agent.model.script = guesses
+
+    done = await agent.run(*GUESSING, command=EXAMPLE)
+
+    assert (done.status, agent.rewards()) == (0, [1.0, 1.0])
+    assert int(done.table["model calls"]) == len(agent.model.requests)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--split", "nope"], 1, "agent.py: gateway http"),
+        (["--start", "5000"], 1, "agent.py: split 'train' has 1320 tasks"),
+        (["--start", "-1"], 2, "--start must be at least 0"),
+    ],
+)
+async def test_the_example_says_what_is_wrong(agent: Agent, arguments: list[str], status: int, text: str) -> None:
+    done = await agent.run(*arguments, command=EXAMPLE)
+
+    assert (done.status, done.stdout) == (status, "")
+    assert text in done.stderr.splitlines()[-1]
+
+
+async def test_the_example_draws_a_plot_of_the_rewards(agent: Agent, tmp_path: Path) -> None:
     agent.model.script = answers
     drawn = tmp_path / "rewards.svg"
 
-    done = await agent.run("--stop", "2", "--plot", str(drawn))
+    done = await agent.run("--stop", "2", "--plot", str(drawn), command=EXAMPLE)
 
     if find_spec("matplotlib"):
         assert ElementTree.parse(drawn).getroot().tag.endswith("svg")

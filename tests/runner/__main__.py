@@ -195,8 +195,8 @@ The plugin decides the order of files."""
 
 
 def workers() -> int:
-    """Return the number of concurrent test processes: by default twice the cores, because many tests wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
+    """Return the number of concurrent test processes: by default three for each core, because many tests wait."""
+    return int(os.environ.get("PYTEST_WORKERS", 3 * CORES))
 
 
 def files_with_clusters() -> list[str]:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from tests.runner.shared import end_of_scope
 PROJECT = Path(__file__).resolve().parents[2]
 DURATIONS = PROJECT / "tests/durations.json"
 """File with the seconds that each test file took in a measured run. It determines the order of tests."""
-QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
+NEW_FILE_S = 5.0
+"""Seconds of a test file that has no record."""
 PROGRESS_S = 30.0
 WATCH_S = 0.5
 """Seconds between two looks for a test that takes too long."""
@@ -40,10 +41,10 @@ SHOWN = 6_000
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this lane. Quick folders come first, then the files by their recorded time, longest first.
+    """Keep the tests of this lane, and spread each folder evenly over the run, its longest files first.
 
-    A long file that starts last keeps one process busy and leaves the other processes idle. The order within a file
-    stays.
+    Some folders need the CPU and others wait most of their time, so together they use the machine best. A long file
+    that starts last keeps one process busy and leaves the others idle. The order within a file stays.
     """
     lane = os.environ.get(LANE_VARIABLE)
     if lane in ("main", "cluster"):
@@ -51,18 +52,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if others:
             config.hook.pytest_deselected(items=others)
             items[:] = [item for item in items if item not in set(others)]
+    places = _places({_file(item.nodeid) for item in items})
+    items.sort(key=lambda item: places[_file(item.nodeid)])
+
+
+def _places(files: Set[str]) -> dict[str, tuple[float, str, str]]:
+    """Return where each file belongs in the order of tests: after which part of its folder, by recorded seconds."""
     durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
-    with_engine = {_file(item.nodeid) for item in items if item.get_closest_marker("docker")}
     scopes: defaultdict[str, float] = defaultdict(float)
-    for file, seconds in durations.items():
-        scopes[_scope(file)] += seconds
+    for file in files:
+        scopes[_scope(file)] += durations.get(file, NEW_FILE_S)
+    sums: defaultdict[str, float] = defaultdict(float)
+    for scope, seconds in scopes.items():
+        sums[_folder(scope)] += seconds
+    begun: defaultdict[str, float] = defaultdict(float)
+    places: dict[str, float] = {}
+    for scope, seconds in sorted(scopes.items(), key=lambda pair: (-pair[1], pair[0])):
+        folder = _folder(scope)
+        places[scope] = begun[folder] / sums[folder]
+        begun[folder] += seconds
+    return {file: (places[_scope(file)], _scope(file), file) for file in files}
 
-    def rank(item: pytest.Item) -> tuple[bool, float, str]:
-        file = _file(item.nodeid)
-        is_quick = file.startswith(QUICK_FOLDERS) and file not in with_engine
-        return (not is_quick, -scopes[_scope(file)], file)
 
-    items.sort(key=rank)
+def _folder(scope: str) -> str:
+    return "/".join(scope.split("/")[:2])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -60,7 +60,7 @@ def _places(files: Set[str]) -> dict[str, tuple[float, str, str]]:
     """Return where each file belongs in the order of tests: after which part of its folder, by recorded seconds."""
     durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
     scopes: defaultdict[str, float] = defaultdict(float)
-    for file in files:
+    for file in sorted(files):
         scopes[_scope(file)] += durations.get(file, NEW_FILE_S)
     sums: defaultdict[str, float] = defaultdict(float)
     for scope, seconds in scopes.items():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -56,6 +57,7 @@ from gateway.frontends.ors.app import OrsFrontend
 from gateway.frontends.replicas import ReplicaFrontend
 from gateway.frontends.rollouts import RolloutFrontend
 from gateway.frontends.router import Router
+from gateway.frontends.tracing import Tracing, span_exporter
 from gateway.metrics import Metrics
 from gateway.pool.audit import Audit
 from gateway.pool.background import BackgroundTasks
@@ -511,7 +513,11 @@ class Gateway:
             dashboard=self._dashboard(sign_in),
             replicas=ReplicaFrontend(secret, self._serve_replica),
         )
-        return Authenticator(router, settings, self.keys, self.metrics, sign_in=sign_in)
+        provider = None
+        if settings.otlp_endpoint:
+            provider = span_exporter(settings.otlp_endpoint, self.replica)
+            self._owned.push_async_callback(asyncio.to_thread, provider.shutdown)
+        return Authenticator(Tracing(router, provider), settings, self.keys, self.metrics, sign_in=sign_in)
 
     def _dashboard(self, sign_in: SignIn) -> ASGIApp:
         pages = Pages(

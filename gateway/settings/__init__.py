@@ -120,6 +120,9 @@ class Settings(BaseSettings):
     """Maximum size of the step log. The oldest records make room for new ones. 0: nothing is recorded."""
     step_log_days: float = Field(default=14.0, gt=0)
     """Days for which the step log keeps records."""
+    otlp_endpoint: str = ""
+    """URL of an OpenTelemetry collector, such as ``http://127.0.0.1:4318``, which gets a span of each request. Needs
+    the extra ``telemetry``. Empty: no spans; the trace context of requests reaches workers in any case."""
     secret: SecretStr | None = None
     """Replaces the secret file. Replicas on several machines need the same secret."""
     secrets_dir: Path | None = None

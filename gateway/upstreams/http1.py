@@ -14,7 +14,7 @@ import httptools
 from gateway.core.addresses import Address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULTS_HEADER
-from gateway.core.ports.transport import Request
+from gateway.core.ports.transport import TRACE, Request
 
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Bytes of an unread body after which the gateway stops reading from the worker.
@@ -264,7 +264,7 @@ class Target:
 
 def _encode(request: Request, place: Target) -> bytes:
     head = [request.method, b" ", place.prefix, request.target, place.version_and_host]
-    for name, value in request.headers:
+    for name, value in (*request.headers, *TRACE.get()):
         head += (name, b": ", value, b"\r\n")
     if request.body or request.method != b"GET":
         head += (b"content-length: ", str(len(request.body)).encode(), b"\r\n")

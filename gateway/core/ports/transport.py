@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from gateway.core.addresses import Address
 from gateway.core.faults import Fault
@@ -14,6 +15,8 @@ from gateway.core.ids import WorkerId
 
 Headers = Sequence[tuple[bytes, bytes]]
 P = TypeVar("P", bound=asyncio.Protocol)
+TRACE: Final[ContextVar[Headers]] = ContextVar("gateway_trace", default=())
+"""The W3C trace context of the trainer's request that runs: headers that every request to a worker gets."""
 
 
 def header(headers: Headers, name: bytes) -> str:

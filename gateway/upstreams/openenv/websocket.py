@@ -26,7 +26,7 @@ from gateway.core.environment import Environment
 from gateway.core.episode import Summary
 from gateway.core.errors import PoolExhausted, SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FaultKind
-from gateway.core.ports.transport import DialSocket
+from gateway.core.ports.transport import TRACE, DialSocket
 from gateway.core.session import Session
 from gateway.upstreams.openenv.frames import CLOSE, acts, failure_of, kind_of, outcome_of
 from gateway.upstreams.openenv.http import Place
@@ -112,6 +112,7 @@ class WebSocketPool:
             ping_timeout=PONG_S,
             open_timeout=None,
             close_timeout=GOODBYE_S,
+            additional_headers=[(name.decode(), value.decode("latin-1")) for name, value in TRACE.get()],
             **more,
         )
 

@@ -62,8 +62,8 @@ def show(
 @curricula_app.command("reset")
 def reset(name: Name, url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False) -> None:
     """Restart a curriculum: remove its draws, groups and stages, and keep the records."""
-    found = ask(url, key, "POST", f"{ROUTE}/{name}/reset")
-    print_result(as_json, found, f"{name} begins anew; records stay")
+    ask(url, key, "POST", f"{ROUTE}/{name}/reset")
+    print_result(as_json, {"curriculum": name, "reset": True}, f"{name} begins anew; records stay")
 
 
 @curricula_app.command("clear")

@@ -16,7 +16,6 @@ ORS_ROUTES: Final = frozenset(
         "delete_session",
         "docs",
         "redoc",
-        "openapi.json",
     )
 )
 """First path segments of ORS itself."""
@@ -36,7 +35,7 @@ ORS_OPERATIONS: Final = frozenset(
     )
 )
 """ORS operations, which follow an environment's name in a path, or are the whole path."""
-ADMIN_SEGMENTS: Final = frozenset(("healthz", "readyz", "metrics", "admin"))
+ADMIN_SEGMENTS: Final = frozenset(("healthz", "readyz", "openapi.json", "metrics", "admin"))
 """First path segments of the operators' frontend."""
 AREAL_SEGMENTS: Final = frozenset(("areal", "api"))
 """First path segments of AReaL's frontend."""
@@ -61,5 +60,5 @@ RESERVED: Final = ORS_ROUTES | ORS_OPERATIONS | GATEWAY_SEGMENTS
 
 OPERATOR_SEGMENTS: Final = frozenset(("admin", "metrics"))
 """First path segments that need an operator's key."""
-OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/health"))
-"""Paths that need no key: their answers reveal only that the gateway is alive."""
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/health", "/openapi.json"))
+"""Paths that need no key: their answers reveal only that the gateway is alive, and its version."""

@@ -97,7 +97,7 @@ async def test_jsonl_is_the_public_view_of_all_splits_in_a_file(run: Command, tm
         done = await exported(run, http.base_url, "jsonl", "math", "--out", str(file), key=KEY)
 
         assert done.returncode == 0, done.stderr
-        assert done.stdout == ""
+        assert done.stdout == f"3 tasks; written to {file}\n"
         empty: dict[str, Any] = {"instruction": "", "tags": [], "difficulty": None}
         assert [json.loads(line) for line in file.read_text().splitlines()] == [
             PUBLIC,

@@ -139,7 +139,6 @@ async def test_a_call_with_malformed_json_to_an_unknown_session_is_422() -> None
         ("GET", "/math", 404, None),
         ("GET", "/", 404, None),
         ("GET", "/docs", 404, None),
-        ("GET", "/openapi.json", 404, None),
         ("GET", "/health/x", 404, None),
         ("GET", "/math/prompt/x", 404, None),
         ("GET", "/%2e%2e/math/prompt", 404, None),

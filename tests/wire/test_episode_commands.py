@@ -90,7 +90,7 @@ def test_an_export_is_verified_and_played_again(gateway: Gateway, run: Command, 
     spoilt = run("verify", str(file))
     told = rows(run("verify", str(file), "--json"), status=3)
 
-    assert "3 episodes written" in written.stderr
+    assert "3 episodes written" in written.stdout
     assert (verified.returncode, verified.stdout) == (0, "3 episodes verified, 0 not\n")
     assert offline.stdout == verified.stdout
     assert [one["result"] for one in replayed] == ["same"] * 3

@@ -20,6 +20,7 @@ from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason
 from gateway.core.worker import WorkerState
 from gateway.frontends.admin.replies import ERRORS, numbered, operator_of, queried
+from gateway.frontends.openapi.document import openapi_document
 from gateway.metrics import Metrics
 from gateway.server import Lifecycle
 from gateway.sessions.service import Sessions
@@ -65,6 +66,7 @@ class AdminFrontend:
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
+                Route("/openapi.json", self._openapi),
                 Route("/metrics", self._metrics_text),
                 Route("/admin/v1/sessions", self._sessions),
                 Route("/admin/v1/sessions/{id}", self._end_session, methods=["DELETE"]),
@@ -103,6 +105,10 @@ class AdminFrontend:
         if error is not None and not isinstance(error, StoreUnavailable):
             raise error
         return error.detail if error is not None else ""
+
+    async def _openapi(self, _: Request) -> Response:
+        """Describe the routes. The description is the same for every gateway of this version, and needs no key."""
+        return Response(openapi_document(), media_type="application/json")
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")

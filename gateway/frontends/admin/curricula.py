@@ -42,7 +42,7 @@ RECORD_KEYS: Final = (
 _Policy = Annotated[str, Field(max_length=POLICY_MAX_CHARS)]
 
 
-class _Sample(Body):
+class Sample(Body):
     count: int = Field(default=1, ge=1, le=MAX_SAMPLE)
     group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
     """Episodes that the trainer opens for each draw. None: the curriculum's group size."""
@@ -66,7 +66,7 @@ class _Told(Body):
     """Idempotency key: outcomes with the same key count once. Empty: the outcome always counts."""
 
 
-class _Feedback(Body):
+class Feedback(Body):
     policy: _Policy | None = None
     outcomes: list[_Told] = Field(default=[], max_length=MAX_OUTCOMES)
 
@@ -130,7 +130,7 @@ class CurriculumRoutes:
         return Response(status_code=204)
 
     async def _sample(self, request: Request) -> Response:
-        wish = await validated(request, _Sample, MAX_BODY_BYTES)
+        wish = await validated(request, Sample, MAX_BODY_BYTES)
         known = await self._named(request)
         scope = known if wish.environment is None else scope_of(known, _component(wish.environment, known))
         if wish.policy is not None:
@@ -147,7 +147,7 @@ class CurriculumRoutes:
         )
 
     async def _feedback(self, request: Request) -> Response:
-        wish = await validated(request, _Feedback, MAX_BODY_BYTES)
+        wish = await validated(request, Feedback, MAX_BODY_BYTES)
         known = await self._named(request)
         await self._tasks.refresh()
         keys = await self._keys(wish.outcomes, known)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 2**16
 
 
-class _Audited(Body):
+class Audited(Body):
     """The result of an audit of one task."""
 
     replays: int = Field(ge=1)
@@ -56,7 +56,7 @@ class FlakyRoutes:
 
     async def _mark(self, request: Request) -> Response:
         queried(request)
-        found = await validated(request, _Audited, MAX_BODY_BYTES)
+        found = await validated(request, Audited, MAX_BODY_BYTES)
         if found.differing > found.replays:
             raise InvalidRequest(f"differing: {found.differing} is more than the {found.replays} replays")
         environment, task = self._place(request)

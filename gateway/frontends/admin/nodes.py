@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1024
 
 
-class _Wanted(Body):
+class Wanted(Body):
     draining: bool
 
 
@@ -48,7 +48,7 @@ class NodeRoutes:
 
     async def _change(self, request: Request) -> Response:
         id = request.path_params["id"]
-        wanted = await validated(request, _Wanted, MAX_BODY_BYTES)
+        wanted = await validated(request, Wanted, MAX_BODY_BYTES)
         if self._cluster is None or all(row["id"] != id for row in self._rows()):
             return _refused(404, "unknown_node", f"there is no node {id!r:.100}")
         try:

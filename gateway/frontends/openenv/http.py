@@ -40,11 +40,11 @@ T = TypeVar("T")
 Wish = TypeVar("Wish", bound=BaseModel)
 
 
-class _HttpReset(ResetRequest):
+class HttpReset(ResetRequest):
     seed: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class _HttpStep(BaseModel):
+class HttpStep(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     action: dict[str, Any]
@@ -221,7 +221,7 @@ class HttpRoutes:
     # -- episodes -------------------------------------------------------------------------------------------------
 
     async def _reset(self, request: _Request) -> Json:
-        body = await self._read(request, _HttpReset, empty=b"{}")
+        body = await self._read(request, HttpReset, empty=b"{}")
         return await self._attended(request, self._reset_in(request, body))
 
     async def _reset_in(self, request: _Request, body: ResetRequest) -> Json:
@@ -231,7 +231,7 @@ class HttpRoutes:
         return await self._thrown_away(request, body, None)
 
     async def _step(self, request: _Request) -> Json:
-        body = await self._read(request, _HttpStep)
+        body = await self._read(request, HttpStep)
         return await self._attended(request, self._step_in(request, body.action))
 
     async def _step_in(self, request: _Request, action: Json) -> Json:

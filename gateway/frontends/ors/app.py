@@ -79,7 +79,7 @@ ONCE: Final = frozenset(("call", "score_group"))
 """Operations that must not run twice. SDKs retry a status >= 500, so a failure that may have run gets 410."""
 _POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
 _ROOT_POSTS = frozenset(("create", "delete", "create_session", "delete_session", "ping"))
-_ABSENT = frozenset(("docs", "redoc", "openapi.json"))
+_ABSENT = frozenset(("docs", "redoc"))
 _NO_SESSION = "Active environment not found"
 
 

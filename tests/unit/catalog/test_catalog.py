@@ -359,11 +359,9 @@ def test_the_name_of_a_route_or_operation_is_refused(tmp_path: Path, name: str) 
 
 
 def test_the_reserved_names_are_those_of_the_protocol_and_of_the_gateways_own_routes() -> None:
-    protocol = (
-        "health version ping list_environments create delete create_session delete_session docs redoc openapi.json"
-    )
+    protocol = "health version ping list_environments create delete create_session delete_session docs redoc"
     operations = "tools splits tasks num_tasks task task_range prompt task_tools call messages score_group"
-    ours = "areal api openenv nemo v1 dashboard k admin metrics healthz readyz peers"
+    ours = "areal api openenv nemo v1 dashboard k admin metrics healthz readyz openapi.json peers"
 
     assert set(protocol.split()) == ORS_ROUTES
     assert set(operations.split()) == ORS_OPERATIONS

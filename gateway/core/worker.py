@@ -74,6 +74,8 @@ class EnvironmentLoad:
     broken_s: float = 0.0
     """Seconds until the environment's circuit breaker closes. Until then, openings that find no free slot fail
     immediately."""
+    broken_why: str = ""
+    """Why workers do not start, with the last lines of a log. Empty: the breaker is closed."""
 
     @property
     def wanted(self) -> int:

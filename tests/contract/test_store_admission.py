@@ -485,6 +485,7 @@ async def test_an_open_breaker_fails_waiting_and_new_claims(store_world: World) 
     assert error.detail == "never ready: {} é\n  line 2\n"
     assert 60 - MEANWHILE_S < error.retry_after_s <= 60
     assert 60 - MEANWHILE_S < (await load_of(store)).broken_s <= 60
+    assert (await load_of(store)).broken_why == "never ready: {} é\n  line 2\n"
     assert await waiting(store) == 0
     assert (await load_of(store)).arrivals == 4
     await hung_up([other])
@@ -509,7 +510,7 @@ async def test_claims_may_wait_again_once_the_breakers_time_is_over(store_world:
     store_world.pass_time(100)
 
     task = await queued(store, opening("s1"))
-    assert (await load_of(store)).broken_s == 0
+    assert ((await load_of(store)).broken_s, (await load_of(store)).broken_why) == (0, "")
     await add_ready(store)
     assert (await task).id == "s1"
 

@@ -10,9 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.core.ids import EnvironmentName
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.app import POLICY
 from gateway.frontends.dashboard.sign_in import COOKIE
+from tests.fakes.eventually import eventually
+from tests.fakes.workers import Start
 from tests.service.stack import running, tasks
 from tests.service.test_curricula import curriculum
 from tests.service.test_step_log import LOG, OPERATOR, listed, logging
@@ -175,6 +178,22 @@ async def test_an_episode_that_failed_looks_different_by_its_cause(tmp_path: Pat
     assert re.search(r'class="outcome infrastructure">infrastructure', listed_page)
     assert re.search(r'class="outcome finished">finished', listed_page)
     assert "machine" in now.text
+
+
+async def test_an_environment_whose_workers_do_not_start_shows_the_reason(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (stack, _, client):
+        stack.backend.starts[EnvironmentName("math")] = Start.REFUSED
+        await signed_in(client, OPERATOR_KEY)
+
+        async def is_shown() -> None:  # after several failed starts
+            refused = await client.post("/create", json={"task_spec": {}}, headers={"X-API-Key": TRAINER_KEY})
+            assert refused.status_code == 503
+            shown = await client.get("/dashboard/environments/math")
+            assert '<pre class="error">' in shown.text
+            assert "the engine has no such image" in shown.text
+
+        await eventually(is_shown)
+        assert "starts fail" in (await client.get("/dashboard/now")).text
 
 
 async def test_an_episode_is_downloaded_and_copied(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class Pages:
                     "name": one.name,
                     "workers": [_worker(entry) for entry in loads.get(one.name, EnvironmentLoad()).workers],
                     "broken_s": loads.get(one.name, EnvironmentLoad()).broken_s,
+                    "broken_why": loads.get(one.name, EnvironmentLoad()).broken_why,
                 }
                 for one in variants
             ],

@@ -164,7 +164,7 @@ class Queue:
     def broken(self, now: float) -> tuple[str, float]:
         """Return the circuit breaker's message and the seconds for which it stays open; 0 seconds if it is closed."""
         message, until = self._breaker
-        return message, max(0.0, until - now)
+        return (message, until - now) if until > now else ("", 0.0)
 
 
 K = TypeVar("K", bound=Hashable)

@@ -376,6 +376,7 @@ class Slots:
     def load(self, now: float) -> dict[EnvironmentName, EnvironmentLoad]:
         """Return the workers, waiting openings and counters of every environment."""
         names = self._by_environment.keys() | self.queues.keys()
+        broken = {name: self.queues[name].broken(now) for name in names}
         self._serve_all(now)  # a group's wait for all its slots may be over
         return {
             name: EnvironmentLoad(
@@ -385,7 +386,8 @@ class Slots:
                 over_limit=self._count_over_limit(self.queues[name]),
                 arrivals=self.queues[name].arrivals,
                 hits=self.queues[name].hits,
-                broken_s=self.queues[name].broken(now)[1],
+                broken_s=broken[name][1],
+                broken_why=broken[name][0],
             )
             for name in names
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
@@ -109,6 +109,10 @@ def _worker_load(entry: bytes) -> WorkerLoad:
     return WorkerLoad(worker=worker, used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000)
 
 
+_WORKS: Final = (0.0, "")
+"""The breaker of an environment whose workers start."""
+
+
 def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     """Decode the answer of load.lua into the load of each environment."""
     listed, waiting, counts, breakers, groups, over_limit = answer
@@ -116,17 +120,16 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     for entry in listed:
         load = _worker_load(entry)
         workers.setdefault(load.worker.environment, []).append(load)
-    waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
-    beyond = _numbers(over_limit)
+    waits, counted, beyond = _numbers(waiting), _numbers(counts), _numbers(over_limit)
+    broken = {
+        text(name): (int(left_ms) / 1000, text(message))
+        for name, left_ms, message in zip(breakers[::3], breakers[1::3], breakers[2::3], strict=True)
+    }
     to_come: Counter[str] = Counter()
     for name, count in zip(groups[::2], groups[1::2], strict=True):
         to_come[text(name)] += int(count)
     names = (
-        workers.keys()
-        | waits.keys()
-        | broken_ms.keys()
-        | to_come.keys()
-        | {field.partition(":")[2] for field in counted}
+        workers.keys() | waits.keys() | broken.keys() | to_come.keys() | {field.partition(":")[2] for field in counted}
     )
     return {
         EnvironmentName(name): EnvironmentLoad(
@@ -136,7 +139,8 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
             over_limit=beyond.get(name, 0),
             arrivals=counted.get(f"arrivals:{name}", 0),
             hits=counted.get(f"hits:{name}", 0),
-            broken_s=broken_ms.get(name, 0) / 1000,
+            broken_s=broken.get(name, _WORKS)[0],
+            broken_why=broken.get(name, _WORKS)[1],
         )
         for name in names
     }

@@ -2,8 +2,8 @@
 -- waits of groups whose time is over.
 -- Returns {the fields WORKER, used slots, idle time (ms) and age (ms) of one worker, separated by NUL, ...}, oldest
 -- worker first; {environment, number of waiting openings, ...}; {'arrivals:' or 'hits:' and environment, count, ...};
--- {environment, time for which its breaker stays open (ms), ...}; {environment, group members that have not arrived,
--- ...}, to be added up; {environment, openings beyond the limits of their owners, ...}. Times are strings.
+-- {environment, time for which its breaker stays open (ms), its message, ...}; {environment, group members that have not
+-- arrived, ...}, to be added up; {environment, openings beyond the limits of their owners, ...}. Times are strings.
 
 for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
   let_go(environment)
@@ -59,10 +59,11 @@ for _, id in ipairs(redis.call('ZRANGE', key('workers'), 0, -1)) do
 end
 local breakers = {}
 for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do
-  local left_ms = broken(environment)
+  local left_ms, message = broken(environment)
   if left_ms then
     breakers[#breakers + 1] = environment
     breakers[#breakers + 1] = whole(left_ms)
+    breakers[#breakers + 1] = message
   end
 end
 return {workers, waiting, redis.call('HGETALL', key('counts')), breakers, to_come, over_limit}

@@ -40,7 +40,7 @@ from tests.wire.author_faults import (
     told,
 )
 from tests.wire.author_faults import fault_line as _fault_line
-from tests.wire.gateways import Gateway, short_folder
+from tests.wire.gateways import OPERATOR_KEY, Gateway, short_folder
 from tests.wire.openenv.clients import NEWEST, python_of
 
 pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients"), pytest.mark.timeout(240)]
@@ -151,6 +151,36 @@ async def test_only_episodes_that_an_agent_played_count_as_rewarded(gateway: Gat
     assert [" ERROR " in line for line in gateway.log[already_logged:].splitlines()].count(True) == 1
     assert "environment=faulty task=" in _fault_line(gateway.log[already_logged:])
     await counted_as(gateway, OWN, before, finished=1, unplayed=2, author_fault=1, rewards=1)
+
+
+async def test_agent_author_and_infrastructure_differ_in_answer_log_metrics_record_and_dashboard(
+    gateway: Gateway,
+) -> None:
+    before, already_logged = await counted(gateway, OWN), len(gateway.log)
+    answers = {}
+    for who, fails in (("agent", "nothing"), ("author", "judge"), ("infrastructure", "box")):
+        headers = {"X-Session-ID": f"cause-{who}", "Accept": JSON}
+        async with httpx.AsyncClient(
+            base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+        ) as http:
+            created = await http.post("/create", json={"env_name": OWN, "task_spec": {"config": {"fails": fails}}})
+            assert created.status_code == 200, created.text
+            answers[who] = (await http.post(f"/{OWN}/call", json=CALL)).json()
+            await http.post("/delete")
+    await counted_as(gateway, OWN, before, finished=1, author_fault=1, infrastructure=1, rewards=1)
+    outcomes = {"agent": "finished", "author": "author_fault", "infrastructure": "infrastructure"}
+
+    assert answers["agent"]["output"]["reward"] == 1.0
+    assert (answers["author"]["reason"], answers["infrastructure"]["reason"]) == ("author_fault", "session_failed")
+    logged = gateway.log[already_logged:].splitlines()
+    assert len([line for line in logged if " ERROR " in line and "author_fault" in line]) == 1
+    assert len([line for line in logged if " WARNING " in line and "infrastructure_fault" in line]) == 1
+    for who, outcome in outcomes.items():
+        recorded = await gateway.ask(f"episodes/cause-{who}")
+        assert (recorded["outcome"], recorded["reward"]) == (outcome, 1.0 if who == "agent" else None)
+        async with httpx.AsyncClient(headers={"X-API-Key": OPERATOR_KEY}, trust_env=False, verify=False) as http:
+            page = await http.get(f"{gateway.url}/dashboard/episodes?name=cause-{who}")
+        assert f'class="outcome {outcome}">' in page.text
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -513,11 +513,12 @@ class Gateway:
             dashboard=self._dashboard(sign_in),
             replicas=ReplicaFrontend(secret, self._serve_replica),
         )
-        provider = None
+        inside: ASGIApp = router
         if settings.otlp_endpoint:
             provider = span_exporter(settings.otlp_endpoint, self.replica)
             self._owned.push_async_callback(asyncio.to_thread, provider.shutdown)
-        return Authenticator(Tracing(router, provider), settings, self.keys, self.metrics, sign_in=sign_in)
+            inside = Tracing(router, provider)
+        return Authenticator(inside, settings, self.keys, self.metrics, sign_in=sign_in)
 
     def _dashboard(self, sign_in: SignIn) -> ASGIApp:
         pages = Pages(

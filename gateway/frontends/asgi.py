@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -33,6 +34,11 @@ JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
 GROUP_MAX_CHARS = 200
 MAX_GROUP_SIZE = 4096
+PARENT: Final = b"traceparent"
+STATE: Final = b"tracestate"
+STATE_MAX_BYTES: Final = 512
+"""Longest ``tracestate`` that is passed on. Every participant must keep at least so much, says the standard."""
+_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_MORE: Final[Mapping[str, str]] = {}
 
 
@@ -160,6 +166,22 @@ def header(scope: Scope, name: bytes) -> str | None:
 def headers(scope: Scope, name: bytes) -> list[str]:
     """Return all values of a request header that may occur more than once."""
     return [bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def trace_of(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
+    """Return a request's headers of the trace context. Empty: it has none, or its ``traceparent`` is not valid."""
+    parents, states = [], []
+    for name, value in scope["headers"]:
+        if name == PARENT:
+            parents.append(value)
+        elif name == STATE:
+            states.append(value)
+    if len(parents) != 1 or not _PARENT.fullmatch(parents[0]):
+        return ()
+    state = b",".join(states)
+    if not state or len(state) > STATE_MAX_BYTES:
+        return ((PARENT, parents[0]),)
+    return ((PARENT, parents[0]), (STATE, state))
 
 
 def catalog_of(scope: Scope, catalog: Catalog) -> Catalog:

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
+from gateway.core.ports.transport import TRACE
 from gateway.core.routes import AREAL_SEGMENTS, DASHBOARD_SEGMENT, KEY_SEGMENT, OPERATOR_SEGMENTS
-from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json
+from gateway.frontends.asgi import ByteBudget, denial, header, headers, respond_json, trace_of
 from gateway.frontends.dashboard.sign_in import SignIn, Viewer
 from gateway.frontends.router import is_open, segment_of
 from gateway.metrics import Metrics
@@ -104,7 +105,7 @@ class Authenticator:
     """ASGI middleware that passes requests with a valid key to the frontends.
 
     It sets ``scope["gateway.owner"]`` to the key's name, and ``scope["gateway.environments"]`` to the names of the
-    environments that the key may use (empty: all).
+    environments that the key may use (empty: all). It also sets the trace context of the requests to workers.
     """
 
     def __init__(
@@ -157,6 +158,8 @@ class Authenticator:
                 return
             owner, limits = known.owner, known.limits
         inner["gateway.owner"], inner["gateway.environments"] = owner, limits.environments
+        if trace := trace_of(inner):
+            TRACE.set(trace)
         held = self._budget.hold(owner, limits.max_held_bytes)
         inner["gateway.held"] = scope["gateway.held"] = held  # the server counts the frames of a WebSocket
         try:

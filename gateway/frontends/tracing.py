@@ -1,12 +1,11 @@
-"""Passes the W3C trace context of a request on to its worker, and exports a span of each request with OpenTelemetry.
+"""Exports a span of each request with OpenTelemetry.
 
-Export needs the extra ``env-gateway[telemetry]`` and the setting ``GATEWAY_OTLP_ENDPOINT``. Without them, the trainer's
-trace context reaches the worker unchanged.
+This needs the extra ``env-gateway[telemetry]`` and the setting ``GATEWAY_OTLP_ENDPOINT``. Without them, the
+authenticator passes the trace context of the trainer on to the worker unchanged.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -15,73 +14,36 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import __version__
 from gateway.core.errors import ConfigError
 from gateway.core.ports.transport import TRACE
-from gateway.frontends.asgi import header
+from gateway.frontends.asgi import header, trace_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-PARENT: Final = b"traceparent"
-STATE: Final = b"tracestate"
-STATE_MAX_BYTES: Final = 512
-"""Longest ``tracestate`` that is passed on. Every participant must keep at least so much, says the standard."""
 EXPORT_S: Final = 5.0
 """Seconds for sending one batch of spans, and for the last batch when the gateway ends."""
-_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-
-
-def trace_of(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
-    """Return a request's headers of the trace context. Empty: it has none, or its ``traceparent`` is not valid."""
-    parents, states = [], []
-    for name, value in scope["headers"]:
-        if name == PARENT:
-            parents.append(value)
-        elif name == STATE:
-            states.append(value)
-    if len(parents) != 1 or not _PARENT.fullmatch(parents[0]):
-        return ()
-    state = b",".join(states)
-    if not state or len(state) > STATE_MAX_BYTES:
-        return ((PARENT, parents[0]),)
-    return ((PARENT, parents[0]), (STATE, state))
 
 
 class Tracing:
-    """ASGI middleware inside the authenticator, so that no key is in a span."""
+    """ASGI middleware that makes a span of each request: a child of the trainer's span, and the worker's parent.
 
-    def __init__(self, inside: ASGIApp, provider: TracerProvider | None = None) -> None:
-        """Create the middleware. *provider* exports spans; None: the trace context is only passed on."""
-        self._inside = inside
-        self._spans = None if provider is None else Spans(provider)
+    It is inside the authenticator, so that no key is in a span.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Set the trace context for the requests to workers, and serve the request."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._inside(scope, receive, send)
-            return
-        trace = trace_of(scope)
-        if self._spans is not None:
-            await self._spans.serve(self._inside, scope, receive, send, trace)
-            return
-        if trace:
-            TRACE.set(trace)
-        await self._inside(scope, receive, send)
-
-
-class Spans:
-    """Makes a span of each request: a child of the trainer's span, and the parent of the worker's."""
-
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, inside: ASGIApp, provider: TracerProvider) -> None:
+        """Create the middleware in front of *inside*. *provider* exports the spans."""
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        self._inside = inside
         self._tracer = provider.get_tracer("env-gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._server, self._error = SpanKind.SERVER, StatusCode.ERROR
 
-    async def serve(
-        self, inside: ASGIApp, scope: Scope, receive: Receive, send: Send, trace: tuple[tuple[bytes, bytes], ...]
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request within its span."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._inside(scope, receive, send)
+            return
         from opentelemetry.trace import set_span_in_context
 
         method: str = scope.get("method", "WEBSOCKET")
@@ -90,7 +52,7 @@ class Spans:
             attributes["gateway.key"] = str(owner)
         if session := header(scope, b"x-session-id"):
             attributes["gateway.session"] = session
-        given = {name.decode(): value.decode("latin-1") for name, value in trace}
+        given = {name.decode(): value.decode("latin-1") for name, value in trace_of(scope)}
         parent = self._propagator.extract(given)
         span = self._tracer.start_span(f"{method} {scope['path']}", parent, self._server, attributes)
         passed: dict[str, str] = {}
@@ -105,7 +67,7 @@ class Spans:
             await send(message)
 
         try:
-            await inside(scope, receive, noting)
+            await self._inside(scope, receive, noting)
         except BaseException as error:
             span.record_exception(error)
             span.set_status(self._error)

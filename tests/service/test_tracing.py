@@ -14,7 +14,8 @@ from websockets.asyncio.server import serve as serve_sockets
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.transport import TRACE
-from gateway.frontends.tracing import span_exporter, trace_of
+from gateway.frontends.asgi import trace_of
+from gateway.frontends.tracing import span_exporter
 from gateway.upstreams.openenv.websocket import WebSocketPool
 from tests.deadlines import scaled
 from tests.fakes.eventually import until

@@ -22,6 +22,8 @@ EMBEDDED_CHARS: Final = 4096
 """Length of base64 text from which it is stored by its digest."""
 _EMBEDDED: Final = re.compile(rb'(?<=[",])(?:[A-Za-z0-9+/]{4}){1024,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?=\\*")')
 """Base64 at the end of a JSON string, also after ``data:image/png;base64,`` and in JSON within a JSON string."""
+SPARE_BYTES: Final = 16 * 2**20
+"""Size up to which the memory of a packer is used again."""
 BIG_INTEGER: Final = 1
 """Type of a msgpack extension: an integer of more than 64 bits, in decimal digits."""
 INTEGER_DIGITS: Final = 4300
@@ -38,28 +40,23 @@ class CallBuffer:
     """Collects calls. Those with short contents, as most have, are encoded at once.
 
     A call that waits for a thread costs the event loop more: its objects leave the processor's cache before they are
-    freed.
+    freed. Two packers take turns, so that the event loop copies nothing: one collects, and the thread writes the other.
     """
 
     def __init__(self) -> None:
-        self._packer = msgpack.Packer(default=_told, unicode_errors="surrogatepass", autoreset=False)
-        self._pack: Callable[[object], object] = self._packer.pack
-        self._leases: set[str] = set()
-        self._count = 0
-        self._others: list[LoggedCall] = []
+        self._spare: list[msgpack.Packer] = []
+        self._begin()
 
-    def add(self, call: LoggedCall) -> None:
-        """Add a call."""
-        request, reply = call[5], call[6]
-        if type(request) is bytes is type(reply) and len(request) < EMBEDDED_CHARS > len(reply):
-            self._pack(call)
-            self._leases.add(call[0])
-            self._count += 1
-        else:
-            self._others.append(call)
+    def _begin(self) -> None:
+        """Start to collect into an empty packer."""
+        self._packer = self._spare.pop() if self._spare else _packer()
+        self._leases: list[str] = []
+        self._others: list[LoggedCall] = []
+        self.add = _adder(self._packer.pack, self._leases.append, self._others.append)
+        """Adds a call. `take` replaces this function."""
 
     def __len__(self) -> int:
-        return self._count + len(self._others)
+        return len(self._leases) + len(self._others)
 
     def size(self) -> int:
         """Return about the number of bytes that the calls take."""
@@ -67,24 +64,49 @@ class CallBuffer:
 
     def take(self) -> CallBatch:
         """Empty the buffer, and return what was in it."""
-        head = b"\xdd" + self._count.to_bytes(4, "big")  # of a msgpack list of up to 2**32 values
-        taken = CallBatch(self._count, self._leases, head + self._packer.bytes(), self._others)
-        self._leases, self._count, self._others = set(), 0, []
-        self._packer.reset()
+        taken = CallBatch(self._leases, self._others, self._packer, self._spare)
+        self._begin()
         return taken
+
+
+def _packer() -> msgpack.Packer:
+    return msgpack.Packer(default=_told, unicode_errors="surrogatepass", autoreset=False)
+
+
+def _adder(
+    pack: Callable[[object], object], note: Callable[[str], object], keep: Callable[[LoggedCall], object]
+) -> Callable[[LoggedCall], None]:
+    """Return a function that adds a call to a buffer. It is a closure, because each call of an agent pays for it."""
+
+    def add(call: LoggedCall) -> None:
+        request, reply = call[5], call[6]
+        if type(request) is bytes is type(reply) and len(request) < EMBEDDED_CHARS > len(reply):
+            pack(call)
+            note(call[0])
+        else:
+            keep(call)
+
+    return add
 
 
 class CallBatch(NamedTuple):
     """Calls to be written."""
 
-    number: int
-    """Number of calls in *body*."""
-    leases: set[str]
-    """Their leases."""
-    body: bytes
-    """The calls as one msgpack list."""
+    leases: list[str]
+    """The lease of each encoded call."""
     others: list[LoggedCall]
     """Further calls, which are not encoded yet."""
+    packer: msgpack.Packer
+    spare: list[msgpack.Packer]
+
+    def body(self) -> bytes:
+        """Return the encoded calls as one msgpack list, and give the packer back. May be called once."""
+        head = b"\xdd" + len(self.leases).to_bytes(4, "big")  # of a msgpack list of up to 2**32 values
+        body: bytes = head + self.packer.getbuffer()
+        self.packer.reset()
+        if len(body) <= SPARE_BYTES:
+            self.spare.append(self.packer)
+        return body
 
 
 class CallEncoder:

@@ -227,7 +227,7 @@ class StepLogWriter:
             self._database.close()
 
     def _write(self, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
-        self._unstored = calls.number + len(calls.others) + len(rows)
+        self._unstored = len(calls.leases) + len(calls.others) + len(rows)
         try:
             if self._database is None:
                 self._database = StepLogDatabase(self._folder / INDEX)
@@ -243,9 +243,10 @@ class StepLogWriter:
 
     def _store(self, database: StepLogDatabase, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
         wall = time.time() - time.monotonic()
-        if calls.number:
-            self._segments.append(calls.leases, self._masked(calls.body), wall=wall)
-            self._unstored -= calls.number
+        body = calls.body()
+        if calls.leases:
+            self._segments.append(set(calls.leases), self._masked(body), wall=wall)
+            self._unstored -= len(calls.leases)
         for begin in range(0, len(calls.others), BATCH_MAX):
             some = calls.others[begin : begin + BATCH_MAX]
             body = CallEncoder(database.put, self._masked).encode(some)

@@ -195,8 +195,8 @@ The plugin decides the order of files."""
 
 
 def workers() -> int:
-    """Return the number of concurrent test processes: by default three for each core, because many tests wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 3 * CORES))
+    """Return the number of concurrent test processes: by default five for two cores, because many tests wait."""
+    return int(os.environ.get("PYTEST_WORKERS", 5 * CORES // 2))
 
 
 def files_with_clusters() -> list[str]:

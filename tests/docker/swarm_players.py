@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from tests.fakes.eventually import until
 from tests.wire.raw import create, new_sid, parse
 
 TURNS = 500
-PAUSE_S = 1.5
+PAUSE_S = 2.0
 """Seconds between two steps of a session. One machine runs all machines of the cluster."""
 STEP_S = scaled(60.0)
 ENVIRONMENT = "game"
@@ -94,10 +95,15 @@ class Players:
         await asyncio.gather(*(self._deleted(player) for player in self.players), return_exceptions=True)
 
     async def _opened(self) -> Player:
+        """Create a session. As trainers do, repeat a create that found no free worker in time."""
         player = Player(new_sid())
-        answer = await create(self._http, player.sid, env_name=ENVIRONMENT, task_spec=TASK)
-        assert answer.status_code == 200, answer.text
-        return player
+        deadline = time.monotonic() + STEP_S
+        while True:
+            answer = await create(self._http, player.sid, env_name=ENVIRONMENT, task_spec=TASK)
+            if answer.status_code == 200:
+                return player
+            assert answer.json()["code"] == "pool_exhausted", answer.text
+            assert time.monotonic() < deadline, answer.text
 
     async def _deleted(self, player: Player) -> None:
         await self._http.post("/delete", headers={"X-Session-ID": player.sid})

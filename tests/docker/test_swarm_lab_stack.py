@@ -23,7 +23,7 @@ pytestmark = [
 ]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
-SESSIONS = 45
+SESSIONS = 30
 UPDATED = ("gateway", "node")
 VICTIM = NODES[2]
 """A machine without a gateway and without the store."""

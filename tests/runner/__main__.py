@@ -195,8 +195,8 @@ The plugin decides the order of files."""
 
 
 def workers() -> int:
-    """Return the number of concurrent test processes: by default five for two cores, because many tests wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 5 * CORES // 2))
+    """Return the number of concurrent test processes: by default two for each core, because many tests wait."""
+    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
 
 
 def files_with_clusters() -> list[str]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import __version__
 from gateway.core.errors import ConfigError
 from gateway.core.ports.transport import TRACE
-from gateway.frontends.asgi import header, trace_of
+from gateway.frontends.asgi import header
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -52,7 +52,7 @@ class Tracing:
             attributes["gateway.key"] = str(owner)
         if session := header(scope, b"x-session-id"):
             attributes["gateway.session"] = session
-        given = {name.decode(): value.decode("latin-1") for name, value in trace_of(scope)}
+        given = {name.decode(): value.decode("latin-1") for name, value in TRACE.get()}
         parent = self._propagator.extract(given)
         span = self._tracer.start_span(f"{method} {scope['path']}", parent, self._server, attributes)
         passed: dict[str, str] = {}

@@ -15,7 +15,7 @@ import httpx
 
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
-from tests.fakes.splicing import splice
+from tests.fakes.splicing import serving, splice
 
 ASK_EVERY_S = 0.2
 ASK_WITHIN_S = scaled(2.0)
@@ -42,7 +42,6 @@ class Balancer:
         self.targets = [Target(host, port) for host, port in addresses]
         self.url = ""
         self._turn = itertools.count()
-        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def ready(self) -> list[Target]:
@@ -52,17 +51,15 @@ class Balancer:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Balancer]:
         """Serve until the block is left."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         asking = [asyncio.ensure_future(self._ask(target)) for target in self.targets]
         try:
-            yield self
+            async with serving(self._pass_on) as port:
+                self.url = f"http://127.0.0.1:{port}"
+                yield self
         finally:
-            server.close()
-            tasks = [*asking, *self._connections]
-            for task in tasks:
+            for task in asking:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(self, target: Target) -> None:
         loop = asyncio.get_running_loop()
@@ -79,21 +76,13 @@ class Balancer:
                         connection.cancel()
                 await asyncio.sleep(ASK_EVERY_S)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._pass_on(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            target, there_reader, there_writer = await self._connected()
-            task = asyncio.current_task()
-            assert task is not None
-            target.connections.add(task)
-            task.add_done_callback(target.connections.discard)
-            await splice((reader, writer), (there_reader, there_writer))
-        finally:
-            writer.close()
+        target, there_reader, there_writer = await self._connected()
+        task = asyncio.current_task()
+        assert task is not None
+        target.connections.add(task)
+        task.add_done_callback(target.connections.discard)
+        await splice((reader, writer), (there_reader, there_writer))
 
     async def _connected(self) -> tuple[Target, asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the next ready gateway that accepts the connection. Nothing was sent yet, so it may try several."""

@@ -18,7 +18,7 @@ from tests.deadlines import scaled
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
 from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
-from tests.sandbox.control_groups import LOOPS, cpu_group, join
+from tests.sandbox.control_groups import LOOPS, PEERS, cpu_group, join
 
 pytestmark = pytest.mark.sandbox
 
@@ -172,23 +172,23 @@ NEED = """
 import time
 def need(n):
     begun = time.process_time()
-    while time.process_time() - begun < 0.2: pass
+    while time.process_time() - begun < 0.6: pass
     return n
 """
-"""A right solution that needs a fifth of its CPU time limit."""
+"""A right solution that needs a part of its CPU time limit."""
 
 
-async def busy(sandboxes: Any, *, judged_s: float | None) -> Any:
-    """Open a sandbox with a hundred busy loops: an agent's loops, or judged loops with *judged_s* of CPU time."""
+async def busy(sandboxes: Any, loops: str, *, judged_s: float | None = None) -> Any:
+    """Open a sandbox with busy loops: of an agent, or judged with *judged_s* of CPU time."""
     sandbox = await sandboxes.open()
     if judged_s is not None:
         sandbox.judged = judging.Judged(judged_s)
-    assert (await sandbox.run(["bash", "-c", LOOPS])).status == 0
+    assert (await sandbox.run(["bash", "-c", loops])).status == 0
     return sandbox
 
 
 async def test_a_hundred_busy_loops_of_another_session_change_no_reward(worker: World) -> None:
-    await busy(worker.sandboxes, judged_s=None)
+    await busy(worker.sandboxes, LOOPS)
 
     verdict = await worker.judge(NEEDY, NEED)
 
@@ -196,7 +196,7 @@ async def test_a_hundred_busy_loops_of_another_session_change_no_reward(worker: 
 
 
 async def test_a_solution_that_other_sessions_keep_from_the_cpu_is_a_fault_without_a_reward(worker: World) -> None:
-    await busy(worker.sandboxes, judged_s=3600.0)  # as if many judges had started at the same time
+    await busy(worker.sandboxes, PEERS, judged_s=3600.0)  # as if many judges had started at the same time
 
     with pytest.raises(faults.SandboxFault, match="kept the solution from the CPU"):
         await worker.judge(NEEDY, NEED, total_s=3.0)
@@ -222,7 +222,7 @@ async def test_a_solution_that_other_sessions_kept_from_the_cpu_is_run_again(
 ) -> None:
     monkeypatch.setattr(timing, "WALL_EXTRA_S", 2.0)
     task = {"evaluation": {**NEEDY["evaluation"], "time_limit_seconds": 0.3}}
-    relieved = Relieved(worker.sandboxes, await busy(worker.sandboxes, judged_s=3600.0))
+    relieved = Relieved(worker.sandboxes, await busy(worker.sandboxes, PEERS, judged_s=3600.0))
 
     verdict = await World(relieved, worker.error).judge(task, NEED)
 
@@ -230,9 +230,9 @@ async def test_a_solution_that_other_sessions_kept_from_the_cpu_is_run_again(
 
 
 SELF_STARVING = {
-    "busy children": "for _ in range(100):\n    if os.fork() == 0: break\nwhile True: pass",
+    "busy children": "for _ in range(30):\n    if os.fork() == 0: break\nwhile True: pass",
     "busy children that others fork": "def burn():\n    if os.fork() == 0:\n        os.fork(); os.fork()\n"
-    "        while True: pass\nfor _ in range(20): burn()\nwhile True: pass",
+    "        while True: pass\nfor _ in range(6): burn()\nwhile True: pass",
     "children that nobody waits for": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nif os.fork():\n"
     "    while True: pass\nwhile True:\n    if os.fork() == 0:\n        while time.process_time() < 0.01: pass\n"
     "        os._exit(0)\n    try: os.wait()\n    except ChildProcessError: pass",
@@ -252,7 +252,7 @@ SLEEPING = {
 async def test_a_solution_that_keeps_itself_from_the_cpu_fails(worker: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "WALL_EXTRA_S", 2.0)
     task = {"test_cases": [{"input": "", "output": "7"}], "time_limit_seconds": 0.1}
-    await busy(worker.sandboxes, judged_s=None)  # competes with the solution
+    await busy(worker.sandboxes, PEERS)  # competes with the solution
 
     async def judged(code: str) -> tuple[str, float | None]:
         try:

@@ -79,8 +79,8 @@ async def _jumps(
 ) -> None:
     """Let the clock jump during the idle time of a session. The session must last as long as without a jump."""
     async with world.http(1) as http:
-        idle = await opened(http, "brief")
         await everybody.goes_on()
+        idle = await opened(http, "brief")
         # The clock jumps between the end of its step and the note of it, which says how long ago the step ended.
         await counted(idle)
         idle_at = time.monotonic()

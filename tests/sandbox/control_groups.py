@@ -12,8 +12,35 @@ import pytest
 
 from tests.sandbox.outside import descendants
 
-LOOPS = "for i in $(seq 100); do (while :; do :; done) & done"
-"""A shell script that starts a hundred busy loops. When the script has ended, all of them run."""
+_BUSY = """
+import hashlib, os, threading
+begin, here = threading.Event(), os.pipe()
+if os.fork():
+    os.close(here[1])
+    os.read(here[0], 1)
+    os._exit(0)
+def run():
+    begin.wait()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+threading.stack_size(2**16)
+for _ in range(COUNT): threading.Thread(target=run).start()
+begin.set()
+os.close(here[1])
+"""
+
+
+def loops(count: int) -> str:
+    """Return a shell script that starts *count* busy loops. When the script has ended, all of them run.
+
+    They are threads that need no lock of Python's. Between as many processes some virtual machines spend most of the
+    time for the change of the address space, and a test takes minutes.
+    """
+    return f"python3 -c '{_BUSY.replace('COUNT', str(count))}'"
+
+
+LOOPS = loops(100)
+PEERS = loops(8)
+"""Loops for the priority of a judged program, which then gets a ninth of the CPU."""
 _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 _TURN = Path(tempfile.gettempdir()) / "env-gateway-cpu-group.lock"

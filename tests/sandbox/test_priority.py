@@ -10,7 +10,7 @@ from envserver.sandbox import Box, Judged, Limits, Sandbox, Sandboxes
 from envserver.sandbox.processes import AGENT_NICE
 from envserver.sandbox.watchdog import CpuTimes, Stopwatch
 
-from tests.sandbox.control_groups import LOOPS, cpu_group, join
+from tests.sandbox.control_groups import LOOPS, PEERS, cpu_group, join
 from tests.sandbox.inside import bash, python, said
 
 
@@ -116,12 +116,12 @@ async def test_a_hundred_busy_loops_do_not_keep_a_judged_program_from_its_cpu(cr
 
 async def test_waiting_sleeping_and_running_are_distinguished(crowded: Sandboxes) -> None:
     hog, judge = await crowded.open(), await crowded.open()
-    hog.judged = Judged(3600.0)  # at the same priority: only a hundred against one
+    hog.judged = Judged(3600.0)  # at the same priority
     judge.judged = slept = Judged(60.0)
     await bash(judge, "sleep 60", timeout_s=1.0)
     judge.judged = ran = Judged(60.0)
     await bash(judge, "while :; do :; done", timeout_s=1.0)
-    await bash(hog, LOOPS)
+    await bash(hog, PEERS)
     judge.judged = waited = Judged(60.0)
     await bash(judge, "while :; do :; done", timeout_s=4.0)
 

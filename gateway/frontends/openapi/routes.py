@@ -14,12 +14,10 @@ from gateway.frontends.asgi import GROUP_MAX_CHARS, MAX_GROUP_SIZE, POLICY_MAX_C
 from gateway.frontends.openapi.schemas import ANY, COUNT, FLAG, JSON, TEXT, Schema, maybe, obj, several
 
 STATUSES: Final[Mapping[int, str]] = {
-    307: "The path ends in a slash: the same without it",
     400: "The request is wrong; the text states what and where",
     401: "The key is missing or not known",
     403: "The key may not use this environment, or a page of another site sent the request",
     404: "There is no such environment, session, task or other thing",
-    405: "The route takes another method",
     409: "The request contradicts an earlier one",
     410: "The gateway ended the session, or the call may have run and its outcome is lost; see `reason`",
     413: "The body is too large",
@@ -66,6 +64,13 @@ OPENING: Final = {
 }
 ONCE: Final = {"Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]*$"}}
 _LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": 1_000}
+_TASKS: Final = (
+    ("tasks", "All tasks of a split: their public view", "OfSplit", "Tasks"),
+    ("num_tasks", "Number of tasks of a split", "OfSplit", obj(num_tasks=COUNT)),
+    ("task", "A task: its public view", "OfTask", obj(task=ANY)),
+    ("task_range", "Some tasks of a split: their public view", "OfRange", "Tasks"),
+)
+"""Routes of ORS and OpenEnv that list tasks: name, summary, body and answer."""
 
 
 def _ors() -> Iterator[Route]:
@@ -97,12 +102,7 @@ def _ors() -> Iterator[Route]:
     for prefix in ("", "/{environment}"):
         yield ors("GET", f"{prefix}/tools", "Tools of all tasks", obj(tools=several("Tool")), 404, *FAILURES)
         yield ors("GET", f"{prefix}/splits", "Splits of tasks", several("Split"), 404, *FAILURES)
-        for name, summary, body, answer in (
-            ("tasks", "All tasks of a split: their public view", "OfSplit", "Tasks"),
-            ("num_tasks", "Number of tasks of a split", "OfSplit", obj(num_tasks=COUNT)),
-            ("task", "A task: its public view", "OfTask", obj(task=ANY, env_name=TEXT)),
-            ("task_range", "Some tasks of a split: their public view", "OfRange", "Tasks"),
-        ):
+        for name, summary, body, answer in _TASKS:
             yield ors("POST", f"{prefix}/{name}", summary, answer, *tasks, body=body)
         inside = (400, 404, 409, 410, *FAILURES)
         yield ors("GET", f"{prefix}/prompt", "The first observation", several("Block"), *inside, **sid)
@@ -133,14 +133,13 @@ def _ors() -> Iterator[Route]:
 
 def _areal() -> Iterator[Route]:
     for prefix in ("/areal/{environment}/api", "/api"):
-        for method, name, summary, answer, body, errors in (
-            ("GET", "task/info", "The environment and its samples", "TaskInfo", None, ()),
-            ("POST", "episode/start", "Open an episode on a sample", "Started", "Start", (413,)),
-            ("POST", "episode/step", "Act in an episode, once", "Stepped", "Step", (413,)),
-            ("POST", "episode/cancel", "End an episode without a reward", "Cancelled", "EpisodeId", (413,)),
-            ("GET", "health", "Load of the environment", "ArealHealth", None, ()),
+        for method, name, summary, answer, body, headers in (
+            ("GET", "task/info", "The environment and its samples", "TaskInfo", None, {}),
+            ("POST", "episode/start", "Open an episode on a sample", "Started", "Start", OPENING),
+            ("POST", "episode/step", "Act in an episode, once", "Stepped", "Step", ONCE),
+            ("POST", "episode/cancel", "End an episode without a reward", "Cancelled", "EpisodeId", {}),
+            ("GET", "health", "Load of the environment", "ArealHealth", None, {}),
         ):
-            headers = {**OPENING} if name == "episode/start" else ONCE if name == "episode/step" else {}
             yield Route(
                 method=method,
                 path=f"{prefix}/{name}",
@@ -148,7 +147,7 @@ def _areal() -> Iterator[Route]:
                 summary=summary,
                 answer=answer,
                 body=body,
-                errors=(400, 404, 500, 503, *errors),
+                errors=(400, 404, 500, 503, *(() if body is None else (413,))),
                 headers=headers,
             )
 
@@ -183,12 +182,7 @@ def _openenv() -> Iterator[Route]:
     yield one("GET", "state", "State of the episode of X-Session-ID", ANY, *acting, headers=id)
     yield one("POST", "mcp", "Tools over JSON-RPC", "RpcReply", 400, 413, *FAILURES, body="Rpc")
     yield one("GET", "{environment_again}/splits", "Splits of tasks", several("Split"), 501, *FAILURES)
-    for name, summary, body, answer in (
-        ("tasks", "All tasks of a split", "OfSplit", "Tasks"),
-        ("num_tasks", "Number of tasks of a split", "OfSplit", obj(num_tasks=COUNT)),
-        ("task", "A task", "OfTask", obj(task=ANY)),
-        ("task_range", "Some tasks of a split", "OfRange", obj(tasks=several(ANY))),
-    ):
+    for name, summary, body, answer in _TASKS:
         yield one("POST", f"{{environment_again}}/{name}", summary, answer, *tasks, body=body)
 
 

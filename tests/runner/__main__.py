@@ -195,12 +195,12 @@ The plugin decides the order of files."""
 
 
 def workers() -> int:
-    """Return the number of concurrent test processes: by default three for two cores.
+    """Return the number of concurrent test processes: by default two for each core, because many tests wait.
 
-    Many tests wait, but others start many programs. Where the machine is virtual, each program costs more CPU time the
-    more of them take turns on a core: with twelve, the start of Python took up to ten times as much.
+    With more, the programs of tests take turns more often. On a virtual machine each turn costs CPU time: among twelve
+    busy processes, the start of Python took up to ten times as much of it.
     """
-    return int(os.environ.get("PYTEST_WORKERS", max(1, 3 * CORES // 2)))
+    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
 
 
 def files_with_clusters() -> list[str]:

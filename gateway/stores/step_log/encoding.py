@@ -37,7 +37,7 @@ Put = Callable[[bytes], str]
 
 
 class CallBuffer:
-    """Collects calls. Those with short contents, as most have, are encoded at once.
+    """Collects calls. Those with short contents and no failure, as most are, are encoded at once.
 
     A call that waits for a thread costs the event loop more: its objects leave the processor's cache before they are
     freed. Two packers take turns, so that the event loop copies nothing: one collects, and the thread writes the other.
@@ -70,7 +70,8 @@ class CallBuffer:
 
 
 def _packer() -> msgpack.Packer:
-    return msgpack.Packer(default=_told, unicode_errors="surrogatepass", autoreset=False)
+    """Return a packer for plain values only: with support for others, it takes a third more time for each call."""
+    return msgpack.Packer(autoreset=False)
 
 
 def _adder(
@@ -79,10 +80,15 @@ def _adder(
     """Return a function that adds a call to a buffer. It is a closure, because each call of an agent pays for it."""
 
     def add(call: LoggedCall) -> None:
-        request, reply = call[5], call[6]
-        if type(request) is bytes is type(reply) and len(request) < EMBEDDED_CHARS > len(reply):
+        lease, _, _, _, _, request, reply, error, faults = call
+        if (
+            type(request) is bytes is type(reply)
+            and len(request) < EMBEDDED_CHARS > len(reply)
+            and error is None
+            and not faults
+        ):
             pack(call)
-            note(call[0])
+            note(lease)
         else:
             keep(call)
 

@@ -2,9 +2,12 @@
 
 All sessions are in one gateway and one worker, because two processes of the same program differ by a percent. The
 environment ``sampled`` records half of its sessions. The two halves take turns in short rounds, in random order, so a
-slow moment of the machine meets both. The figure is the median of the ratios of neighboring rounds. After each round
-the log has time to write what it got, and this time belongs to the round's CPU time. Sessions stay open, so the rounds
-have calls only.
+slow moment of the machine meets both. After each round the log has time to write what it got, and this time belongs to
+the round's CPU time. Sessions stay open, so the rounds have calls only.
+
+The callers keep the gateway busy all the time, so its calls a second are the inverse of its CPU time for a call. The
+figure is the median of the ratios of neighboring rounds' CPU times: counted calls a second also depend on the callers
+and the worker, and vary by ten percent from round to round. Their ratio is reported too.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 from bench.load.closed_loop import connections, load
@@ -29,8 +32,8 @@ SHARE = 0.97
 ENVIRONMENT = "sampled"
 RECORDED_SHARE = 0.5
 """Share of the sessions that the environment records."""
-WRITE_S = 0.5
-"""Seconds after a round in which the log writes: more than twice the pause between its writes."""
+WRITE_S = 0.3
+"""Seconds after a round in which the log writes: more than the pause between its writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,8 @@ class Plan:
     """Numbers and durations of the measurement."""
 
     callers: int = 64
-    rounds: int = 60
-    round_s: float = 1.0
+    rounds: int = 120
+    round_s: float = 0.5
 
 
 QUICK = Plan(rounds=10, round_s=0.3)
@@ -53,9 +56,9 @@ async def run(servers: Servers, plan: Plan) -> Report:
         WrongAnswer: A call failed.
     """
     chance = random.Random(1)
-    ratios: list[float] = []
     rates: dict[str, list[float]] = {"off": [], "full": []}
-    cpu_s = dict.fromkeys(rates, 0.0)
+    cpu_s: dict[str, list[float]] = {"off": [], "full": []}
+    """Calls a second, and the gateway's CPU time for a call in seconds, of each round."""
     async with servers.running(GATEWAY, {"GATEWAY_ENVIRONMENTS": ENVIRONMENT}) as gateway:
         sessions = await _sessions(gateway, plan)
         for _ in range(plan.rounds):
@@ -63,15 +66,11 @@ async def run(servers: Servers, plan: Plan) -> Report:
             chance.shuffle(order)
             for name in order:
                 before_s = gateway.usage().cpu_s
-                rates[name].append(await _rate(gateway, sessions[name], plan))
+                rate = await _rate(gateway, sessions[name], plan)
                 await asyncio.sleep(WRITE_S)
-                cpu_s[name] += gateway.usage().cpu_s - before_s
-            ratios.append(rates["full"][-1] / rates["off"][-1])
-    calls = {name: sum(each) * plan.round_s for name, each in rates.items()}
-    return make_report(
-        ratios, {name: median(each) for name, each in rates.items()},
-        {name: cpu_s[name] / calls[name] * 1e6 for name in rates}, plan,
-    )  # fmt: skip
+                rates[name].append(rate)
+                cpu_s[name].append((gateway.usage().cpu_s - before_s) / (rate * plan.round_s))
+    return make_report(rates, cpu_s, plan)
 
 
 async def _sessions(gateway: ServerProcess, plan: Plan) -> dict[str, list[Episode]]:
@@ -104,23 +103,26 @@ async def _rate(gateway: ServerProcess, sessions: Sequence[Episode], plan: Plan)
     return became.rate
 
 
-def make_report(ratios: Sequence[float], rates: dict[str, float], cpu_us: dict[str, float], plan: Plan) -> Report:
-    """Return the report of the measured ratios, calls a second, and CPU microseconds of a call in the gateway."""
-    share = median(ratios)
+def make_report(rates: dict[str, list[float]], cpu_s: dict[str, list[float]], plan: Plan) -> Report:
+    """Return the report of calls a second, and of the gateway's CPU seconds for a call, of each round."""
+    shares = [off / full for off, full in zip(cpu_s["off"], cpu_s["full"], strict=True)]
+    counted = [full / off for off, full in zip(rates["off"], rates["full"], strict=True)]
     figures: dict[str, Any] = {
         "plan": asdict(plan),
-        "share_of_calls_per_s": share,
-        "calls_per_s": rates,
-        "gateway_cpu_us_per_call": cpu_us,
-        "shares_by_round": list(ratios),
+        "share_of_calls_per_s": median(shares),
+        "standard_error": stdev(shares) / len(shares) ** 0.5,
+        "share_of_counted_calls_per_s": median(counted),
+        "calls_per_s": {name: median(each) for name, each in rates.items()},
+        "gateway_cpu_us_per_call": {name: median(each) * 1e6 for name, each in cpu_s.items()},
+        "shares_by_round": shares,
     }
     goal = Goal(
         id="L1",
         what="calls a second with the full step log, as a share of those without",
-        value=share,
+        value=median(shares),
         bound=SHARE,
         at_least=True,
     )
-    rows = [[name, number(rates[name]), number(cpu_us[name])] for name in rates]
+    rows = [[name, number(median(rates[name])), number(median(cpu_s[name]) * 1e6)] for name in rates]
     table = Table("The step log", ("step log", "calls/s", "gateway's CPU us a call"), rows)
     return Report("step_log", figures, [goal], [table])

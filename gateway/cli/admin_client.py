@@ -140,12 +140,20 @@ def print_result(as_json: bool, found: object, *lines: str, err: bool = False) -
 
     Args:
         as_json: The command's option ``--json``.
-        found: The result. Paths and other values that JSON does not have become texts.
+        found: The result, for `print_json`.
         lines: The result for people.
         err: Print to standard error, because standard output has a document that the command writes.
     """
-    for line in (json.dumps(found, ensure_ascii=False, default=str),) if as_json else lines:
+    if as_json:
+        print_json(found, err=err)
+        return
+    for line in lines:
         typer.echo(line, err=err)
+
+
+def print_json(found: object, *, err: bool = False) -> None:
+    """Print *found* as one line of JSON. Paths and other values that JSON does not have become texts."""
+    typer.echo(json.dumps(found, ensure_ascii=False, default=str), err=err)
 
 
 def counted(count: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from gateway.app import Gateway
 from gateway.catalog.catalog import describe
 from gateway.catalog.doctor import Finding, examine, failures
-from gateway.cli.admin_client import AsJson, print_result, print_table
+from gateway.cli.admin_client import AsJson, print_json, print_table
 from gateway.cli.doctor import lines_of
 from gateway.content import Content, load_content
 from gateway.core.environment import Environment
@@ -26,7 +26,7 @@ def check(as_json: AsJson = False) -> None:
     content = asyncio.run(_checked(settings))
     found = failures(asyncio.run(examine(settings, content.catalog)))
     if as_json:
-        print_result(as_json, _described(settings, content, found))
+        print_json(_described(settings, content, found))
         return
     catalog = content.catalog
     print_table(_table(settings, content))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_result, print_table
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_json, print_result, print_table
 
 ROUTE = "/admin/v1/curriculum"
 curricula_app = typer.Typer(no_args_is_help=True, help="List, show and restart a running gateway's curricula.")
@@ -20,7 +20,7 @@ def list_curricula(url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False)
     """List the curricula of files and of the API."""
     rows = ask(url, key, "GET", ROUTE)["curricula"]
     if as_json:
-        print_result(as_json, rows)
+        print_json(rows)
         return
     table = Table("name", "split", "sampler", "environments", "source", title=f"{len(rows)} curricula")
     for row in rows:
@@ -43,7 +43,7 @@ def show(
     query = {"tasks": str(tasks)} | ({"environment": environment} if environment else {})
     state = ask(url, key, "GET", f"{ROUTE}/{name}", params=query)
     if as_json:
-        print_result(as_json, state)
+        print_json(state)
         return
     shares = ", ".join(f"{one} {share:.0%}" for one, share in state["shares"].items())
     sampler = state["definition"]["sampler"]["kind"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 import typer
 
 from gateway.catalog.doctor import Finding, Status, examine, failures
-from gateway.cli.admin_client import EXIT_FOUND, AsJson
+from gateway.cli.admin_client import EXIT_FOUND, AsJson, print_json
 from gateway.content import load_content
 from gateway.settings import Settings, load
 
@@ -31,7 +30,7 @@ def doctor(as_json: AsJson = False) -> None:
     settings = load().checked()
     found = asyncio.run(_examined(settings))
     if as_json:
-        typer.echo(json.dumps({"backend": settings.backend, "findings": [asdict(one) for one in found]}))
+        print_json({"backend": settings.backend, "findings": [asdict(one) for one in found]})
     else:
         for one in found:
             for line in lines_of(one):

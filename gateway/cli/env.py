@@ -21,7 +21,7 @@ from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
 from gateway.catalog.toml import parse_environment
-from gateway.cli.admin_client import AsJson, print_result, print_table
+from gateway.cli.admin_client import AsJson, print_json, print_result, print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
@@ -91,7 +91,7 @@ def add(
     path = check_place(folder, named, force=force)
     put(path, text, force=force)
     if as_json:
-        print_result(as_json, {**found, "file": path, "text": text})
+        print_json({**found, "file": path, "text": text})
     else:
         _report(named, findings, ran, path)
 
@@ -101,7 +101,7 @@ def list_command(catalog: CatalogFolder = None, as_json: AsJson = False) -> None
     """List the environments of the catalog."""
     environments = load_catalog(catalog or load().catalog_dir)
     if as_json:
-        print_result(as_json, [describe(environment) for environment in environments])
+        print_json([describe(environment) for environment in environments])
         return
     table = Table("environment", "protocol", "runs", "workers", "loosened")
     for environment in environments:
@@ -121,7 +121,7 @@ def show(
     """Show an environment as the gateway reads it from its file."""
     environment = load_catalog(catalog or load().catalog_dir, names=(name,)).default
     if as_json:
-        print_result(as_json, {"file": environment.directory / "environment.toml", **describe(environment)})
+        print_json({"file": environment.directory / "environment.toml", **describe(environment)})
         return
     table = Table("what", "value", title=f"{environment.directory / 'environment.toml'}")
     for what, value in _rows(environment):

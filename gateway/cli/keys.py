@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from gateway.cli.admin_client import AsJson, print_result, print_table
+from gateway.cli.admin_client import AsJson, print_json, print_result, print_table
 from gateway.core.errors import ConfigError
 from gateway.core.validation import reason_of
 from gateway.settings import Settings, load
@@ -71,7 +71,7 @@ def list_keys(as_json: AsJson = False) -> None:
     """List all keys with their limits."""
     rows = _rows(load())
     if as_json:
-        print_result(as_json, rows)
+        print_json(rows)
         return
     table = Table("name", "for", "created", "limits", title=f"{len(rows)} keys")
     for row in rows:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from gateway import __version__
-from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_result, print_table
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_json, print_result, print_table
 
 
 def ps(
@@ -20,7 +20,7 @@ def ps(
     """Show a running gateway's workers and sessions, and its machines if it has several."""
     found = {name: ask(url, key, "GET", f"/admin/v1/{name}")[name] for name in ("nodes", "workers", "sessions")}
     if as_json:
-        print_result(as_json, found)
+        print_json(found)
         return
     if found["nodes"]:
         columns = ("id", "name", "state", "draining", "workers", "containers", "max_containers")

@@ -27,6 +27,7 @@ from gateway.cli.admin_client import (
     client,
     counted,
     listed_episodes,
+    print_json,
     print_table,
     requested,
 )
@@ -77,7 +78,7 @@ def replay(
             outcome = _played(connection, path, document, query, wait_s=0.0)
             outcomes.append(outcome)
             if as_json:
-                typer.echo(json.dumps({"result": outcome[0], **outcome[1]}, ensure_ascii=False))
+                print_json({"result": outcome[0], **outcome[1]})
             else:
                 _print_report(outcome)
     if any(result != "same" for result, _ in outcomes):
@@ -132,7 +133,7 @@ def audit(
                 ask_over(connection, "PUT", path, kind=dict, json=body)
                 row["is_marked"] = True
     if as_json:
-        typer.echo(json.dumps({"episodes": len(chosen), "tasks": rows}, ensure_ascii=False))
+        print_json({"episodes": len(chosen), "tasks": rows})
     else:
         _print_audit(rows, len(chosen))
     if any(row["is_flaky"] for row in rows):

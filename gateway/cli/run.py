@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway import BUNDLED
-from gateway.cli.admin_client import LOCALHOST, AsJson, Url, print_result
+from gateway.cli.admin_client import LOCALHOST, AsJson, Url, print_json
 from gateway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _client() -> tuple[Any, Any]:
 def _report(runs: Any, played: Run, seconds: float, problem: str, *, as_json: bool) -> None:
     summary = runs.summed(played.results, seconds)
     if as_json:
-        print_result(as_json, {**asdict(summary), "problem": problem})
+        print_json({**asdict(summary), "problem": problem})
     elif played.results:
         typer.echo(runs.table(summary))
     for reason, text in summary.examples.items():

@@ -24,10 +24,13 @@ from gateway.cli.admin_client import (
     counted,
     fetch,
     listed_episodes,
+    print_json,
     print_result,
     print_table,
 )
 from gateway.core.errors import ConfigError, GatewayError
+from gateway.core.session import CloseReason
+from gateway.frontends.dashboard.rendering import PROTOCOLS, REASONS, action_text, beside_blocks, overview, task_parts
 from gateway.tasks.reward_records import verify as verified
 from gateway.tasks.signing import TrustedKeys, read_trusted, trusted_of
 
@@ -70,16 +73,18 @@ def list_sessions(
     with client(url, key) as connection:
         rows = list(listed_episodes(connection, query, limit))
     if as_json:
-        print_result(as_json, rows)
+        print_json(rows)
         return
-    table = Table(
-        *("id", "session", "environment", "task", "policy", "opened", "end", "reward", "steps"),
-        title=counted(len(rows), "episode"),
-    )
+    are_unique = len({row["name"] for row in rows}) == len(rows)  # else sessions differ by their ids only
+    names = ("session", "environment", "task", "policy", "opened", "end", "reward", "steps")
+    table = Table(*(names if are_unique else ("id", *names)), title=counted(len(rows), "episode"))
     for row in rows:
-        end = "running" if row["closed_at"] is None else f"{row['outcome']} ({row['reason']})"
-        texts = (row["id"], row["name"], row["environment"], row["task"], row["policy"], _time(row["opened_at"]), end)
-        table.add_row(*(str(one or "") for one in texts), _told(row["reward"]), _told(row["steps"]))
+        end = "running" if row["closed_at"] is None else row["outcome"]
+        if row["reason"] not in (None, CloseReason.DELETED):
+            end = f"{end} ({row['reason']})"
+        texts = (row["name"], row["environment"], row["task"], row["policy"], _time(row["opened_at"]), end)
+        values = (*(str(one or "") for one in texts), _told(row["reward"]), _told(row["steps"]))
+        table.add_row(*(values if are_unique else (row["id"], *values)))
     print_table(table)
 
 
@@ -90,10 +95,16 @@ def show(
     key: Key = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a recorded episode: its task, and each action with its result, reward and error."""
+    """Show a recorded episode: its end, its task with the evaluation, a line for each step, and then each step whole.
+
+    \b
+    Examples:
+      gateway sessions show 5c0e2f1a-step-118-3        # the name of the session in the trainer's log
+      gateway sessions show 5c0e2f1a-step-118-3 --json # everything, also what is too long to print
+    """
     found = ask(url, key, "GET", f"/admin/v1/episodes/{episode}")
     if as_json:
-        print_result(as_json, found)
+        print_json(found)
         return
     for line in _shown(found):
         typer.echo(line)
@@ -179,7 +190,7 @@ def verify(
             if not as_json:
                 typer.echo(f"{file}:{number}: {error.detail}", err=True)
         if as_json:
-            typer.echo(json.dumps(found))
+            print_json(found)
     if not as_json:
         typer.echo(f"{counted(len(lines) - wrong, 'episode')} verified, {wrong} not")
     if wrong:
@@ -203,37 +214,61 @@ def _key_of(url: str, key: str) -> TrustedKeys:
 
 
 def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
-    begin, image = episode["begin"], episode["image"] or "a local process"
+    """Yield the lines of an episode: what it is, how it ended, its task, an overview of its steps, and each step."""
+    begin, image = episode["begin"], episode["image"] or "none: a local process"
+    seed = "" if episode["seed"] is None else f", seed {episode['seed']}"
+    over = PROTOCOLS.get(episode["protocol"], episode["protocol"])
     yield f"episode {episode['id']} (session {episode['name']!r} of {episode['owner'] or 'no key'})"
-    yield f"  {episode['environment']}, task {episode['task']!r}, seed {episode['seed']}, over {episode['protocol']}"
+    yield f"  {episode['environment']}, task {episode['task']!r}{seed}, over {over}"
     yield f"  worker {episode['worker']}, image {image}"
     yield f"  opened {_time(episode['opened_at'])}, closed {_time(episode['closed_at']) or '-'}"
     if episode["policy"] or episode["group_name"]:
         yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"
-    yield f"  task: {_cut(json.dumps(begin.get('spec'), ensure_ascii=False))}"
+    yield f"  {_ended(episode)}"
+    for name, value in task_parts(begin.get("spec")):
+        yield f"\n{name}"
+        yield _indented(_plain(value))
+    if episode["steps"]:
+        yield ""
+        yield from _overview(episode["steps"])
     for step in episode["steps"]:
         yield ""
-        name = "first observation" if step["operation"] == "prompt" else f"step {step['number']}"
-        repeated = ", a repeated request" if step.get("repeated") else ""
-        yield f"{name} ({step['seconds']:.3f} s, {step['outcome']}{repeated})"
-        if step["action"] not in (None, ""):
-            yield _indented(f"action: {json.dumps(step['action'], ensure_ascii=False)}")
-        for block in step.get("blocks", []):
-            yield _indented(str(block.get("text") or f"[image {block.get('image')}]"))
-        for field in ("observation", "data", "text", "error"):
-            if step.get(field) is not None:
-                yield _indented(f"{field}: {_plain(step[field])}")
-        for fault in step.get("faults", []):
-            yield _indented(
-                f"{fault['kind']} fault in {fault['place']}: {fault['error']}\n{fault.get('traceback') or ''}"
-            )
-        if step.get("reward") is not None or step.get("finished"):
-            yield _indented(f"reward {_told(step.get('reward'))}{', finished' if step.get('finished') else ''}")
-    yield ""
+        yield from _step(step)
+
+
+def _ended(episode: Mapping[str, Any]) -> str:
     if episode["closed_at"] is None:
-        yield "running"
-    else:
-        yield f"{episode['outcome']} ({episode['reason']}), reward {_told(episode['reward']) or 'none'}"
+        return "running"
+    reason = REASONS.get(episode["reason"], episode["reason"])
+    return f"{episode['outcome']} ({reason}), reward {_told(episode['reward']) or 'none'}"
+
+
+def _overview(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield one line for each step."""
+    lines = overview(steps)
+    width = min(40, max(len(line["action"]) for line in lines))
+    for line in lines:
+        reward = "" if line["reward"] is None else f"   reward {_told(line['reward'])}"
+        marks = f"{'   failed' if line['failed'] else ''}{reward}{'   finished' if line['finished'] else ''}"
+        yield f"{line['number']:4}  {line['action']:{width}}  {line['result']}{marks}".rstrip()
+
+
+def _step(step: Mapping[str, Any]) -> Iterator[str]:
+    name = "first observation" if step["operation"] == "prompt" else f"step {step['number']}"
+    repeated = ", a repeated request" if step.get("repeated") else ""
+    yield f"{name} ({step['seconds']:.3f} s, {step['outcome']}{repeated})"
+    if step["action"] not in (None, ""):
+        yield _indented(f"action: {action_text(step)}")
+    for block in step.get("blocks", []):
+        yield _indented(str(block.get("text") or f"[image {block.get('image')}]"))
+    for name, value in beside_blocks(step).items():
+        yield _indented(f"{name}: {_plain(value)}")
+    if step.get("error") is not None:
+        yield _indented(f"error: {_plain(step['error'])}")
+    for fault in step.get("faults", []):
+        yield _indented(f"{fault['kind']} fault in {fault['place']}: {fault['error']}\n{fault.get('traceback') or ''}")
+    if step.get("reward") is not None or step.get("finished"):
+        yield _indented(f"reward {_told(step.get('reward'))}{', finished' if step.get('finished') else ''}")
 
 
 def _plain(value: Any) -> str:
@@ -245,7 +280,7 @@ def _indented(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}… ({len(text)} characters)"
+    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]}… ({len(text)} characters; --json prints all)"
 
 
 def _told(value: object) -> str:

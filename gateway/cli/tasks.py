@@ -24,6 +24,7 @@ from gateway.cli.admin_client import (
     Url,
     ask,
     counted,
+    print_json,
     print_result,
     print_table,
 )
@@ -209,7 +210,7 @@ def list_tasks(
         after = answer["next"]
     if as_json:
         for row in rows:
-            print_result(as_json, row)
+            print_json(row)
         return
     columns = ("environment", "split", "index", "id", "tags", "source", "signed_by")
     table = Table(*columns, title=f"{counted(len(rows), 'task')}{', and there are more' if after is not None else ''}")

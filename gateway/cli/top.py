@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from gateway.cli.admin_client import (
     ask_over,
     client,
     fetch,
+    print_json,
     print_table,
 )
 
@@ -68,7 +68,7 @@ def top(
                 time.sleep(every_s)
                 before, rows = _look(connection, before)
                 if as_json:
-                    typer.echo(json.dumps({"at": round(before.at, 3), "environments": rows}))
+                    print_json({"at": round(before.at, 3), "environments": rows})
                 else:
                     print_table(_table(rows))
                 if once:
@@ -105,7 +105,7 @@ def logs(
     for worker in found:
         log = ask(url, key, "GET", f"/admin/v1/workers/{worker['id']}/log", params={"lines": str(lines)})["log"]
         if as_json:
-            typer.echo(json.dumps({"worker": worker["id"], "environment": worker["environment"], "log": log}))
+            print_json({"worker": worker["id"], "environment": worker["environment"], "log": log})
             continue
         if len(found) > 1:
             typer.echo(f"== worker {worker['id']} of {worker['environment']} ({worker['state']})")

@@ -95,7 +95,7 @@ async def test_people_use_the_dashboard(
 
     assert found["problems"] == []
     assert found["screenshots"] == 4 * len(pages)
-    assert found["keys"]["focused"] == "task"
+    assert found["keys"]["focused"] == "q"
     assert found["keys"]["second"]
     before, after, kept = found["keys"]["themes"]
     assert (before, after, kept) == ("", "light", "light")  # the last look was dark

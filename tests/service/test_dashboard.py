@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.core.environment import TaskView
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.app import POLICY
 from gateway.frontends.dashboard.sign_in import COOKIE
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import Start
-from tests.service.stack import running, tasks
+from tests.service.stack import environment, running, tasks
 from tests.service.test_curricula import curriculum
 from tests.service.test_step_log import LOG, OPERATOR, listed, logging
 from tests.service.wire import call, create, delete
@@ -68,7 +70,7 @@ async def test_an_operator_sees_every_page_also_as_json(tmp_path: Path) -> None:
         other = (await client.get("/dashboard/episodes", params={"tag": "hard"})).text
 
     assert f"/dashboard/episodes/{line['id']}" in found
-    assert "No such episode is recorded" in other
+    assert "No recorded episode matches tag hard. Filters compare whole texts." in other
 
 
 async def test_a_trainer_sees_its_own_episodes_only_and_changes_nothing(tmp_path: Path) -> None:
@@ -232,3 +234,59 @@ async def test_a_wrong_filter_is_a_page_with_the_reason(tmp_path: Path, query: s
 
     assert answer.status_code == 400
     assert query.partition("=")[0] in answer.text
+
+
+async def test_an_episode_begins_with_its_evaluation_and_a_line_for_each_step(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        await played(client, instruction="1+1", evaluation={"expected": "3"}, other="field")
+        (line,) = await listed(client)
+        await signed_in(client, OPERATOR_KEY)
+        page = (await client.get(f"/dashboard/episodes/{line['id']}")).text
+
+    assert "closed by the trainer" in page
+    places = [page.index(text) for text in ("<h2>Instruction", "<h2>Evaluation", "Other fields", '<a href="#step-1">')]
+    assert places == sorted(places)
+    assert page.index('<a href="#step-1">') < page.index('id="step-1"')
+    assert re.search(r"<code>echo {&#34;x&#34;: 1}</code></td><td>{&#34;x&#34;: 1}</td>", page)
+
+
+async def test_the_search_field_leads_to_an_episode_or_to_the_episodes_of_a_task(tmp_path: Path) -> None:
+    async with logging(tmp_path, tasks_math=tasks(train=[{"id": "sum/1", "question": "1"}])) as (_, _, client):
+        await played(client, "named one")
+        (line,) = await listed(client)
+
+        async def found(wanted: str) -> str:
+            answer = await client.get("/dashboard/find", params={"q": wanted})
+            return str(answer.headers["location"])
+
+        unknown = await client.get("/dashboard/find", params={"q": "named one"})
+        await signed_in(client, OPERATOR_KEY)
+        by_name, by_id, by_task = await found("named one"), await found(f" {line['id']} "), await found("sum/1&x")
+
+    assert (unknown.status_code, 'name="key"' in unknown.text) == (401, True)
+    assert by_name == by_id == f"/dashboard/episodes/{line['id']}"
+    assert by_task == "/dashboard/episodes?task=sum%2F1%26x"
+
+
+async def test_a_trainer_sees_no_answer_of_a_task_of_the_gateway(tmp_path: Path) -> None:
+    task = {"id": "a", "instruction": "1+1", "evaluation": {"expected": "SECRET-2"}}
+    math = replace(environment(), task_view=TaskView.PUBLIC)
+    async with logging(tmp_path, math, tasks_math=tasks(train=[task])) as (_, _, client):
+        client.headers["X-API-Key"] = TRAINER_KEY
+        for sid, body in (("listed", {"split": "train", "index": 0}), ("own", {"task_spec": task})):
+            group = {"X-Session-ID": sid, "X-Group-ID": f"of {sid}", "X-Group-Size": "1"}
+            opened = await client.post("/create", json={"env_name": "math", **body}, headers=group)
+            assert opened.status_code == 200, opened.text
+            await delete(client, sid)
+        ids = {row["name"]: row["id"] for row in await listed(client)}
+        suffixes = ("", ".json", ".jsonl")
+        places = [f"episodes/{ids['listed']}{suffix}" for suffix in suffixes] + ["groups/math/of listed.json"]
+        seen = {}
+        for key in (TRAINER_KEY, OPERATOR_KEY):
+            await signed_in(client, key)
+            seen[key] = ["SECRET-2" in (await client.get(f"/dashboard/{place}")).text for place in places]
+        await signed_in(client, TRAINER_KEY)
+        own = (await client.get(f"/dashboard/episodes/{ids['own']}")).text
+
+    assert seen == {TRAINER_KEY: [False] * 4, OPERATOR_KEY: [True] * 4}
+    assert "SECRET-2" in own, "the trainer sent it"

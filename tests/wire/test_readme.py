@@ -176,6 +176,7 @@ class Checkout:
         }
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._variables = inherited | {"PATH": programs, "HOME": str(home), "GATEWAY_URL": url, "NO_PROXY": "*"}
+        self._variables["GATEWAY_KEY"] = ""
 
     def play(self, block: Block) -> None:
         """Do with *block* what its page means; one in ``sh`` may start a server, which the next ones speak to."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, UnknownEpisode
 from gateway.core.json_text import dump
 from gateway.core.ports.step_log import StepLogQueries
 from gateway.frontends.admin.episodes import blob_response
@@ -87,6 +87,7 @@ class Dashboard:
             Route("/dashboard/sign-out", self._signed_out, methods=["POST"]),
             Route("/dashboard/static/{file}", self._file),
             Route("/dashboard/blobs/{digest}", self._blob),
+            Route("/dashboard/find", self._find),
             Route("/dashboard/episodes/{id}.jsonl", self._download),
         ]
         for role, known in ((True, operators), (False, everyone)):
@@ -144,6 +145,19 @@ class Dashboard:
         digest = request.path_params["digest"]
         data = await self._queries.blob(digest) if re.fullmatch(r"[0-9a-f]{64}", digest) else None
         return Response("not found", 404, headers=HEADERS) if data is None else blob_response(data)
+
+    async def _find(self, request: Request) -> Response:
+        """Lead to the episode with this id or of this session, or else to the list of the episodes of this task."""
+        viewer: Viewer | None = request.scope.get("gateway.viewer")
+        if viewer is None:
+            return self._refused(request, 401, "", None, is_json=False)
+        wanted = request.query_params.get("q", "").strip()
+        try:
+            found = (await self._pages.episode(viewer, wanted))["id"]
+            return RedirectResponse(f"{_root(request)}/episodes/{found}", 303, headers=HEADERS)
+        except UnknownEpisode:
+            query = urlencode({"task": wanted})
+            return RedirectResponse(f"{_root(request)}/episodes?{query}", 303, headers=HEADERS)
 
     async def _download(self, request: Request) -> Response:
         """Return an episode as one line, as `gateway replay` reads it."""

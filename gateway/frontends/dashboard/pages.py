@@ -15,8 +15,9 @@ from typing import Any, Final
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.doctor import examine
 from gateway.core.curriculum import PREFIX
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, TaskView
 from gateway.core.errors import GatewayError, UnknownEpisode
+from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
 from gateway.core.ports.store import Store
@@ -28,6 +29,7 @@ from gateway.metrics import Metrics, Overview
 from gateway.settings import Settings
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
+from gateway.tasks.public_view import public_view
 
 HOUR_S: Final = 3600.0
 LISTED: Final = 50
@@ -121,13 +123,15 @@ class Pages:
             wanted = replace(wanted, owner=viewer.owner)
         found = await listed_episodes(self._log, self._queries, wanted, limit=LISTED)
         asked = {name: query.get(name, "") for name in (*TEXTS, "reward_min", "reward_max")}
-        return {**found, "query": asked, "environments": sorted(self._catalog.offered)}
+        mean = _mean(row["reward"] for row in found["episodes"])
+        return {**found, "mean": mean, "query": asked, "environments": sorted(self._catalog.offered)}
 
     async def episode(self, viewer: Viewer, id: str) -> Json:
         """One episode with every step. Raises ``UnknownEpisode``, also for an episode of another key."""
         found = await recorded_episode(self._log, self._queries, id)
         if not viewer.is_operator and found["owner"] != viewer.owner:
             raise UnknownEpisode(f"no episode {id!r} is recorded")
+        found = self._seen_by(viewer, found)
         return {**found, "curl": _as_curl(found)}
 
     async def group(self, viewer: Viewer, environment: str, name: str) -> Json:
@@ -138,14 +142,15 @@ class Pages:
         rows = (await listed_episodes(self._log, self._queries, wanted, limit=MEMBERS))["episodes"]
         if not rows:
             raise UnknownEpisode(f"no episode of a group {name!r} in {environment!r} is recorded")
-        members = [await recorded_episode(self._log, self._queries, row["id"]) for row in reversed(rows)]
+        found = [await recorded_episode(self._log, self._queries, row["id"]) for row in reversed(rows)]
+        members = [self._seen_by(viewer, member) for member in found]
         rewards = [member["reward"] for member in members if member["reward"] is not None]
         return {
             "environment": environment,
             "group": name,
             "task": members[0]["task"],
             "size": members[0]["begin"].get("group_size"),
-            "mean": sum(rewards) / len(rewards) if rewards else None,
+            "mean": _mean(rewards),
             "spread": max(rewards) - min(rewards) if rewards else None,
             "members": members,
         }
@@ -185,6 +190,12 @@ class Pages:
         return {"findings": [asdict(one) for one in await examine(self._settings, self._catalog)]}
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _seen_by(self, viewer: Viewer, episode: Json) -> Json:
+        if viewer.is_operator:
+            return episode
+        name = EnvironmentName(episode["begin"].get("variant") or episode["environment"])
+        return for_trainer(episode, self._catalog.known.get(name))
 
     async def _newest(self, wanted: EpisodeFilter, limit: int = 200) -> list[Json]:
         found: list[Json] = (await listed_episodes(self._log, self._queries, wanted, limit=limit))["episodes"]
@@ -233,6 +244,27 @@ def _quantile(counts: Overview, share: float) -> float | None:
     return None
 
 
+def for_trainer(episode: Json, environment: Environment | None) -> Json:
+    """Return *episode* without what trainers must not see.
+
+    These are the faults of an author's code, and of a task of the gateway what its public view leaves out. A removed
+    environment is None.
+    """
+    begin, end = episode["begin"], episode["end"]
+    is_known_in_full = not episode["split"] or (environment is not None and environment.task_view is TaskView.FULL)
+    if not is_known_in_full and isinstance(begin.get("spec"), Mapping):
+        view = {} if environment is None else public_view(begin["spec"], environment, episode["task"] or "")
+        begin = {**begin, "spec": view}
+    steps = [{name: value for name, value in step.items() if name != "faults"} for step in episode["steps"]]
+    return {**episode, "begin": begin, "steps": steps, "end": end and {**end, "faults": []}}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the numbers among *values*; None: there are none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
 def _histograms(split: str, rows: Sequence[Json]) -> Json:
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     durations = [row["closed_at"] - row["opened_at"] for row in rows if row["closed_at"] and row["opened_at"]]
@@ -240,7 +272,7 @@ def _histograms(split: str, rows: Sequence[Json]) -> Json:
         "split": split,
         "episodes": len(rows),
         "outcomes": dict(Counter(row["outcome"] or "running" for row in rows)),
-        "mean": sum(rewards) / len(rewards) if rewards else None,
+        "mean": _mean(rewards),
         "rewards": histogram(rewards),
         "durations": _counted(durations, _DURATIONS),
     }
@@ -261,10 +293,13 @@ def histogram(values: Sequence[float], bins: int = BINS) -> Json:
 
 
 def _counted(values: Iterable[float], bounds: Sequence[float]) -> Json:
+    """Return ``bounds`` and ``counts`` of *values* up to each bound, from the first to the last bar that has any."""
     counts = [0] * len(bounds)
     for value in values:
         counts[min(len(bounds) - 1, bisect_right(bounds, value))] += 1
-    return {"bounds": list(bounds), "counts": counts}
+    filled = [place for place, count in enumerate(counts) if count] or [0]
+    shown = slice(filled[0], filled[-1] + 1)
+    return {"bounds": list(bounds[shown]), "counts": counts[shown]}
 
 
 def _success_map(rows: Sequence[Json]) -> Json:

@@ -1,4 +1,7 @@
-"""Renders the dashboard's pages from templates. Values are escaped, and no page has a script or a style of its own."""
+"""Renders the dashboard's pages from templates, and the texts that commands show of an episode too.
+
+Values are escaped, and no page has a script or a style of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,36 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import REFERENCE
+from gateway.core.session import CloseReason
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+OUTCOMES: Final[Mapping[str, str]] = {
+    EpisodeOutcome.FINISHED: "finished",
+    EpisodeOutcome.STOPPED: "stopped",
+    EpisodeOutcome.UNPLAYED: "not played",
+    EpisodeOutcome.AUTHOR_FAULT: "author's fault",
+    EpisodeOutcome.INFRASTRUCTURE: "infrastructure",
+}
+REASONS: Final[Mapping[str, str]] = {
+    CloseReason.DELETED: "closed by the trainer",
+    CloseReason.CANCELLED: "cancelled by the trainer",
+    CloseReason.EXPIRED: "without a call for too long",
+    CloseReason.WORKER_LOST: "its worker died",
+    CloseReason.OUT_OF_MEMORY: "its worker ran out of memory",
+    CloseReason.TIMEOUT: "a call took too long",
+    CloseReason.AUTHOR_FAULT: "the environment's code failed",
+    CloseReason.SESSION_FAILED: "its sandbox or browser broke",
+    CloseReason.OPEN_FAILED: "it could not be opened",
+    CloseReason.SHUTDOWN: "the gateway stopped",
+    CloseReason.OPERATOR: "ended by an operator",
+}
+PROTOCOLS: Final[Mapping[str, str]] = {"ors": "ORS", "areal": "AReaL", "openenv": "OpenEnv", "nemo": "NeMo Gym"}
+LINE_CHARS: Final = 100
+"""Maximum length of an action or a result in the overview of an episode."""
 _SECONDS: Final = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (86_400.0, 3600.0, "h"), (math.inf, 86_400.0, "d"))
 
 
@@ -46,6 +74,78 @@ def pretty(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
+def task_parts(spec: Any) -> list[tuple[str, Any]]:
+    """Return a task in parts: instruction and evaluation first, because they explain a reward, then other fields."""
+    if not isinstance(spec, Mapping):
+        return [("task", spec)] if spec else []
+    first = [(name, spec[name]) for name in ("instruction", "evaluation") if spec.get(name)]
+    others = {name: value for name, value in spec.items() if name not in dict(first)}
+    return [*first, ("other fields", others)] if others else first
+
+
+def action_text(step: Mapping[str, Any]) -> str:
+    """Return a step's action as text: a tool's name and its input, or JSON; empty if it has none."""
+    action = step["action"]
+    if isinstance(action, Mapping) and "tool" in action:
+        return f"{action['tool']} {_compact(action['input'])}"
+    return "" if action is None else _compact(action)
+
+
+def beside_blocks(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the other observations of a step, without what its blocks already say."""
+    said = [block.get("text") for block in step.get("blocks", ()) if isinstance(block, Mapping)]
+    found = {}
+    for name in ("observation", "data", "text"):
+        value = step.get(name)
+        if isinstance(value, Mapping):
+            value = {key: one for key, one in value.items() if one not in said}
+        if value not in (None, "", {}) and value not in said:
+            found[name] = value
+    return found
+
+
+def overview(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one line for each step: its ``number``, ``action``, ``result``, ``reward`` and ``finished``.
+
+    A result is the error or fault of the step, or else the first line that the agent read.
+    """
+    return [
+        {
+            "number": step["number"],
+            "is_prompt": step["operation"] == "prompt",
+            "action": _line(action_text(step)),
+            "result": _line(_result(step)),
+            "failed": step["outcome"] != "ok",
+            "reward": step.get("reward"),
+            "finished": bool(step.get("finished")),
+        }
+        for step in steps
+    ]
+
+
+def _result(step: Mapping[str, Any]) -> str:
+    if faults := step.get("faults"):
+        return f"{faults[-1]['kind']} fault: {faults[-1]['error']}"
+    if step.get("error"):
+        return _compact(step["error"])
+    for block in step.get("blocks", ()):
+        text = (block.get("text") or "[image]") if isinstance(block, Mapping) else _compact(block)
+        if text.strip():
+            return str(text)
+    return next(map(_compact, beside_blocks(step).values()), "")
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _line(text: str) -> str:
+    """Return the first line of *text*, with an ellipsis if there is more."""
+    whole = text.strip()
+    first = whole.split("\n", 1)[0][:LINE_CHARS].rstrip()
+    return first if first == whole else f"{first} …"
+
+
 def image_source(block: Mapping[str, Any], folder: str) -> str:
     """Return the URL of an image: in *folder* if its data are stored by their digest, else a data URL."""
     data = str(block.get("image") or "")
@@ -71,7 +171,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters.update(when=when, number=number, seconds=seconds, pretty=pretty, bars=bars)
-    made.globals.update(image_source=image_source, zip=zip)
+    made.filters.update(task_parts=task_parts, beside_blocks=beside_blocks, overview=overview)
+    made.globals.update(image_source=image_source, OUTCOMES=OUTCOMES, REASONS=REASONS, PROTOCOLS=PROTOCOLS)
     return made
 
 

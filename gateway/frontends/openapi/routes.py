@@ -103,6 +103,7 @@ def _ors() -> Iterator[Route]:
         yield ors("GET", f"{prefix}/tools", "Tools of all tasks", obj(tools=several("Tool")), 404, *FAILURES)
         yield ors("GET", f"{prefix}/splits", "Splits of tasks", several("Split"), 404, *FAILURES)
         for name, summary, body, answer in _TASKS:
+            answer = obj(task=ANY, env_name=TEXT) if name == "task" else answer
             yield ors("POST", f"{prefix}/{name}", summary, answer, *tasks, body=body)
         inside = (400, 404, 409, 410, *FAILURES)
         yield ors("GET", f"{prefix}/prompt", "The first observation", several("Block"), *inside, **sid)

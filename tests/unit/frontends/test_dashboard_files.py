@@ -6,12 +6,31 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.core.ids import Owner
-from gateway.frontends.dashboard.pages import histogram
-from gateway.frontends.dashboard.rendering import bars, image_source, number, render, seconds, static_files, when
+from gateway.core.environment import Environment, TaskView
+from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.session import CloseReason
+from gateway.frontends.dashboard.pages import for_trainer, histogram
+from gateway.frontends.dashboard.rendering import (
+    LINE_CHARS,
+    OUTCOMES,
+    REASONS,
+    action_text,
+    bars,
+    beside_blocks,
+    image_source,
+    number,
+    overview,
+    render,
+    seconds,
+    static_files,
+    task_parts,
+    when,
+)
 from gateway.frontends.dashboard.sign_in import COOKIE, VALID_S, SignIn, Viewer
 from gateway.settings.keys import Keyring, digest_of
 from tests.fakes.clock import Clock
@@ -66,6 +85,112 @@ def test_times_bars_and_images() -> None:
     assert image_source({"image": "AAAA", "mime_type": "image/gif"}, "/b/") == "data:image/gif;base64,AAAA"
     assert histogram([0.0, 1.0, 1.0]) == {"bounds": [0.0, 1.0], "counts": [1, 2]}
     assert sum(histogram([value / 100 for value in range(100)])["counts"]) == 100
+
+
+# -- what an episode says -------------------------------------------------------------------------------------------
+
+
+def step(**more: Any) -> dict[str, Any]:
+    return {"operation": "call", "number": 1, "outcome": "ok", "seconds": 0.1, "action": None, **more}
+
+
+def test_each_outcome_and_reason_has_a_text() -> None:
+    assert OUTCOMES.keys() == set(EpisodeOutcome)
+    assert REASONS.keys() == set(CloseReason)
+    assert len(set(REASONS.values())) == len(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        (None, []),
+        ({}, []),
+        ("text", [("task", "text")]),
+        ({"question": "1+1"}, [("other fields", {"question": "1+1"})]),
+        (
+            {"id": "a", "evaluation": {"expected": "2"}, "instruction": "1+1"},
+            [("instruction", "1+1"), ("evaluation", {"expected": "2"}), ("other fields", {"id": "a"})],
+        ),
+        ({"instruction": "1+1", "evaluation": None}, [("instruction", "1+1"), ("other fields", {"evaluation": None})]),
+    ],
+)
+def test_a_task_begins_with_what_explains_its_reward(spec: Any, parts: list[Any]) -> None:
+    assert task_parts(spec) == parts
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (None, ""),
+        ("left", "left"),
+        ({"tool": "submit", "input": {"answer": "ä"}}, 'submit {"answer": "ä"}'),
+        ({"frame": "step", "data": {"x": 1}}, '{"frame": "step", "data": {"x": 1}}'),
+    ],
+)
+def test_an_action_is_one_text(action: Any, text: str) -> None:
+    assert action_text(step(action=action)) == text
+
+
+def test_an_observation_does_not_repeat_the_blocks() -> None:
+    blocks = [{"text": "S...G"}, {"image": "AAAA"}, "odd"]
+
+    assert beside_blocks(step(blocks=blocks, data={"text": "S...G", "turn": 3}, text="S...G")) == {"data": {"turn": 3}}
+    assert beside_blocks(step(blocks=blocks, data={"text": "S...G"}, observation="")) == {}
+    assert beside_blocks(step(observation={"x": 0}, data=0, text="more")) == {
+        "observation": {"x": 0},
+        "data": 0,
+        "text": "more",
+    }
+
+
+def test_the_overview_has_a_line_for_each_step() -> None:
+    fault = {"kind": "author", "place": "judge", "error": "KeyError: 'x'", "traceback": "…"}
+    steps = [
+        step(operation="prompt", number=0, blocks=[{"text": "\nWhat is 1+1?\nThink."}]),
+        step(action="a" * 200, blocks=[{"image": "AAAA"}], reward=0.0),
+        step(number=2, outcome="author_fault", error="it failed", faults=[fault]),
+        step(number=3, outcome="refused", error={"code": "busy"}),
+        step(number=4, text="only text", reward=1.0, finished=True),
+        step(number=5, blocks=[{"text": " "}]),
+    ]
+    lines = overview(steps)
+
+    assert [line["number"] for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert [line["is_prompt"] for line in lines] == [True, *[False] * 5]
+    assert [line["result"] for line in lines] == [
+        "What is 1+1? …",
+        "[image]",
+        "author fault: KeyError: 'x'",
+        '{"code": "busy"}',
+        "only text",
+        "",
+    ]
+    assert lines[1]["action"] == "a" * LINE_CHARS + " …"
+    assert [line["failed"] for line in lines] == [False, False, True, True, False, False]
+    assert [line["reward"] for line in lines] == [None, 0.0, None, None, 1.0, None]
+    assert [line["finished"] for line in lines] == [False] * 4 + [True, False]
+
+
+@pytest.mark.parametrize(
+    ("split", "known", "spec"),
+    [
+        ("train", "yes", {"id": "a", "instruction": "1+1", "tags": (), "difficulty": None}),
+        ("train", "in full", {"id": "a", "instruction": "1+1", "evaluation": "2"}),
+        ("train", "no", {}),
+        ("", "yes", {"id": "a", "instruction": "1+1", "evaluation": "2"}),
+    ],
+)
+def test_a_trainer_sees_no_fault_and_no_answer_of_a_listed_task(split: str, known: str, spec: Any) -> None:
+    begin = {"spec": {"id": "a", "instruction": "1+1", "evaluation": "2"}}
+    episode = {"split": split, "task": "a", "begin": begin, "steps": [step(faults=["judge.py, line 3"])], "end": None}
+    view = TaskView.FULL if known == "in full" else TaskView.PUBLIC
+    made = Environment(name=EnvironmentName("sums"), image="i", directory=Path("/"), command=(), task_view=view)
+    environment = None if known == "no" else made
+    seen = for_trainer(episode, environment)
+    ended = for_trainer({**episode, "end": {"reward": None, "faults": ["judge.py, line 3"]}}, environment)
+
+    assert seen == {**episode, "begin": {"spec": spec}, "steps": [step()]}
+    assert ended["end"] == {"reward": None, "faults": []}
 
 
 # -- cookies --------------------------------------------------------------------------------------------------------

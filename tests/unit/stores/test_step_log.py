@@ -28,6 +28,7 @@ from gateway.core.session import CloseReason, EpisodeRequest, Group, Session, Se
 from gateway.stores.step_log import segments as files
 from gateway.stores.step_log import writer as writing
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
+from gateway.stores.step_log.encoding import ENCODED_CALLS
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
 from tests.deadlines import scaled
@@ -90,6 +91,17 @@ async def whole(reader: StepLogReader, line: dict[str, Any]) -> dict[str, Any]:
     assert episode is not None
     assert line.items() <= episode.items()
     return episode
+
+
+@pytest.mark.parametrize("count", [1, ENCODED_CALLS - 1, ENCODED_CALLS, ENCODED_CALLS + 1, 3 * ENCODED_CALLS])
+async def test_calls_are_stored_whatever_their_number(log: StepLogWriter, reader: StepLogReader, count: int) -> None:
+    log.opened(session(), MATH, request(), open_s=0.25)
+    for number in range(count):
+        log.called(a_call(b"%d" % number, None if number % 5 == 3 else b"reply"))
+    await log.aclose()
+
+    assert sorted(int(call[4]) for call in await calls_of(reader)) == list(range(count))
+    assert log.lost == 0
 
 
 async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWriter, reader: StepLogReader) -> None:

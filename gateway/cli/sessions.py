@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,7 +29,15 @@ from gateway.cli.admin_client import (
 )
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.session import CloseReason
-from gateway.frontends.dashboard.rendering import PROTOCOLS, REASONS, action_text, beside_blocks, overview, task_parts
+from gateway.frontends.dashboard.rendering import (
+    PROTOCOLS,
+    REASONS,
+    action_text,
+    beside_blocks,
+    compact,
+    overview,
+    task_parts,
+)
 from gateway.tasks.reward_records import verify as verified
 from gateway.tasks.signing import TrustedKeys, read_trusted, trusted_of
 
@@ -227,7 +234,7 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {_ended(episode)}"
     for name, value in task_parts(begin.get("spec")):
         yield f"\n{name}"
-        yield _indented(_plain(value))
+        yield _indented(compact(value))
     if episode["steps"]:
         yield ""
         yield from _overview(episode["steps"])
@@ -244,13 +251,14 @@ def _ended(episode: Mapping[str, Any]) -> str:
 
 
 def _overview(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one line for each step."""
-    lines = overview(steps)
-    width = min(40, max(len(line["action"]) for line in lines))
-    for line in lines:
-        reward = "" if line["reward"] is None else f"   reward {_told(line['reward'])}"
-        marks = f"{'   failed' if line['failed'] else ''}{reward}{'   finished' if line['finished'] else ''}"
-        yield f"{line['number']:4}  {line['action']:{width}}  {line['result']}{marks}".rstrip()
+    """Yield a line for each step."""
+    rows = [("step", "reward", "action", "result")]
+    for line in overview(steps):
+        reward = f"{_told(line['reward'])}{' end' if line['finished'] else ''}".strip()
+        rows.append((str(line["number"]), reward, line["action"], line["result"]))
+    widths = [min(40, max(len(row[column]) for row in rows)) for column in range(3)]
+    for row in rows:
+        yield "  ".join(f"{text:{width}}" for text, width in zip(row, (*widths, 0), strict=True)).rstrip()
 
 
 def _step(step: Mapping[str, Any]) -> Iterator[str]:
@@ -258,21 +266,17 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
     repeated = ", a repeated request" if step.get("repeated") else ""
     yield f"{name} ({step['seconds']:.3f} s, {step['outcome']}{repeated})"
     if step["action"] not in (None, ""):
-        yield _indented(f"action: {action_text(step)}")
+        yield _indented(f"action: {action_text(step['action'])}")
     for block in step.get("blocks", []):
         yield _indented(str(block.get("text") or f"[image {block.get('image')}]"))
     for name, value in beside_blocks(step).items():
-        yield _indented(f"{name}: {_plain(value)}")
+        yield _indented(f"{name}: {compact(value)}")
     if step.get("error") is not None:
-        yield _indented(f"error: {_plain(step['error'])}")
+        yield _indented(f"error: {compact(step['error'])}")
     for fault in step.get("faults", []):
         yield _indented(f"{fault['kind']} fault in {fault['place']}: {fault['error']}\n{fault.get('traceback') or ''}")
     if step.get("reward") is not None or step.get("finished"):
         yield _indented(f"reward {_told(step.get('reward'))}{', finished' if step.get('finished') else ''}")
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _indented(text: str) -> str:

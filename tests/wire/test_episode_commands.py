@@ -71,14 +71,14 @@ def test_an_operator_finds_the_step_behind_a_reward(gateway: Gateway, run: Comma
     assert "wrong-one" in table.stdout
     order = (
         "finished (closed by the trainer), reward 0",
-        "other fields",
-        "   1  answer",
+        "\ntask\n",
+        "\n1     0 end   answer",
         "step 1 (",
         "reward 0, finished",
     )
     places = [shown.stdout.index(text) for text in order]
     assert places == sorted(places), shown.stdout
-    assert 'action: answer {"text": "left"}' in shown.stdout
+    assert "    action: answer\n    text: left\n    judged\n" in shown.stdout
     assert whole["steps"][-1]["action"] == {"tool": "answer", "input": {"text": "left"}}
 
 

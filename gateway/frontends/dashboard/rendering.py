@@ -74,21 +74,39 @@ def pretty(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
+def compact(value: Any) -> str:
+    """Return text as it is, and any other value as JSON in one line."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def task_parts(spec: Any) -> list[tuple[str, Any]]:
     """Return a task in parts: instruction and evaluation first, because they explain a reward, then other fields."""
     if not isinstance(spec, Mapping):
         return [("task", spec)] if spec else []
     first = [(name, spec[name]) for name in ("instruction", "evaluation") if spec.get(name)]
     others = {name: value for name, value in spec.items() if name not in dict(first)}
-    return [*first, ("other fields", others)] if others else first
+    return [*first, ("other fields" if first else "task", others)] if others else first
 
 
-def action_text(step: Mapping[str, Any]) -> str:
-    """Return a step's action as text: a tool's name and its input, or JSON; empty if it has none."""
-    action = step["action"]
+def action_text(action: Any) -> str:
+    """Return an action as text: a tool's name and a line for each argument, or JSON; empty for None.
+
+    Texts of several lines, such as programs, begin on a line of their own.
+    """
+    if not (isinstance(action, Mapping) and "tool" in action and isinstance(action["input"], Mapping)):
+        return "" if action is None else pretty(action)
+    lines = [action["tool"]]
+    for name, value in action["input"].items():
+        text = compact(value)
+        lines += [f"{name}:", text] if "\n" in text else [f"{name}: {text}"]
+    return "\n".join(lines)
+
+
+def _action(action: Any) -> str:
+    """Return an action in one line."""
     if isinstance(action, Mapping) and "tool" in action:
-        return f"{action['tool']} {_compact(action['input'])}"
-    return "" if action is None else _compact(action)
+        return f"{action['tool']} {compact(action['input'])}"
+    return "" if action is None else compact(action)
 
 
 def beside_blocks(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,14 +125,14 @@ def beside_blocks(step: Mapping[str, Any]) -> dict[str, Any]:
 def overview(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one line for each step: its ``number``, ``action``, ``result``, ``reward`` and ``finished``.
 
-    A result is the error or fault of the step, or else the first line that the agent read.
+    A result is the error or fault of the step, after its outcome, or else the first block that the agent read.
     """
     return [
         {
             "number": step["number"],
             "is_prompt": step["operation"] == "prompt",
-            "action": _line(action_text(step)),
-            "result": _line(_result(step)),
+            "action": _line(_action(step["action"])),
+            "result": _line(_result(step) if step["outcome"] == "ok" else f"{step['outcome']}: {_result(step)}"),
             "failed": step["outcome"] != "ok",
             "reward": step.get("reward"),
             "finished": bool(step.get("finished")),
@@ -127,23 +145,18 @@ def _result(step: Mapping[str, Any]) -> str:
     if faults := step.get("faults"):
         return f"{faults[-1]['kind']} fault: {faults[-1]['error']}"
     if step.get("error"):
-        return _compact(step["error"])
+        return compact(step["error"])
     for block in step.get("blocks", ()):
-        text = (block.get("text") or "[image]") if isinstance(block, Mapping) else _compact(block)
+        text = compact((block.get("text") or "[image]") if isinstance(block, Mapping) else block)
         if text.strip():
-            return str(text)
-    return next(map(_compact, beside_blocks(step).values()), "")
-
-
-def _compact(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return text
+    return next(map(compact, beside_blocks(step).values()), "")
 
 
 def _line(text: str) -> str:
-    """Return the first line of *text*, with an ellipsis if there is more."""
-    whole = text.strip()
-    first = whole.split("\n", 1)[0][:LINE_CHARS].rstrip()
-    return first if first == whole else f"{first} …"
+    """Return *text* in one line, with an ellipsis if it is cut off."""
+    whole = " ".join(text.split())
+    return whole if len(whole) <= LINE_CHARS else f"{whole[:LINE_CHARS].rstrip()} …"
 
 
 def image_source(block: Mapping[str, Any], folder: str) -> str:
@@ -171,7 +184,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters.update(when=when, number=number, seconds=seconds, pretty=pretty, bars=bars)
-    made.filters.update(task_parts=task_parts, beside_blocks=beside_blocks, overview=overview)
+    made.filters.update(compact=compact, task_parts=task_parts, action_text=action_text)
+    made.filters.update(beside_blocks=beside_blocks, overview=overview)
     made.globals.update(image_source=image_source, OUTCOMES=OUTCOMES, REASONS=REASONS, PROTOCOLS=PROTOCOLS)
     return made
 

@@ -530,5 +530,6 @@ class Gateway:
             curricula=self.curricula,
             records=self.records,
             settings=self.settings,
+            cluster=self.swarm,
         )
         return Dashboard(pages, sign_in=sign_in, queries=self.logs, metrics=self.metrics).app()

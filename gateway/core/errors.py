@@ -82,9 +82,15 @@ class UnknownTask(InvalidRequest):
 
 
 class UnknownEpisode(GatewayError):
-    """The step log has no such episode, or no such blob any more."""
+    """The step log has no such episode, or no such blob any more, or the session is not open."""
 
     code = "unknown_episode"
+
+
+class UnknownWorker(GatewayError):
+    """There is no such worker, or it has ended."""
+
+    code = "unknown_worker"
 
 
 class UnknownSplit(UnknownTask):

@@ -183,12 +183,14 @@ class Authenticator:
     def _digest_of_page(self, scope: Scope) -> bytes:
         """Return the digest of the key with which the dashboard's page was opened that sent the request.
 
-        Only a page of this server counts, and to change something it must send a header that other sites cannot send
-        without the consent of this server. An empty text: there is none.
+        Only a page of this server counts. Browsers state a page's site only to servers with TLS, and to those on their
+        own machine. To other servers, and to change something, the page must send a header that pages of other sites
+        cannot send without the consent of this server. An empty text: there is none.
         """
-        if header(scope, b"sec-fetch-site") != "same-origin":
+        site, is_own = header(scope, b"sec-fetch-site"), header(scope, b"hx-request") == "true"
+        if site not in (None, "same-origin"):
             return b""
-        if scope["method"] not in ("GET", "HEAD") and header(scope, b"hx-request") != "true":
+        if not is_own and (site is None or scope["method"] not in ("GET", "HEAD")):
             return b""
         return self._sign_in.digest_in(header(scope, b"cookie") or "") or b""
 

@@ -28,6 +28,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.UnknownTask: 404,
     errors.UnknownSplit: 404,
     errors.UnknownEpisode: 404,
+    errors.UnknownWorker: 404,
     errors.WrongEnvironment: 400,
     errors.TaskInvalid: 400,
     errors.TaskExists: 409,

@@ -2,7 +2,8 @@
 
     python3 dashboard_browsing.py URL KEY FOLDER < plan.json
 
-``plan.json`` has the ``pages`` to look at, an ``episode`` that ended and one that ``runs``. Screenshots go to FOLDER.
+``plan.json`` has the ``pages`` to look at, an ``episode`` that ended and one that ``runs``; or else, in ``drains``, the
+name of a machine to drain. Screenshots go to FOLDER.
 The program prints one JSON object: ``problems`` of pages, and what each interaction showed.
 """
 
@@ -19,6 +20,8 @@ CHROMIUM = "/usr/lib/chromium/chromium-headless-shell"
 WAIT_S = 60.0
 WIDTHS = (1280, 400)
 THEMES = ("light", "dark")
+REMOTE = "gateway.test"
+"""A name for this machine that Chromium does not know as its own: it treats the pages as those of a remote server."""
 CONTRAST = """() => {
   const channel = value => { value /= 255; return value <= .03928 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4; };
   const numbers = text => text.match(/[\\d.]+/g).map(Number);
@@ -153,6 +156,55 @@ def change(page: Any, url: str, plan: dict[str, str]) -> dict[str, object]:
     }
 
 
+def act_remotely(page: Any, url: str, episode: str, key: str) -> dict[str, str]:
+    """Use the buttons of an episode over plain HTTP under the name of another machine."""
+    page.goto(f"{url.replace('127.0.0.1', REMOTE)}/dashboard/episodes/{episode}")
+    sign_in(page, key)
+    page.wait_for_selector("#episode")
+    for button, place in (("Replay", "#replay"), ("Worker's log", "#log")):
+        page.get_by_role("button", name=button).click()
+        until(page, "place => document.querySelector(place).textContent !== ''", place)
+    page.get_by_role("button", name="Copy as curl").click()
+    until(page, "document.querySelector('[data-copy]').textContent === 'Copied'")
+    page.keyboard.press("/")
+    page.keyboard.press("Control+V")
+    until(page, "document.activeElement.value !== ''")
+    return {
+        "replayed": page.locator("#replay").inner_text(),
+        "log": page.locator("#log").inner_text(),
+        "copied": page.evaluate("document.activeElement.value"),
+    }
+
+
+def sign_in(page: Any, key: str) -> None:
+    until(page, "document.activeElement.name === 'key'")
+    page.keyboard.type(key)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("nav")
+
+
+def drain(page: Any, url: str, machine: str, folder: str) -> dict[str, object]:
+    """Drain a machine and end the drain. Return its state, as the page shows it, before, between and afterwards."""
+    questions: list[str] = []
+
+    def accept(dialog: Any) -> None:
+        questions.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", accept)
+    page.goto(f"{url}/dashboard/now")
+    row = page.locator("#nodes tbody tr", has_text=machine)
+    state = """name => [...document.querySelectorAll("#nodes tbody tr")].find(row => row.innerText.includes(name))
+        ?.cells[1].innerText"""
+    states = [row.locator("td").nth(1).inner_text()]
+    for button, wanted in (("Drain", "live, draining"), ("End the drain", "live")):
+        row.get_by_role("button", name=button, exact=True).click()
+        until(page, f"([name, wanted]) => ({state})(name) === wanted", [machine, wanted])
+        states.append(row.locator("td").nth(1).inner_text())
+        page.screenshot(path=f"{folder}/nodes-{len(states)}.png", full_page=True)
+    return {"states": states, "questions": questions}
+
+
 @contextmanager
 def telling(problems: list[str]) -> Iterator[None]:
     """Print the problems of pages if the block fails: they may be its cause."""
@@ -168,19 +220,21 @@ def main() -> None:
     plan = json.load(sys.stdin)
     problems: list[str] = []
     with sync_api.sync_playwright() as playwright, telling(problems):
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        options = ["--no-sandbox", f"--host-resolver-rules=MAP {REMOTE} 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
         page = watched(context.new_page(), problems)
         page.goto(f"{url}/dashboard/")
         problems.clear()  # the answer 401 to a page without a key is logged as an error
-        until(page, "document.activeElement.name === 'key'")
-        page.keyboard.type(key)
-        page.keyboard.press("Enter")
-        page.wait_for_selector("nav")
+        sign_in(page, key)
+        if "drains" in plan:
+            print(json.dumps(drain(page, url, plan["drains"], folder) | {"problems": problems}))
+            return
         found = {
             "screenshots": look(page, url, plan["pages"], folder, problems),
             "keys": use_keys(page, url, plan["episode"]),
             "changes": change(page, url, plan),
+            "remote": act_remotely(context.new_page(), url, plan["episode"], key),
             "live": follow_live(page, url),
         }
         report = watched(context.new_page(), problems)

@@ -5,27 +5,22 @@ The screenshots are in ``build/dashboard`` afterwards.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.deadlines import scaled
+from tests.docker.chromium import browse
 from tests.fakes.command import in_process
 from tests.runner.preparation import PROJECT
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folder
 
 pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 
-PROGRAM = Path(__file__).with_name("dashboard_browsing.py")
 SCREENSHOTS = PROJECT / "build" / "dashboard"
 CURRICULUM = """
 [sampler]
@@ -91,7 +86,8 @@ async def test_people_use_the_dashboard(
         report = command("report", episode, listed["member-2"], "--out", str(SCREENSHOTS / "report.html"), **variables)
     assert report.returncode == 0, report.stderr
 
-    found = browse(gateway, {"pages": pages, "episode": episode, "runs": listed["running"]})
+    plan = {"pages": pages, "episode": episode, "runs": listed["running"]}
+    found = browse(gateway.url, OPERATOR_KEY, SCREENSHOTS, plan)
 
     assert found["problems"] == []
     assert found["screenshots"] == 4 * len(pages)
@@ -106,21 +102,6 @@ async def test_people_use_the_dashboard(
     assert "operator" in found["changes"]["end"]
     assert found["live"]
     assert "2 episodes" in found["report"]
-
-
-def browse(gateway: Gateway, plan: dict[str, Any]) -> dict[str, Any]:
-    """Run the program in a container that sees this machine's network, and return what it prints."""
-    name = f"eg-test-dashboard-{uuid.uuid4().hex[:8]}"
-    command = ["docker", "run", "--rm", "--interactive", "--name", name, "--label", f"env-gateway.instance={name}"]
-    command += ["--network", "host", "--volume", f"{PROGRAM}:/program.py:ro", "--volume", f"{SCREENSHOTS}:/screenshots"]
-    command += ["--entrypoint", "python3", "env-gateway/browser:latest", "/program.py"]
-    command += [gateway.url, OPERATOR_KEY, "/screenshots"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(plan), capture_output=True, text=True, check=False, timeout=scaled(240)
-        )
-    finally:
-        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=scaled(60))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    assert '"is_same":true' in found["remote"]["replayed"].replace(" ", "")
+    assert "server_ready" in found["remote"]["log"]
+    assert found["remote"]["copied"].startswith("curl ")

@@ -9,6 +9,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.docker.chromium import browse
 from tests.docker.swarm_balancer import Balancer
 from tests.docker.swarm_lab import NODES, expect_namespaces, own_lab
 from tests.docker.swarm_players import Players, playing
@@ -18,7 +19,7 @@ from tests.fakes.eventually import eventually, eventually_now, until
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.cluster,
-    pytest.mark.needs("image:game", "image:gateway", "image:redis"),
+    pytest.mark.needs("image:browser", "image:game", "image:gateway", "image:redis"),
     pytest.mark.timeout(900),
 ]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -96,6 +97,18 @@ async def test_sessions_spread_over_all_machines_in_hardened_workers_of_one_imag
     assert first == second, "each gateway shows what the gateways of all machines recorded"
     assert len(first) >= SESSIONS
     assert players.broken() == []
+
+
+async def test_an_operator_drains_a_machine_in_the_dashboard(stack: SwarmStack, tmp_path: Path) -> None:
+    host, port = stack.gateways()[0]
+    found = await asyncio.to_thread(browse, f"http://{host}:{port}", stack.operator, tmp_path, {"drains": NODES[1]})
+
+    assert found["problems"] == []
+    assert found["states"] == ["live", "live, draining", "live"]
+    assert [question.partition("?")[0] for question in found["questions"]] == [
+        f"Drain {NODES[1]}",
+        f"Give workers and sessions to {NODES[1]} again",
+    ]
 
 
 @pytest.mark.usefixtures("workers_end_afterwards")

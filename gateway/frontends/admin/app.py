@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownEpisode
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownEpisode, UnknownWorker
 from gateway.core.ids import WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
@@ -169,7 +169,7 @@ class AdminFrontend:
         id = WorkerId(request.path_params["id"])
         lines = numbered(queried(request, "lines"), "lines", LOG_LINES, least=1, most=MAX_LOG_LINES)
         if await self._store.worker(id) is None:
-            raise UnknownEpisode(f"there is no worker {id!r}")
+            raise UnknownWorker(f"there is no worker {id!r}")
         return JSONResponse({"worker": id, "log": await self._backend.logs(id, lines=lines)})
 
     async def _restart(self, request: Request) -> Response:

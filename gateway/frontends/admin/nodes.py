@@ -40,23 +40,25 @@ class NodeRoutes:
             Route("/admin/v1/nodes/{id}", self._change, methods=["PUT"]),
         ]
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [_row(view) for view in self._cluster.nodes()] if self._cluster is not None else []
-
     async def _list(self, _: Request) -> Response:
-        return as_json({"nodes": self._rows()})
+        return as_json({"nodes": node_rows(self._cluster)})
 
     async def _change(self, request: Request) -> Response:
         id = request.path_params["id"]
         wanted = await validated(request, Wanted, MAX_BODY_BYTES)
-        if self._cluster is None or all(row["id"] != id for row in self._rows()):
+        if self._cluster is None or all(row["id"] != id for row in node_rows(self._cluster)):
             return _refused(404, "unknown_node", f"there is no node {id!r:.100}")
         try:
             await self._cluster.drain(NodeId(id), wanted.draining)
         except BackendError as error:
             return _refused(503, error.code, error.detail)
         logger.info("node_draining node=%s draining=%s by=%s", id, wanted.draining, operator_of(request))
-        return as_json(next((row for row in self._rows() if row["id"] == id), {"id": id}))
+        return as_json(next((row for row in node_rows(self._cluster) if row["id"] == id), {"id": id}))
+
+
+def node_rows(cluster: SwarmBackend | None) -> list[dict[str, Any]]:
+    """Return the nodes of a cluster as rows for operators; none for None."""
+    return [_row(view) for view in cluster.nodes()] if cluster is not None else []
 
 
 def _row(view: NodeView) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.doctor import examine
@@ -24,12 +24,16 @@ from gateway.core.ports.store import Store
 from gateway.core.worker import EnvironmentLoad
 from gateway.frontends.admin.curricula import state_of
 from gateway.frontends.admin.episodes import TEXTS, listed_episodes, recorded_episode, wanted_by
+from gateway.frontends.admin.nodes import node_rows
 from gateway.frontends.dashboard.sign_in import Viewer
 from gateway.metrics import Metrics, Overview
 from gateway.settings import Settings
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.public_view import public_view
+
+if TYPE_CHECKING:
+    from gateway.backends.swarm.backend import SwarmBackend
 
 HOUR_S: Final = 3600.0
 LISTED: Final = 50
@@ -66,6 +70,7 @@ class Pages:
         curricula: Curricula,
         records: TaskStats,
         settings: Settings,
+        cluster: SwarmBackend | None = None,
     ) -> None:
         self._store = store
         self._catalog = catalog
@@ -75,9 +80,10 @@ class Pages:
         self._curricula = curricula
         self._records = records
         self._settings = settings
+        self._cluster = cluster
 
     async def now(self) -> Json:
-        """Slots, queues, openings, steps and errors of all environments, and the newest failures."""
+        """Slots, queues, openings, steps and errors of all environments, a cluster's nodes, and the newest failures."""
         loads = await self._store.load()
         rows = [self._row(one, loads.get(one.name, EnvironmentLoad())) for one in self._catalog.known.values()]
         since = time.time() - HOUR_S
@@ -86,6 +92,7 @@ class Pages:
         return {
             "at": time.time(),
             "environments": [row for row in rows if row["offered"] or row["workers"]],
+            "nodes": node_rows(self._cluster),
             "reasons": [{"outcome": o, "reason": r, "count": n} for (o, r), n in reasons.most_common()],
             "failures": sorted(failed, key=lambda row: -(row["opened_at"] or 0.0))[:FAILURES],
         }

@@ -41,7 +41,7 @@ Put = Callable[[bytes], str]
 class CallBuffer:
     """Collects calls, and encodes a hundred at a time. Those with long contents or a failure are left to the thread.
 
-    Encoded one by one, a call costs the gateway 2.4 microseconds, and 1.3 so (`bench.run --only step_log`), because
+    Encoded one by one, a call costs the gateway 2.8 microseconds, and 1.7 so (`bench.run --only step_log`), because
     the encoder leaves the processor's cache between two calls of agents. Left to the thread, a call's objects would
     leave the cache before they are freed. Two packers take turns, so that the event loop copies nothing: one collects,
     and the thread writes the other.

@@ -15,9 +15,12 @@ from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState, NodeView
 from gateway.backends.swarm.reports import Endpoint
 from gateway.core.errors import BackendError, ConfigError
+from gateway.core.ids import Owner
 from gateway.core.placement import NodeId, NodeReport
-from gateway.frontends.admin.nodes import NodeRoutes
+from gateway.frontends.admin.nodes import NodeRoutes, node_rows
 from gateway.frontends.admin.replies import ERRORS
+from gateway.frontends.dashboard.rendering import render
+from gateway.frontends.dashboard.sign_in import Viewer
 from gateway.node.tls import make_certificates
 from gateway.settings import Settings
 
@@ -72,6 +75,25 @@ async def test_machines_are_listed(client: httpx.AsyncClient, machines: Machines
         ("n2", "n2", "silent", ""),
     ]
     assert (listed[0]["draining"], listed[0]["max_containers"]) == (False, 10)
+
+
+def test_the_dashboard_shows_machines_with_what_an_operator_may_do(machines: Machines) -> None:
+    def rows() -> dict[str, str]:
+        found = {"environments": [], "failures": [], "nodes": node_rows(cast(SwarmBackend, machines))}
+        page = render("now.html", viewer=Viewer(Owner("boss"), True), page=found, path="/dashboard/now", query="")
+        _, live, silent = page.partition('id="nodes"')[2].partition("</table>")[0].split("<tr>")[1:]
+        return {"live": live, "silent": silent}
+
+    before = rows()
+    machines.is_draining = True
+    after = rows()
+
+    assert all(
+        text in before["live"] for text in ("<td>live</td>", "0/10", "0.5 GiB", '{"draining": true}', "/nodes/n1")
+    )
+    assert "silent for 3 s" in before["silent"]
+    assert "<button" not in before["silent"]
+    assert all(text in after["live"] for text in ("<td>live, draining</td>", '{"draining": false}'))
 
 
 async def test_a_gateway_without_a_cluster_lists_no_machines() -> None:

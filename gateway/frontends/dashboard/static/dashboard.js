@@ -48,8 +48,24 @@ addEventListener("DOMContentLoaded", () => {
 addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  await navigator.clipboard.writeText(document.querySelector(button.dataset.copy).value);
+  const source = document.querySelector(button.dataset.copy);
+  if (navigator.clipboard) await navigator.clipboard.writeText(source.value);
+  else { // over plain HTTP from another machine
+    source.hidden = false;
+    source.select();
+    document.execCommand("copy");
+    source.hidden = true;
+  }
   button.textContent = "Copied";
+});
+
+// A button with data-put sends its JSON after a question, because htmx sends forms only.
+addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-put]");
+  if (!button || !confirm(button.dataset.question)) return;
+  const headers = { "Content-Type": "application/json", "HX-Request": "true" };
+  await fetch(button.dataset.put, { method: "PUT", headers, body: button.dataset.body });
+  location.reload();
 });
 
 // What a button changed is shown by the page itself.

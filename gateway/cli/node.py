@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import typer
 import uvloop
@@ -16,13 +17,16 @@ node_app = typer.Typer(invoke_without_command=True)
 
 
 @node_app.callback()
-def node(context: typer.Context) -> None:
+def node(
+    context: typer.Context,
+    log_as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON.")] = False,
+) -> None:
     """Serve the engine gate: the only process that needs the Docker socket."""
     if context.invoked_subcommand is not None:
         return
     from gateway.node.serve import run_node  # imported here, because the other commands need no Docker SDK
 
-    settings = load()
+    settings = load(log_format="json" if log_as_json else None)
     logs.configure(settings.log_level, settings.log_format)
     catalog, _ = load_files(settings, on_engine=True)
     uvloop.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))

@@ -37,6 +37,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=URL", help="A running server outside the gateway; may be repeated."),
     ] = None,
+    log_as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON.")] = False,
 ) -> None:
     """Serve trainers until SIGTERM. GATEWAY_ variables configure everything else.
 
@@ -45,7 +46,13 @@ def serve(
       gateway serve
       gateway serve --static counter=http://127.0.0.1:8000
     """
-    settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
+    settings = load(
+        host=host,
+        port=port,
+        insecure=insecure or None,
+        static=tuple(static) if static else None,
+        log_format="json" if log_as_json else None,
+    )
     logs.configure(settings.log_level, settings.log_format)
     uvloop.run(serve_until_ended(settings))
 

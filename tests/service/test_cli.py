@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -66,6 +68,27 @@ def served(catalog: Path, **settings: str) -> Done:
     variables = inherited | places(catalog) | settings
     done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=scaled(60))
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_serve_writes_its_log_as_json(catalog: Path) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    command = [GATEWAY, "serve", "--json", "--port", "0"]
+    events = []
+    with ExitStack() as stack:
+        sockets = stack.enter_context(TemporaryDirectory(prefix="gw-"))  # their paths must be short
+        variables = inherited | places(catalog) | {"GATEWAY_BACKEND": "process", "GATEWAY_SOCKET_DIR": sockets}
+        process = stack.enter_context(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                assert line.startswith("{"), line
+                events.append(json.loads(line)["event"])
+                if events[-1] == "gateway_ready":
+                    process.terminate()
+        finally:
+            process.kill()
+
+    assert {"gateway_ready", "gateway_stopped"} <= set(events)
 
 
 def refusal(done: Done) -> str:
@@ -278,7 +301,7 @@ def test_every_command_prints_json_and_every_command_that_asks_a_gateway_takes_a
     found = dict(commands(typer.main.get_command(app)))
 
     assert len(found) >= 35
-    assert {name for name, options in found.items() if "--json" not in options} == {"serve"}  # it writes only its log
+    assert {name for name, options in found.items() if "--json" not in options} == set()
     assert {name for name, options in found.items() if "--url" in options and "--key" not in options} == set()
 
 

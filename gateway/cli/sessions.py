@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,12 +30,14 @@ from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.rendering import (
     PROTOCOLS,
-    REASONS,
     action_text,
     beside_blocks,
     compact,
+    end_text,
     overview,
+    seconds,
     task_parts,
+    when,
 )
 from gateway.tasks.reward_records import verify as verified
 from gateway.tasks.signing import TrustedKeys, read_trusted, trusted_of
@@ -83,13 +84,15 @@ def list_sessions(
         print_json(rows)
         return
     are_unique = len({row["name"] for row in rows}) == len(rows)  # else sessions differ by their ids only
-    names = ("session", "environment", "task", "policy", "opened", "end", "reward", "steps")
-    table = Table(*(names if are_unique else ("id", *names)), title=counted(len(rows), "episode"))
+    names = ("session", "environment", "task", "policy", "opened (UTC)", "outcome", "reward", "steps")
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    mean = f", mean reward {_told(sum(rewards) / len(rewards))}" if rewards else ""
+    table = Table(*(names if are_unique else ("id", *names)), title=f"{counted(len(rows), 'episode')}{mean}")
     for row in rows:
         end = "running" if row["closed_at"] is None else row["outcome"]
         if row["reason"] not in (None, CloseReason.DELETED):
             end = f"{end} ({row['reason']})"
-        texts = (row["name"], row["environment"], row["task"], row["policy"], _time(row["opened_at"]), end)
+        texts = (row["name"], row["environment"], row["task"], row["policy"], when(row["opened_at"]), end)
         values = (*(str(one or "") for one in texts), _told(row["reward"]), _told(row["steps"]))
         table.add_row(*(values if are_unique else (row["id"], *values)))
     print_table(table)
@@ -228,7 +231,7 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     yield f"episode {episode['id']} (session {episode['name']!r} of {episode['owner'] or 'no key'})"
     yield f"  {episode['environment']}, task {episode['task']!r}{seed}, over {over}"
     yield f"  worker {episode['worker']}, image {image}"
-    yield f"  opened {_time(episode['opened_at'])}, closed {_time(episode['closed_at']) or '-'}"
+    yield f"  opened {when(episode['opened_at'])} UTC, closed {when(episode['closed_at']) or '-'}"
     if episode["policy"] or episode["group_name"]:
         yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"
     yield f"  {_ended(episode)}"
@@ -246,8 +249,9 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
 def _ended(episode: Mapping[str, Any]) -> str:
     if episode["closed_at"] is None:
         return "running"
-    reason = REASONS.get(episode["reason"], episode["reason"])
-    return f"{episode['outcome']} ({reason}), reward {_told(episode['reward']) or 'none'}"
+    more = end_text(episode["reason"], episode["outcome"])
+    reward = _told(episode["reward"]) or "none"
+    return f"outcome {episode['outcome']}{f' ({more})' if more else ''}, reward {reward}"
 
 
 def _overview(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -264,7 +268,7 @@ def _overview(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _step(step: Mapping[str, Any]) -> Iterator[str]:
     name = "first observation" if step["operation"] == "prompt" else f"step {step['number']}"
     repeated = ", a repeated request" if step.get("repeated") else ""
-    yield f"{name} ({step['seconds']:.3f} s, {step['outcome']}{repeated})"
+    yield f"{name} ({seconds(step['seconds'])}, {step['outcome']}{repeated})"
     if step["action"] not in (None, ""):
         yield _indented(f"action: {action_text(step['action'])}")
     for block in step.get("blocks", []):
@@ -289,7 +293,3 @@ def _cut(text: str) -> str:
 
 def _told(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _time(at: float | None) -> str:
-    return "" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")[:19]

@@ -70,7 +70,7 @@ def test_an_operator_finds_the_step_behind_a_reward(gateway: Gateway, run: Comma
     assert (found["reward"], found["outcome"], found["owner"]) == (0.0, "finished", "alice")
     assert "wrong-one" in table.stdout
     order = (
-        "finished (closed by the trainer), reward 0",
+        "outcome finished, reward 0",
         "\ntask\n",
         "\n1     0 end   answer",
         "step 1 (",

@@ -40,6 +40,8 @@ REASONS: Final[Mapping[str, str]] = {
     CloseReason.OPERATOR: "ended by an operator",
 }
 PROTOCOLS: Final[Mapping[str, str]] = {"ors": "ORS", "areal": "AReaL", "openenv": "OpenEnv", "nemo": "NeMo Gym"}
+SHORT_CHARS: Final = 200
+"""Maximum length of JSON that stands in one line."""
 LINE_CHARS: Final = 100
 """Maximum length of an action or a result in the overview of an episode."""
 _SECONDS: Final = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (86_400.0, 3600.0, "h"), (math.inf, 86_400.0, "d"))
@@ -70,8 +72,11 @@ def seconds(value: float | None) -> str:
 
 
 def pretty(value: Any) -> str:
-    """Return text as it is, and any other value as indented JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+    """Return text as it is, and any other value as JSON: indented, unless it is short."""
+    short = compact(value)
+    if isinstance(value, str) or len(short) <= SHORT_CHARS:
+        return short
+    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def compact(value: Any) -> str:
@@ -107,6 +112,12 @@ def _action(action: Any) -> str:
     if isinstance(action, Mapping) and "tool" in action:
         return f"{action['tool']} {compact(action['input'])}"
     return "" if action is None else compact(action)
+
+
+def end_text(reason: str | None, outcome: str | None) -> str:
+    """Return how an episode ended, in addition to its *outcome*; empty if the trainer closed it when it was over."""
+    is_usual = outcome == EpisodeOutcome.FINISHED and reason == CloseReason.DELETED
+    return "" if is_usual or reason is None else REASONS.get(reason, reason)
 
 
 def beside_blocks(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +165,8 @@ def _result(step: Mapping[str, Any]) -> str:
 
 
 def _line(text: str) -> str:
-    """Return *text* in one line, with an ellipsis if it is cut off."""
-    whole = " ".join(text.split())
+    """Return *text* in one line, with slashes between its lines, and with an ellipsis if it is cut off."""
+    whole = " / ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
     return whole if len(whole) <= LINE_CHARS else f"{whole[:LINE_CHARS].rstrip()} …"
 
 
@@ -184,7 +195,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters.update(when=when, number=number, seconds=seconds, pretty=pretty, bars=bars)
-    made.filters.update(compact=compact, task_parts=task_parts, action_text=action_text)
+    made.filters.update(compact=compact, task_parts=task_parts, action_text=action_text, end_text=end_text)
     made.filters.update(beside_blocks=beside_blocks, overview=overview)
     made.globals.update(image_source=image_source, OUTCOMES=OUTCOMES, REASONS=REASONS, PROTOCOLS=PROTOCOLS)
     return made

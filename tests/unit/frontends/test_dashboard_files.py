@@ -19,9 +19,11 @@ from gateway.frontends.dashboard.rendering import (
     LINE_CHARS,
     OUTCOMES,
     REASONS,
+    SHORT_CHARS,
     action_text,
     bars,
     beside_blocks,
+    end_text,
     image_source,
     number,
     overview,
@@ -100,6 +102,13 @@ def test_each_outcome_and_reason_has_a_text() -> None:
     assert len(set(REASONS.values())) == len(REASONS)
 
 
+def test_an_ordinary_end_needs_no_words() -> None:
+    assert end_text("deleted", "finished") == end_text(None, None) == ""
+    assert end_text("deleted", "stopped") == "closed by the trainer"
+    assert end_text("expired", "finished") == "without a call for too long"
+    assert end_text("of a newer version", "finished") == "of a newer version"
+
+
 @pytest.mark.parametrize(
     ("spec", "parts"),
     [
@@ -125,8 +134,8 @@ def test_a_task_begins_with_what_explains_its_reward(spec: Any, parts: list[Any]
         ("left", "left"),
         ({"tool": "submit", "input": {"answer": "ä", "sure": True}}, "submit\nanswer: ä\nsure: true"),
         ({"tool": "run", "input": {"script": "cd /\nls", "wait_s": 3}}, "run\nscript:\ncd /\nls\nwait_s: 3"),
-        ({"tool": "odd", "input": "text"}, '{\n  "tool": "odd",\n  "input": "text"\n}'),
-        ({"frame": "step"}, '{\n  "frame": "step"\n}'),
+        ({"tool": "odd", "input": "text"}, '{"tool": "odd", "input": "text"}'),
+        ({"frame": "x" * SHORT_CHARS}, '{\n  "frame": "' + "x" * SHORT_CHARS + '"\n}'),
     ],
 )
 def test_an_action_is_readable_text(action: Any, text: str) -> None:
@@ -160,7 +169,7 @@ def test_the_overview_has_a_line_for_each_step() -> None:
     assert [line["number"] for line in lines] == [0, 1, 2, 3, 4, 5]
     assert [line["is_prompt"] for line in lines] == [True, *[False] * 5]
     assert [line["result"] for line in lines] == [
-        "What is 1+1? Think.",
+        "What is 1+1? / Think.",
         "[image]",
         "author_fault: author fault: KeyError: 'x'",
         'refused: {"code": "busy"}',

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, Final
 
 import typer
@@ -70,6 +71,9 @@ def _commands() -> None:
 
 def main() -> None:
     """Run the command; print an error that an operator can fix as one line, with exit status 2 and no traceback."""
+    for stream in (sys.stdout, sys.stderr):  # an agent may write a lone surrogate; so written, it is valid in JSON
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except GatewayError as error:

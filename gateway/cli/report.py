@@ -36,7 +36,8 @@ def report(
             for step in episode["steps"]:
                 for block in step.get("blocks", []):
                     _embed(connection, block)
-    out.write_text(render("report.html", episodes=found, style=static_files()["dashboard.css"].decode()), "utf-8")
+    text = render("report.html", episodes=found, style=static_files()["dashboard.css"].decode())
+    out.write_text(text, "utf-8", errors="backslashreplace")  # an agent may write a lone surrogate
     print_result(as_json, {"episodes": len(found), "file": out}, f"{counted(len(found), 'episode')} written to {out}")
 
 

@@ -32,8 +32,8 @@ from gateway.frontends.dashboard.rendering import (
     PROTOCOLS,
     action_text,
     beside_blocks,
-    compact,
     end_text,
+    inline,
     overview,
     seconds,
     task_parts,
@@ -71,6 +71,8 @@ def list_sessions(
     as_json: AsJson = False,
 ) -> None:
     """List recorded episodes, newest first; `gateway ps` lists what runs now.
+
+    The episodes' ids are listed too if sessions have the same name.
 
     \b
     Examples:
@@ -237,7 +239,7 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {_ended(episode)}"
     for name, value in task_parts(begin.get("spec")):
         yield f"\n{name}"
-        yield _indented(compact(value))
+        yield _indented(inline(value))
     if episode["steps"]:
         yield ""
         yield from _overview(episode["steps"])
@@ -274,9 +276,9 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
     for block in step.get("blocks", []):
         yield _indented(str(block.get("text") or f"[image {block.get('image')}]"))
     for name, value in beside_blocks(step).items():
-        yield _indented(f"{name}: {compact(value)}")
+        yield _indented(f"{name}: {inline(value)}")
     if step.get("error") is not None:
-        yield _indented(f"error: {compact(step['error'])}")
+        yield _indented(f"error: {inline(step['error'])}")
     for fault in step.get("faults", []):
         yield _indented(f"{fault['kind']} fault in {fault['place']}: {fault['error']}\n{fault.get('traceback') or ''}")
     if step.get("reward") is not None or step.get("finished"):

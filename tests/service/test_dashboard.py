@@ -293,3 +293,33 @@ async def test_a_trainer_sees_no_answer_of_a_task_of_the_gateway(tmp_path: Path)
 
     assert seen == {TRAINER_KEY: [False] * 4, OPERATOR_KEY: [True] * 4}
     assert "SECRET-2" in own, "the trainer sent it"
+
+
+async def test_a_trainer_gets_no_long_task_by_its_digest(tmp_path: Path) -> None:
+    task = {"id": "a", "instruction": "1+1", "evaluation": {"expected": "2", "hidden": "x" * 5000}}
+    math = replace(environment(), task_view=TaskView.PUBLIC)
+    async with logging(tmp_path, math, tasks_math=tasks(train=[task])) as (_, _, client):
+        client.headers["X-API-Key"] = TRAINER_KEY
+        body = {"env_name": "math", "split": "train", "index": 0}
+        assert (await client.post("/create", json=body, headers={"X-Session-ID": "one"})).status_code == 200
+        (line,) = await listed(client)
+        found = {}
+        for key in (TRAINER_KEY, OPERATOR_KEY):
+            await signed_in(client, key)
+            found[key] = (await client.get(f"/dashboard/blobs/{line['task_digest']}")).status_code
+
+    assert found == {TRAINER_KEY: 404, OPERATOR_KEY: 200}
+
+
+async def test_a_lone_surrogate_of_an_agent_spoils_no_page(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        client.headers["X-API-Key"] = TRAINER_KEY
+        await create(client)
+        content = b'{"name": "echo", "input": {"x": "\\ud800"}}'
+        await client.post("/math/call", content=content, headers={"X-Session-ID": "one"})
+        (line,) = await listed(client)
+        await signed_in(client, OPERATOR_KEY)
+        shown = [await client.get(f"/dashboard/episodes/{line['id']}{suffix}") for suffix in ("", ".json", ".jsonl")]
+
+    assert [answer.status_code for answer in shown] == [200] * 3
+    assert "\\ud800" in shown[0].text

@@ -48,7 +48,8 @@ def play(gateway: Gateway, sid: str, index: int = STEADY, *, answer: str = "righ
             ("/unsteady/call", {"name": "answer", "input": {"text": answer}}),
             *([("/delete", None)] if ends else []),
         ):
-            response = http.post(path, json=content)
+            text = json.dumps(content or {})  # in ASCII: an answer may have a lone surrogate
+            response = http.post(path, content=text, headers={"Content-Type": "application/json"})
             assert response.status_code == 200, response.text
 
 
@@ -80,6 +81,17 @@ def test_an_operator_finds_the_step_behind_a_reward(gateway: Gateway, run: Comma
     assert places == sorted(places), shown.stdout
     assert "    action: answer\n    text: left\n    judged\n" in shown.stdout
     assert whole["steps"][-1]["action"] == {"tool": "answer", "input": {"text": "left"}}
+
+
+def test_a_lone_surrogate_of_an_agent_spoils_no_command(gateway: Gateway, run: Command, tmp_path: Path) -> None:
+    play(gateway, "surrogate", answer="\ud800")
+    file = tmp_path / "episode.html"
+    shown, whole = run("sessions", "show", "surrogate"), run("sessions", "show", "surrogate", "--json")
+    written = run("report", "surrogate", "--out", str(file))
+
+    assert "text: \\ud800" in shown.stdout
+    assert json.loads(whole.stdout)["steps"][-1]["action"]["input"] == {"text": "\ud800"}
+    assert (written.returncode, "\\ud800" in file.read_text()) == (0, True)
 
 
 def test_an_export_is_verified_and_played_again(gateway: Gateway, run: Command, tmp_path: Path) -> None:

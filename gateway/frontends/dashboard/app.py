@@ -140,11 +140,16 @@ class Dashboard:
         return Response(data, media_type=kind, headers={**HEADERS, "cache-control": "private, max-age=3600"})
 
     async def _blob(self, request: Request) -> Response:
-        if request.scope.get("gateway.viewer") is None:
+        """Return an image of a step. Operators also get other stored data: a long task has its answers."""
+        viewer: Viewer | None = request.scope.get("gateway.viewer")
+        if viewer is None:
             return Response("sign in first", 401, headers=HEADERS)
         digest = request.path_params["digest"]
         data = await self._queries.blob(digest) if re.fullmatch(r"[0-9a-f]{64}", digest) else None
-        return Response("not found", 404, headers=HEADERS) if data is None else blob_response(data)
+        answer = None if data is None else blob_response(data)
+        if answer is None or not (viewer.is_operator or str(answer.media_type).startswith("image/")):
+            return Response("not found", 404, headers=HEADERS)
+        return answer
 
     async def _find(self, request: Request) -> Response:
         """Lead to the episode with this id or of this session, or else to the list of the episodes of this task."""
@@ -204,7 +209,8 @@ class Dashboard:
 
 
 def _html(text: str, status: int = 200) -> Response:
-    return Response(text, status, media_type="text/html", headers=HEADERS)
+    content = text.encode(errors="backslashreplace")  # an agent may write a lone surrogate
+    return Response(content, status, media_type="text/html", headers=HEADERS)
 
 
 def _root(request: Request) -> str:

@@ -73,13 +73,13 @@ def seconds(value: float | None) -> str:
 
 def pretty(value: Any) -> str:
     """Return text as it is, and any other value as JSON: indented, unless it is short."""
-    short = compact(value)
+    short = inline(value)
     if isinstance(value, str) or len(short) <= SHORT_CHARS:
         return short
     return json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def compact(value: Any) -> str:
+def inline(value: Any) -> str:
     """Return text as it is, and any other value as JSON in one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -102,7 +102,7 @@ def action_text(action: Any) -> str:
         return "" if action is None else pretty(action)
     lines = [action["tool"]]
     for name, value in action["input"].items():
-        text = compact(value)
+        text = inline(value)
         lines += [f"{name}:", text] if "\n" in text else [f"{name}: {text}"]
     return "\n".join(lines)
 
@@ -110,8 +110,8 @@ def action_text(action: Any) -> str:
 def _action(action: Any) -> str:
     """Return an action in one line."""
     if isinstance(action, Mapping) and "tool" in action:
-        return f"{action['tool']} {compact(action['input'])}"
-    return "" if action is None else compact(action)
+        return f"{action['tool']} {inline(action['input'])}"
+    return "" if action is None else inline(action)
 
 
 def end_text(reason: str | None, outcome: str | None) -> str:
@@ -156,12 +156,12 @@ def _result(step: Mapping[str, Any]) -> str:
     if faults := step.get("faults"):
         return f"{faults[-1]['kind']} fault: {faults[-1]['error']}"
     if step.get("error"):
-        return compact(step["error"])
+        return inline(step["error"])
     for block in step.get("blocks", ()):
-        text = compact((block.get("text") or "[image]") if isinstance(block, Mapping) else block)
+        text = inline((block.get("text") or "[image]") if isinstance(block, Mapping) else block)
         if text.strip():
             return text
-    return next(map(compact, beside_blocks(step).values()), "")
+    return next(map(inline, beside_blocks(step).values()), "")
 
 
 def _line(text: str) -> str:
@@ -195,7 +195,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     made.filters.update(when=when, number=number, seconds=seconds, pretty=pretty, bars=bars)
-    made.filters.update(compact=compact, task_parts=task_parts, action_text=action_text, end_text=end_text)
+    made.filters.update(inline=inline, task_parts=task_parts, action_text=action_text, end_text=end_text)
     made.filters.update(beside_blocks=beside_blocks, overview=overview)
     made.globals.update(image_source=image_source, OUTCOMES=OUTCOMES, REASONS=REASONS, PROTOCOLS=PROTOCOLS)
     return made

@@ -22,6 +22,7 @@ import docker
 import httpx
 import pytest
 
+from gateway.backends.docker import calls
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.envs.browser_solutions import written
@@ -296,8 +297,8 @@ async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack) -> None:
     targets = stack.targets()
     worker = stack.workers("math")[0]["Id"]
 
-    execution = stack.engine.exec_create(worker, ["python3", "-c", LOOK_ROUND, json.dumps(targets)])
-    found = json.loads(stack.engine.exec_start(execution["Id"]))
+    argv = ["python3", "-c", LOOK_ROUND, json.dumps(targets)]
+    found = json.loads(calls.run(stack.engine, container=worker, argv=argv)[1])
 
     assert found.pop("interfaces") == ["lo"]
     assert found.pop("sockets") == ["/run/envserver/worker.sock"]  # not another worker's, the gate's, the engine's
@@ -329,8 +330,8 @@ async def test_the_targets_that_a_worker_cannot_reach_exist(stack: Stack) -> Non
     gateway = stack.service("gateway")["Id"]
     look = json.dumps([("redis", address, 6379), ("itself", "127.0.0.1", 8080)])
 
-    execution = stack.engine.exec_create(gateway, ["python3", "-c", LOOK_ROUND, look])
-    found = json.loads(stack.engine.exec_start(execution["Id"]))
+    argv = ["python3", "-c", LOOK_ROUND, look]
+    found = json.loads(calls.run(stack.engine, container=gateway, argv=argv)[1])
 
     assert (found["redis"], found["itself"]) == ("reached", "reached")
 

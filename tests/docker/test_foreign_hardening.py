@@ -15,6 +15,7 @@ import docker
 import httpx
 import pytest
 
+from gateway.backends.docker import calls
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import forwarder_body, server_body
 from gateway.backends.docker.mounts import HostPaths
@@ -34,7 +35,6 @@ from tests.contract.backend_foreign_world import (
 )
 from tests.contract.backend_world import ENGINE_URL, eventually, labelled, new_id, remove_labelled, worker_of
 from tests.deadlines import scaled
-from tests.fakes.eventually import eventually_now
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
@@ -90,17 +90,11 @@ KINDS = ("net", "pid", "mnt", "ipc")
 def spaces_of(engine: docker.APIClient, container: str) -> dict[str, str]:
     """Return a container's namespaces by kind.
 
-    They are read inside, because the engine may have another process namespace than this test. An engine under load may
-    lose the output of a short exec, so this asks again.
+    They are read inside, because the engine may have another process namespace than this test.
     """
-
-    def read() -> dict[str, str]:
-        asked = engine.exec_create(container, ["readlink", *(f"/proc/self/ns/{kind}" for kind in KINDS)])
-        printed = engine.exec_start(asked["Id"]).decode().split()
-        assert len(printed) == len(KINDS), printed
-        return dict(zip(KINDS, printed, strict=True))
-
-    return eventually_now(read)
+    argv = ["readlink", *(f"/proc/self/ns/{kind}" for kind in KINDS)]
+    _, printed = calls.run(engine, container=container, argv=argv)
+    return dict(zip(KINDS, printed.decode().split(), strict=True))
 
 
 async def test_the_forwarder_is_in_the_namespace_of_its_server_and_in_no_other(

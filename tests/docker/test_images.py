@@ -16,6 +16,7 @@ import httpx
 import pytest
 from envserver.sandbox import hostbox
 
+from gateway.backends.docker import calls
 from gateway.backends.docker.container import CUSTOM_TASKS_TARGET, container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
@@ -54,9 +55,7 @@ class Running:
 
     def as_root(self, *argv: str) -> str:
         """Run a command in the container, outside all sandboxes. Return its output."""
-        execution = self.engine.exec_create(self.container, list(argv), user="0")
-        printed: bytes = self.engine.exec_start(execution["Id"])
-        status = self.engine.exec_inspect(execution["Id"])["ExitCode"]
+        status, printed = calls.run(self.engine, container=self.container, argv=list(argv), user="0")
         assert status == 0, printed
         return printed.decode()
 

@@ -15,6 +15,7 @@ from typing import Any
 import docker
 import httpx
 
+from gateway.backends.docker import calls
 from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
@@ -78,9 +79,8 @@ class ContainerWorker:
 
     def run(self, *argv: str, user: str = "0") -> tuple[int, str]:
         """Run a command in the container and return its status and output."""
-        execution = self.engine.exec_create(self.container, list(argv), user=user)
-        printed: bytes = self.engine.exec_start(execution["Id"])
-        return int(self.engine.exec_inspect(execution["Id"])["ExitCode"]), printed.decode(errors="replace")
+        status, printed = calls.run(self.engine, container=self.container, argv=list(argv), user=user)
+        return status, printed.decode(errors="replace")
 
     @contextmanager
     def session(self, task: Mapping[str, Any] | None = None, **more: Any) -> Iterator[Session]:

@@ -311,6 +311,9 @@ class _Handler(BaseHTTPRequestHandler):
         ("POST", r"/images/create", "pull"),
         ("GET", r"/volumes/(?P<reference>[^/]+)", "volume"),
         ("GET", r"/events", "events"),
+        ("POST", r"/containers/(?P<reference>[^/]+)/exec", "exec"),
+        ("POST", r"/exec/(?P<reference>[^/]+)/start", "exec_start"),
+        ("GET", r"/exec/(?P<reference>[^/]+)/json", "exec_inspect"),
     )
 
     def do_GET(self) -> None:
@@ -447,3 +450,16 @@ class _Handler(BaseHTTPRequestHandler):
         while (event := stream.get()) is not None:
             self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
         self.close_connection = True
+
+    def _exec(self, reference: str) -> None:
+        self._answer(201, {"Id": self.server.engine.find(reference).id})
+
+    def _exec_start(self, reference: str) -> None:
+        """Send the output ``out`` and ``error``, each on its own stream, in one packet with the response's head."""
+        upgrade = b"101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp" if "upgrade" in self.headers else b"200 OK"
+        head = b"HTTP/1.1 " + upgrade + b"\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
+        self.wfile.write(head + struct.pack(">BxxxL3s", 1, 3, b"out") + struct.pack(">BxxxL5s", 2, 5, b"error"))
+        self.close_connection = True
+
+    def _exec_inspect(self, reference: str) -> None:
+        self._answer(200, {"ID": reference, "Running": False, "ExitCode": 127})

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from docker import APIClient
 from docker.errors import APIError
 
+from gateway.backends.docker.engine import TIMEOUT_S, open_stream
 from gateway.core.environment import Environment, Limits
 
 
@@ -79,6 +81,40 @@ def logs(client: APIClient, *, container: str, lines: int) -> str:
     """Return the last *lines* of a container's output; an empty string for a missing container."""
     output: bytes = _unless_missing(lambda: client.logs(container, tail=lines), b"")
     return output.decode("utf-8", "replace")
+
+
+MAX_OUTPUT_BYTES: Final = 16 * 2**20
+_FRAME_HEAD: Final = struct.Struct(">BxxxL")
+"""Head of a piece of output: its stream (1: standard output, 2: standard error) and its length in bytes."""
+
+
+def run(client: APIClient, *, container: str, argv: list[str], user: str = "") -> tuple[int, bytes]:
+    """Run a command in a container, as *user* or the container's own user.
+
+    The SDK's ``exec_start`` loses output that arrives together with the head of the engine's response: it reads the
+    connection's socket past the buffer that already holds this output.
+
+    Returns:
+        The exit status, and what the command wrote to standard output and standard error. More than `MAX_OUTPUT_BYTES`
+        are not read.
+
+    Raises:
+        APIError, EngineError: The engine refuses, for example because the container has ended.
+    """
+    id = client.exec_create(container, argv, user=user)["Id"]
+    body = {"Detach": False, "Tty": False}
+    with open_stream(client, "POST", f"exec/{id}/start", {}, body=body, silence_s=TIMEOUT_S) as response:
+        output = b"".join(_pieces(response.raw.read(MAX_OUTPUT_BYTES)))
+    return int(client.exec_inspect(id)["ExitCode"]), output
+
+
+def _pieces(stream: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + _FRAME_HEAD.size <= len(stream):
+        _, length = _FRAME_HEAD.unpack_from(stream, at)
+        at += _FRAME_HEAD.size
+        yield stream[at : at + length]
+        at += length
 
 
 def cause(state: dict[str, Any]) -> str:

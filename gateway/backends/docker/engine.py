@@ -121,11 +121,12 @@ def open_stream(
     query: Mapping[str, str],
     *,
     headers: Mapping[str, str] = MappingProxyType({}),
+    body: object = None,
     silence_s: float,
 ) -> requests.Response:
     """Send a request and return its streamed response, which the caller must close.
 
-    *silence_s* is the longest wait for the next part, in seconds.
+    *body* is sent as JSON unless it is None. *silence_s* is the longest wait for the next part, in seconds.
 
     Raises:
         EngineError: The engine refuses.
@@ -135,6 +136,7 @@ def open_stream(
         f"{client.base_url}/v{client.api_version}/{path}",
         params=query,
         headers=headers,
+        json=body,
         stream=True,
         timeout=(TIMEOUT_S, silence_s),
     )

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from docker import APIClient
 from docker.errors import APIError
 
+from gateway.backends.docker import calls
 from gateway.backends.docker.container import LABEL_ROLE, LABEL_WORKER, Role
-from gateway.backends.docker.engine import Engine
+from gateway.backends.docker.engine import Engine, EngineError
 from gateway.backends.docker.images import is_from_registry, pull
 from gateway.backends.launch import CancelToken
 from gateway.core.errors import ConfigError
@@ -121,9 +122,8 @@ def _listening(client: APIClient, id: WorkerId) -> frozenset[int] | None:
     if container is None:
         return None
     try:
-        made = client.exec_create(container, ["cat", "/proc/net/tcp", "/proc/net/tcp6"])
-        output: bytes = client.exec_start(made["Id"])
-    except APIError:
+        _, output = calls.run(client, container=container, argv=["cat", "/proc/net/tcp", "/proc/net/tcp6"])
+    except (APIError, EngineError):
         return None  # the container has ended
     if _HEAD not in output:
         return None  # an image without `cat`

@@ -7,14 +7,18 @@ import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import APIError
 
 from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.calls import create, run
 from gateway.backends.docker.container import sandbox_profile
+from gateway.backends.docker.engine import connect
 from gateway.backends.docker.images import is_from_registry
 from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits
@@ -801,3 +805,12 @@ async def test_a_socket_path_above_the_limit_is_refused(engine: FakeEngine, fold
     await too_long.aclose()
 
     assert len(engine.containers) == 1
+
+
+def test_no_output_of_a_command_is_lost_that_arrives_with_the_head_of_the_response(engine: FakeEngine) -> None:
+    with closing(connect(engine.url)) as client:
+        container = create(client, body={"Image": "env-gateway/fake", "HostConfig": {}}, name="w1")
+
+        assert run(client, container=container, argv=["cat", "file"]) == (127, b"outerror")
+        with pytest.raises(APIError, match="No such container"):
+            run(client, container="unknown", argv=["cat", "file"])

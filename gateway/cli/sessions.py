@@ -194,8 +194,8 @@ def verify(
     for number, line in enumerate(lines, 1):
         found: dict[str, Any] = {"line": number, "is_valid": True}
         try:
-            record = verified(line, keys)
-            found |= {"episode": record["episode"], "reward": record["reward"]}
+            *rewards, end = verified(line, keys)
+            found |= {"episode": end["episode"], "reward": end["reward"], "rewards": len(rewards)}
         except GatewayError as error:
             wrong += 1
             found |= {"is_valid": False, "error": error.detail}

@@ -1,11 +1,12 @@
-"""Signs rewards: a record binds an episode's rewards to its task, image, judge, seed, actions and results.
+"""Signs rewards: a record binds a reward to the task, image, judge, seed, actions and results that it depends on.
 
 The *chain* is a hash over the episode. Its first link covers how the episode began. Each call adds a link, the SHA-256
-of the link before it, the call's action and the call's result. So a record shows in which order which actions earned
-which rewards, and no call can be changed, removed or added unnoticed.
+of the link before it, the call's action and the call's result. So a record shows after which actions in which order a
+reward was given, and no call can be changed, removed or added unnoticed.
 
-A line of an export is a JSON object with ``episode``, ``record`` and ``signature``, in canonical form: ASCII, sorted
-keys, no white space. Any other byte makes the line invalid.
+A line of an export is a JSON object with ``episode`` and ``records``, in canonical form: ASCII, sorted keys, no white
+space. Any other byte makes the line invalid. There is a record for each reward, in order, and a last one for the whole
+episode. Each has its own ``signature``, so one of them can be verified without the others and without the episode.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ _BEGIN: Final = (
 """Members of an episode that the first link covers."""
 _STATED: Final = (
     *("environment", "split", "task", "task_digest", "image", "seed", "policy", "group_name", "owner", "protocol"),
-    *("opened_at", "closed_at", "reason", "outcome", "reward"),
+    "opened_at",
 )
-"""Members of an episode that its record repeats."""
+"""Members of an episode that each of its records repeats."""
+_STATED_AT_END: Final = ("closed_at", "reason", "outcome", "reward")
+"""Members of an episode that its last record repeats."""
 
 
 def signing_key(secret: bytes) -> Ed25519PrivateKey:
@@ -54,54 +57,65 @@ def signing_key(secret: bytes) -> Ed25519PrivateKey:
 
 
 def signed(episode: Mapping[str, Any], private: Ed25519PrivateKey, *, instance: str) -> bytes:
-    """Return an episode with its signed record as one line, without a line feed.
+    """Return an episode with its signed records as one line, without a line feed.
 
     Args:
         episode: The ended episode, as ``GET /admin/v1/episodes/{id}`` shows it.
         private: The gateway's key.
         instance: The gateway's name.
     """
-    record = {
+    stamp = {
         "format": FORMAT,
         "key": key_id(private.public_key()),
         "instance": instance,
         "signed_at": round(time.time(), 3),
-        **_facts(episode),
     }
-    signature = base64.b64encode(private.sign(_content(record))).decode()
-    return canonical({"episode": episode, "record": record, "signature": signature})
+    records = [stamp | facts for facts in _facts(episode)]
+    for record in records:
+        record["signature"] = base64.b64encode(private.sign(_content(record))).decode()
+    return canonical({"episode": episode, "records": records})
 
 
-def verify(line: bytes, trusted: TrustedKeys) -> dict[str, Any]:
-    """Return the record in a *line* that `signed` wrote.
+def verify(line: bytes, trusted: TrustedKeys) -> list[dict[str, Any]]:
+    """Return the records in a *line* that `signed` wrote: one for each reward, and a last one for the episode.
 
     Raises:
         InvalidRequest: The line is not such a line.
         NotSigned: Its key is not trusted.
-        BadSignature: The episode, the record or the signature was changed.
+        BadSignature: The episode, a record or a signature was changed.
     """
-    try:
-        document = json.loads(line)
-        episode, record, signature = document["episode"], document["record"], document["signature"]
-        is_form = isinstance(episode, dict) and isinstance(record, dict) and record.get("format") == FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"not an episode with a signed record: {error or type(error).__name__}") from None
-    if not is_form or not isinstance(signature, str) or document.keys() != {"episode", "record", "signature"}:
-        raise InvalidRequest(f"not an episode with a signed record of the format {FORMAT}")
-    public = trusted.named(record.get("key"))
+    document = _document(line)
+    episode: dict[str, Any] = document["episode"]
+    records: list[dict[str, Any]] = document["records"]
+    keys = [trusted.named(record.get("key")) for record in records]
     try:
         if canonical(document) != line:
             raise BadSignature("the line is not in canonical form: it was changed after it was signed")
-        public.verify(base64.b64decode(signature, validate=True), _content(record))
+        for record, public in zip(records, keys, strict=True):
+            public.verify(base64.b64decode(record["signature"], validate=True), _content(record))
         facts = _facts(episode)
     except InvalidSignature:
-        raise BadSignature("the record is not what the gateway signed") from None
+        raise BadSignature("a record is not what the gateway signed") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadSignature(f"the episode or the signature was changed: {error}") from None
-    changed = sorted(name for name in facts if facts[name] != record.get(name))
-    if changed:
-        raise BadSignature(f"the episode is not the one of the record: {', '.join(changed)} differ")
-    return dict(record)
+        raise BadSignature(f"the episode or a signature was changed: {error}") from None
+    if len(facts) != len(records):
+        raise BadSignature(f"the episode has {len(facts) - 1} rewards, and there are records of {len(records) - 1}")
+    pairs = zip(facts, records, strict=True)
+    if changed := sorted({name for fact, record in pairs for name in fact if fact[name] != record.get(name)}):
+        raise BadSignature(f"the episode is not the one of its records: {', '.join(changed)} differ")
+    return records
+
+
+def _document(line: bytes) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(line)
+        is_form = document.keys() == {"episode", "records"} and isinstance(document["episode"], dict)
+        formats = {record["format"] for record in document["records"]} if is_form else set()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRequest(f"not an episode with signed records: {error or type(error).__name__}") from None
+    if formats != {FORMAT}:
+        raise InvalidRequest(f"not an episode with signed records of the format {FORMAT}")
+    return document
 
 
 def canonical(value: Any) -> bytes:
@@ -109,27 +123,27 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _facts(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record says of *episode*."""
-    begin = episode["begin"] or {}
+def _facts(episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the records of *episode* say."""
+    evaluation = ((episode["begin"] or {}).get("spec") or {}).get("evaluation")
+    about = {
+        "episode": episode["id"],
+        **{name: episode.get(name) for name in _STATED},
+        "judge": _hash({"image": episode.get("image"), "evaluation": evaluation}),
+    }
     link = _hash({name: episode.get(name) for name in _BEGIN})
-    rewards = []
+    facts = []
     for step in episode["steps"]:
         link = hashlib.sha256(f"{link}{_hash(step)}".encode()).hexdigest()
         if step.get("reward") is not None and not step.get("repeated"):
-            rewards.append({"step": step["number"], "reward": step["reward"], "chain": link})
-    return {
-        "episode": episode["id"],
-        **{name: episode.get(name) for name in _STATED},
-        "judge": _hash({"image": episode.get("image"), "evaluation": (begin.get("spec") or {}).get("evaluation")}),
-        "rewards": rewards,
-        "chain": link,
-        "content": _hash(episode),
-    }
+            facts.append({**about, "step": step["number"], "reward": step["reward"], "chain": link})
+    end = {name: episode.get(name) for name in _STATED_AT_END}
+    return [*facts, {**about, **end, "chain": link, "content": _hash(episode)}]
 
 
 def _content(record: Mapping[str, Any]) -> bytes:
-    return f"{FORMAT}\n".encode() + canonical(record)
+    """Return the bytes that are signed: the record without its signature."""
+    return f"{FORMAT}\n".encode() + canonical({name: record[name] for name in record if name != "signature"})
 
 
 def _hash(value: Any) -> str:

@@ -353,5 +353,6 @@ async def expect_the_log_to_tell_it(gateway: Gateway, case: Case, rewards: Mappi
             assert all(step["outcome"] == "ok" and step["blocks"] for step in steps)
             report = await gateway.ask(f"episodes/{listed['id']}/replay", "POST")
             assert (report["is_same"], report["steps"]) == (True, len(script)), report
-            record = verify(await gateway.fetch(f"episodes/{listed['id']}/record"), trusted)
-            assert record["reward"] == listed["reward"]
+            *signed, end = verify(await gateway.fetch(f"episodes/{listed['id']}/record"), trusted)
+            assert end["reward"] == listed["reward"]
+            assert sum(record["reward"] for record in signed) == pytest.approx(reward)

@@ -64,7 +64,7 @@ class EpisodeRoutes:
         return as_json(await recorded_episode(self._log, self._queries, request.path_params["id"]))
 
     async def _record(self, request: Request) -> Response:
-        """Return an ended episode with a signed record of its rewards, as one line of an export."""
+        """Return an ended episode with the signed records of its rewards, as one line of an export."""
         episode = await recorded_episode(self._log, self._queries, request.path_params["id"])
         if episode["closed_at"] is None:
             raise InvalidRequest(f"episode {episode['id']!r} has not ended: its reward is not known yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from typing import Any
@@ -45,6 +46,7 @@ EPISODE: dict[str, Any] = {
     ],
 }
 LINE = signed(EPISODE, KEY, instance="here")
+RECORDS = json.loads(LINE)["records"]
 
 
 def changed(*path: Any, value: Any) -> bytes:
@@ -57,15 +59,25 @@ def changed(*path: Any, value: Any) -> bytes:
     return canonical(document)
 
 
-def test_a_record_states_task_image_judge_seed_and_each_reward() -> None:
-    record = verify(LINE, TRUSTED)
+def test_each_reward_has_a_record_that_states_task_image_judge_and_seed_and_the_last_one_is_of_the_episode() -> None:
+    records = verify(LINE, TRUSTED)
 
-    assert (record["format"], record["key"], record["instance"]) == (FORMAT, key_id(KEY.public_key()), "here")
-    for name in ("environment", "task", "task_digest", "image", "seed", "reward", "outcome"):
-        assert record[name] == EPISODE[name]
-    assert len(record["judge"]) == len(record["chain"]) == 64
-    assert [(one["step"], one["reward"]) for one in record["rewards"]] == [(1, 0.0), (2, 1.0)]
-    assert record["rewards"][-1]["chain"] == record["chain"] != record["rewards"][0]["chain"]
+    for record in records:
+        assert (record["format"], record["key"], record["instance"]) == (FORMAT, key_id(KEY.public_key()), "here")
+        for name in ("environment", "task", "task_digest", "image", "seed"):
+            assert record[name] == EPISODE[name]
+        assert len(record["judge"]) == len(record["chain"]) == 64
+    *rewards, end = records
+    assert [(one["step"], one["reward"]) for one in rewards] == [(1, 0.0), (2, 1.0)]
+    assert (end["reward"], end["outcome"]) == (1.0, "finished")
+    assert rewards[-1]["chain"] == end["chain"] != rewards[0]["chain"]
+
+
+def test_the_record_of_a_reward_is_verified_without_the_episode_and_the_other_records() -> None:
+    record = json.loads(LINE)["records"][1]
+    signature = base64.b64decode(record.pop("signature"))
+
+    KEY.public_key().verify(signature, f"{FORMAT}\n".encode() + canonical(record))
 
 
 def test_all_replicas_of_a_gateway_sign_with_one_key() -> None:
@@ -96,11 +108,14 @@ def test_no_flipped_bit_passes(place: int, bit: int) -> None:
         (("episode", "steps"), EPISODE["steps"][::-1]),
         (("episode", "steps"), "none"),
         (("episode", "begin"), 1),
-        (("record", "reward"), 2.0),
-        (("record", "rewards", 1, "step"), 1),
-        (("record", "signed_at"), 1.0),
-        (("signature",), "AAAA"),
-        (("signature",), "not base64!"),
+        (("records", 2, "reward"), 2.0),
+        (("records", 1, "step"), 1),
+        (("records", 0, "signed_at"), 1.0),
+        (("records", 0, "signature"), "AAAA"),
+        (("records", 2, "signature"), "not base64!"),
+        (("records",), RECORDS[:2]),
+        (("records",), RECORDS[1:]),
+        (("records",), [RECORDS[1], RECORDS[0], RECORDS[2]]),
     ],
 )
 def test_a_changed_value_is_found(path: tuple[Any, ...], value: Any) -> None:
@@ -114,7 +129,7 @@ def test_a_record_of_another_episode_is_found() -> None:
     document = {**json.loads(LINE), "episode": other}
 
     with pytest.raises(
-        BadSignature, match=r"the episode is not the one of the record: chain, content, episode, rewards differ"
+        BadSignature, match=r"the episode is not the one of its records: chain, content, episode differ"
     ):
         verify(canonical(document), TRUSTED)
 
@@ -132,10 +147,10 @@ def test_another_key_is_not_trusted() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{", b"[]", b"1", b'"x"', b"{}", b'{"episode":{},"record":{},"signature":""}', b"\xff", b"[" * 100_000],
+    [b"", b"{", b"[]", b"1", b'"x"', b"{}", b'{"episode":{},"records":[]}', b"\xff", b"[" * 100_000],
 )
 def test_what_is_no_line_of_an_export_is_refused(line: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="not an episode with a signed record"):
+    with pytest.raises(InvalidRequest, match="not an episode with signed records"):
         verify(line, TRUSTED)
 
 

@@ -38,19 +38,24 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def schema(gateway: Gateway) -> Any:
+def http(gateway: Gateway) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=scaled(60)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def schema(http: httpx.Client) -> Any:
     """The gateway's own description, as Schemathesis reads it."""
     import schemathesis  # here, because it takes a second of every test process that imports it
 
-    return schemathesis.openapi.from_dict(httpx.get(f"{gateway.url}/openapi.json").json())
+    return schemathesis.openapi.from_dict(http.get("/openapi.json").json())
 
 
 @pytest.fixture
-def live(gateway: Gateway) -> None:
+def live(http: httpx.Client) -> None:
     """Open the session `LIVE`, unless it is open."""
     wish = {"env_name": "math", "split": "train", "index": 0}
-    headers = {"X-Session-ID": LIVE}
-    answer = httpx.post(f"{gateway.url}/create", json=wish, headers=headers, timeout=scaled(60))
+    answer = http.post("/create", json=wish, headers={"X-Session-ID": LIVE})
     assert answer.status_code in (200, 400), answer.text
 
 
@@ -93,8 +98,8 @@ def test_no_request_gets_a_5xx_or_an_undocumented_answer(
     send()
 
 
-def test_the_description_needs_no_key_and_names_every_route_of_the_reference(gateway: Gateway) -> None:
-    answer = httpx.get(f"{gateway.url}/openapi.json")
+def test_the_description_needs_no_key_and_names_every_route_of_the_reference(http: httpx.Client) -> None:
+    answer = http.get("/openapi.json")
 
     assert answer.headers["content-type"] == "application/json"
     described = {f"{method.upper()} {path}" for path, one in answer.json()["paths"].items() for method in one}
@@ -103,9 +108,9 @@ def test_the_description_needs_no_key_and_names_every_route_of_the_reference(gat
     assert json.loads(answer.content)["openapi"] == "3.1.0"
 
 
-def test_a_key_is_asked_for_where_the_description_says_so(gateway: Gateway) -> None:
+def test_a_key_is_asked_for_where_the_description_says_so(http: httpx.Client) -> None:
     """The gateway has keys for operators only."""
     for route in ROUTES:
         if route.path.startswith("/admin/") or route.path == "/metrics":
             path = route.path.replace("{", "").replace("}", "")
-            assert httpx.request(route.method, f"{gateway.url}{path}").status_code == 401, route.path
+            assert http.request(route.method, path).status_code == 401, route.path

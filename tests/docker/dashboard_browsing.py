@@ -114,17 +114,20 @@ def use_keys(page: Any, url: str, episode: str) -> dict[str, object]:
 
 
 def follow_live(page: Any, url: str) -> bool:
-    """Return whether the page Now shows the session that ends here, without being opened again."""
+    """Return whether the page Now shows that another page replaces workers, without being opened again."""
+    other = page.context.new_page()
+    other.on("dialog", lambda dialog: dialog.accept())
+    other.goto(f"{url}/dashboard/environments/unsteady")
     page.goto(f"{url}/dashboard/now")
     page.evaluate("document.body.dataset.mark = 'same page'")
     before = page.locator("#live").inner_text()
-    page.evaluate("fetch('/admin/v1/environments/unsteady/restart', {method: 'POST', headers: {'HX-Request': 'true'}})")
+    other.get_by_role("button", name="Replace its workers").click()
     until(page, "text => document.querySelector('#live').innerText !== text", before)
     return bool(page.evaluate("document.body.dataset.mark === 'same page'"))
 
 
 def change(page: Any, url: str, plan: dict[str, str]) -> dict[str, object]:
-    """Replay an episode, and end a session: not at all if the question is answered with no."""
+    """Replay an episode, and end a session: not at all if the question is answered with no, and not twice."""
     page.goto(f"{url}/dashboard/episodes/{plan['episode']}")
     page.get_by_role("button", name="Replay").click()
     until(page, "document.querySelector('#replay').textContent !== ''")
@@ -140,19 +143,32 @@ def change(page: Any, url: str, plan: dict[str, str]) -> dict[str, object]:
         dialog.accept() if next(answers) else dialog.dismiss()
 
     page.on("dialog", answer)
-    page.goto(f"{url}/dashboard/episodes/{plan['runs']}")
+    stale = page.context.new_page()
+    messages: list[str] = []
+
+    def agree(dialog: Any) -> None:
+        messages.append(dialog.message)
+        dialog.accept()
+
+    stale.on("dialog", agree)
+    for one in (stale, page):
+        one.goto(f"{url}/dashboard/episodes/{plan['runs']}")
     end = page.get_by_role("button", name="End the session")
     end.click()
     page.reload()
     kept = end.count()
     end.click()
-    until(page, "document.body && !document.body.innerText.includes('End the session')")
+    over = "document.body && !document.body.innerText.includes('End the session')"
+    until(page, over)
+    stale.get_by_role("button", name="End the session").click()
+    until(stale, over)
     return {
         "replayed": replayed,
         "copied": copied,
         "questions": questions,
         "kept": kept,
         "end": page.locator("dl").inner_text(),
+        "again": messages,
     }
 
 

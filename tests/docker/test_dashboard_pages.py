@@ -100,6 +100,7 @@ async def test_people_use_the_dashboard(
     assert len(found["changes"]["questions"]) == 2
     assert found["changes"]["kept"] == 1, "a question that is answered with no changes nothing"
     assert "operator" in found["changes"]["end"]
+    assert "no open session" in found["changes"]["again"][1], "a refusal is shown"
     assert found["live"]
     assert "2 episodes" in found["report"]
     assert '"is_same":true' in found["remote"]["replayed"].replace(" ", "")

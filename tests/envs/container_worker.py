@@ -77,7 +77,7 @@ class ContainerWorker:
         said: bytes = self.engine.logs(self.container)
         return said.decode()
 
-    def run(self, *argv: str, user: str = "0") -> tuple[int, str]:
+    def run(self, *argv: str, user: str = "0") -> tuple[int | None, str]:
         """Run a command in the container and return its status and output."""
         status, printed = calls.run(self.engine, container=self.container, argv=list(argv), user=user)
         return status, printed.decode(errors="replace")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from docker import APIClient
@@ -84,19 +85,20 @@ def logs(client: APIClient, *, container: str, lines: int) -> str:
 
 
 MAX_OUTPUT_BYTES: Final = 16 * 2**20
+_CHUNK_BYTES: Final = 2**16
 _FRAME_HEAD: Final = struct.Struct(">BxxxL")
 """Head of a piece of output: its stream (1: standard output, 2: standard error) and its length in bytes."""
 
 
-def run(client: APIClient, *, container: str, argv: list[str], user: str = "") -> tuple[int, bytes]:
+def run(client: APIClient, *, container: str, argv: list[str], user: str = "") -> tuple[int | None, bytes]:
     """Run a command in a container, as *user* or the container's own user.
 
     The SDK's ``exec_start`` loses output that arrives together with the head of the engine's response: it reads the
     connection's socket past the buffer that already holds this output.
 
     Returns:
-        The exit status, and what the command wrote to standard output and standard error. More than `MAX_OUTPUT_BYTES`
-        are not read.
+        The exit status, None while the command runs, and what it wrote to standard output and standard error, at most
+        `MAX_OUTPUT_BYTES`.
 
     Raises:
         APIError, EngineError: The engine refuses, for example because the container has ended.
@@ -104,8 +106,9 @@ def run(client: APIClient, *, container: str, argv: list[str], user: str = "") -
     id = client.exec_create(container, argv, user=user)["Id"]
     body = {"Detach": False, "Tty": False}
     with open_stream(client, "POST", f"exec/{id}/start", {}, body=body, silence_s=TIMEOUT_S) as response:
-        output = b"".join(_pieces(response.raw.read(MAX_OUTPUT_BYTES)))
-    return int(client.exec_inspect(id)["ExitCode"]), output
+        stream = b"".join(islice(response.iter_content(_CHUNK_BYTES), MAX_OUTPUT_BYTES // _CHUNK_BYTES))
+    status: int | None = client.exec_inspect(id)["ExitCode"]
+    return status, b"".join(_pieces(stream))
 
 
 def _pieces(stream: bytes) -> Iterator[bytes]:

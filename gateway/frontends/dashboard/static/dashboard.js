@@ -59,18 +59,17 @@ addEventListener("click", async (event) => {
   button.textContent = "Copied";
 });
 
-// A button with data-put sends its JSON after a question, because htmx sends forms only.
+// A button with data-method changes something. It asks first, shows why the gateway refused, and loads the page again.
 addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-put]");
+  const button = event.target.closest("[data-method]");
   if (!button || !confirm(button.dataset.question)) return;
-  const headers = { "Content-Type": "application/json", "HX-Request": "true" };
-  await fetch(button.dataset.put, { method: "PUT", headers, body: button.dataset.body });
+  const { method, url, body } = button.dataset;
+  const headers = { "HX-Request": "true", ...(body && { "Content-Type": "application/json" }) };
+  try {
+    const answer = await fetch(url, { method, headers, body });
+    if (!answer.ok) alert(`The gateway refused this (${answer.status}): ${await answer.text()}`);
+  } catch (error) { alert(`The gateway does not answer: ${error}`); }
   location.reload();
-});
-
-// What a button changed is shown by the page itself.
-document.addEventListener("htmx:after:request", (event) => {
-  if (event.target.closest?.("[data-reload]")) location.reload();
 });
 
 const POINTS = 150, PAUSE_MS = 2000;

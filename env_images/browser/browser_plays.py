@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -122,13 +123,23 @@ class ClassPlay:
         return self.site.url(path)
 
 
+SOLVED_AT: Mapping[str, float] = dict.fromkeys(
+    ("bisect-angle", "chase-circle", "circle-center", "find-midpoint", "right-angle"), 0.9
+)
+"""The least raw reward of a solved MiniWoB task whose page measures a distance in pixels. There 1 is a lucky click."""
+
+
 class MiniwobPlay:
-    """An official MiniWoB task, judged by its own class: 1 if its raw reward is above 0, else 0."""
+    """An official MiniWoB task: its page's raw reward decides, and is 1 only if the task is solved.
+
+    BrowserGym's class also counts a share above 0 as solved. Then a form that is submitted untouched earns 1.
+    """
 
     def __init__(self, spec: Spec, *, seed: int) -> None:
         found = miniwob_tasks().get(spec.name)
         if found is None:
             raise InvalidTask(f"Unknown miniwob task: {spec.name}")
+        self._solved_at = SOLVED_AT.get(spec.name, 1.0 - 1e-6)  # some pages add up tenths
         self._task: Any = found(seed=seed % 2**32, base_url=f"{MINIWOB_ORIGIN}/miniwob/")
         self.max_steps = spec.max_steps or STEPS
         self.view = spec.view if spec.has_view else replace(spec.view, **self._task.viewport)
@@ -145,11 +156,12 @@ class MiniwobPlay:
         # The class counts any other URL as a page that was left, even a link to "#", by which some tasks are won.
         is_same = window.page.url.partition("#")[0] == self._address
         self._task.url = window.page.url if is_same else self._address
-        reward, is_done, _, info = self._task.validate(window.page, chat)
+        _, is_done, _, info = self._task.validate(window.page, chat)
         if window.gave_up:
             return Verdict(0.0, is_done=True)
         known = {key: info[key] for key in ("REWARD_REASON", "error") if isinstance(info.get(key), str)}
-        return Verdict(float(reward), bool(is_done), known) if is_done else Verdict(None, is_done=False)
+        reward = float(info.get("RAW_REWARD_GLOBAL", 0.0) >= self._solved_at)
+        return Verdict(reward, bool(is_done), known) if is_done else Verdict(None, is_done=False)
 
     def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
         return Verdict(0.0, is_done=True)

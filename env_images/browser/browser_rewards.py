@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from envserver.generic import REWARDS, RewardCall, parse_reward, reward_function
 
@@ -35,14 +36,14 @@ def _check_selector(selector: str, *more: object, **named: object) -> None:
 
 @reward_function("check_url_contains")
 def check_url_contains(window: Any, part: str) -> float:
-    """Return 1 if the active tab's address contains *part*."""
-    return float(part in window.page.url)
+    """Return 1 if the path of the active tab's address contains *part*; see `_address_contains`."""
+    return float(_address_contains(window, window.page.url, part))
 
 
 @reward_function("check_url_equals")
 def check_url_equals(window: Any, url: str) -> float:
     """Return 1 if the active tab's address is *url*; a path means a page of the task."""
-    return float(window.page.url == window.site.url(url))
+    return float(window.page.url == window.site.url(url) and window.site.has_opened(window.page.url))
 
 
 @reward_function("page_title_contains")
@@ -59,8 +60,8 @@ def tab_count(window: Any, number: int) -> float:
 
 @reward_function("tab_url_contains")
 def tab_url_contains(window: Any, part: str) -> float:
-    """Return 1 if the address of any tab contains *part*."""
-    return float(any(part in page.url for page in window.context.pages))
+    """Return 1 if the path of any tab's address contains *part*; see `_address_contains`."""
+    return float(any(_address_contains(window, page.url, part) for page in window.context.pages))
 
 
 @reward_function("element_present", check=_check_selector)
@@ -125,6 +126,25 @@ def cookie_equals(window: Any, name: str, value: str) -> float:
 
 PAGE_REWARDS = frozenset(name for name, entry in REWARDS.items() if entry.function.__module__ == __name__)
 """The names of the functions above; all other functions judge the agent's last message to the user."""
+
+
+def _address_contains(window: Any, url: str, part: str) -> bool:
+    """Return True if the path of *url* contains *part*, and its page exists.
+
+    An agent can open any address of the task's site. So the query counts only if *part* has a ``?``, the fragment only
+    if it has a ``#``, and scheme and host only if it has a ``://``.
+    """
+    whole = urlsplit(url)
+    counted = urlunsplit(
+        (
+            whole.scheme if "://" in part else "",
+            whole.netloc if "://" in part else "",
+            whole.path,
+            whole.query if "?" in part else "",
+            whole.fragment if "#" in part else "",
+        )
+    )
+    return (part in counted or part in unquote(counted)) and bool(window.site.has_opened(url))
 
 
 def _elements(window: Any, selector: str) -> Any:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+MAX_MISSING = 1_000
+"""Remembered addresses without a page; an episode has at most 200 steps, but a page may open many."""
+
 ORIGIN = "http://task.test"
 """The origin of pages that are named only by a path; the domain `.test` has no owner (RFC 6761)."""
 
@@ -41,6 +44,8 @@ class Site:
         self._pages: dict[str, Resource] = {}
         self._sources: dict[str, Source] = {}
         self._origins = {base}
+        self._missing: set[str] = set()
+        """Addresses that were opened and have no page."""
 
     def url(self, address: str) -> str:
         """Return the whole URL of a path of the site; return a URL unchanged."""
@@ -74,9 +79,17 @@ class Site:
             return NOT_FOUND
         return None
 
+    def has_opened(self, url: str) -> bool:
+        """Return False if a tab that shows *url* has a page of an error there. Scripts may show any address."""
+        return _without_fragment(url) not in self._missing
+
     def answer(self, route: Any) -> None:
         """Answer one request of the browser; this is Playwright's handler of routes."""
         found = self.find(route.request.url)
+        if route.request.is_navigation_request() and (found is None or found.status != 200):
+            if len(self._missing) >= MAX_MISSING:
+                self._missing.pop()
+            self._missing.add(_without_fragment(route.request.url))
         if found is None and route.request.is_navigation_request() and origin_of(route.request.url):
             found = REFUSED  # a read of a frame with the browser's own error page never ends
         if found is None:

@@ -285,7 +285,8 @@ def ordering(dice: random.Random, level: int) -> Drawn:
 
 def counting(dice: random.Random, level: int) -> Drawn:
     """Ask for the number of occurrences of something."""
-    words = [dice.choice(WORDS[: 4 + 2 * level]) for _ in range(4 + 4 * level)]
+    number = dice.randint(5, 12) if level == 1 else 4 + 4 * level
+    words = [dice.choice(WORDS[: 4 + 2 * level]) for _ in range(number)]
     text, word, letter = " ".join(words), dice.choice(words), dice.choice("aeinr")
     question, count = [
         ("How many words are in this text?", len(words)),

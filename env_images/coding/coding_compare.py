@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 FLOAT_TOLERANCE = 1e-9
 """The relative and absolute tolerance, used only if the expected output is a float."""
+
+
+PRINTED_TOLERANCE = 1e-6
+"""The relative tolerance of floats that a program prints, in which the same value has other last digits."""
+
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
+"""A number with a decimal point or an exponent. Integers, of any length, are compared as texts."""
 
 
 class NotAnAnswer(Exception):
@@ -59,9 +67,27 @@ def same(answer: Any, expected: Any) -> bool:
     return False
 
 
-def same_text(answer: bytes, expected: str) -> bool:
-    """Compare a program's output: blanks at line ends and empty lines at the end do not count."""
-    return _lines(answer.decode("utf-8", "replace")) == _lines(expected)
+def same_text(answer: bytes, expected: str, *, exact: bool = False) -> bool:
+    """Compare a program's output: blanks at line ends and empty lines at the end do not count.
+
+    Two floats in the same place are equal within a relative `PRINTED_TOLERANCE`, unless the comparison is *exact*.
+    """
+    lines, wanted = _lines(answer.decode("utf-8", "replace")), _lines(expected)
+    if exact or lines == wanted or len(lines) != len(wanted):
+        return lines == wanted
+    return all(one == other or _same_line(one, other) for one, other in zip(lines, wanted, strict=True))
+
+
+def _same_line(line: str, wanted: str) -> bool:
+    words, others = re.split(r"([\s,;:()\[\]{}]+)", line), re.split(r"([\s,;:()\[\]{}]+)", wanted)
+    return len(words) == len(others) and all(map(_same_word, words, others))
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    if word == wanted or _FLOAT.fullmatch(word) is None or _FLOAT.fullmatch(wanted) is None:
+        return word == wanted
+    one, other = float(word), float(wanted)
+    return math.isfinite(one) and math.isclose(one, other, rel_tol=PRINTED_TOLERANCE)
 
 
 def _lines(text: str) -> list[str]:

@@ -49,6 +49,29 @@ def encoded(value: Any) -> Any:
     return ["other"]
 
 
+def compiled(source: str, name: str, *, mode: str = "exec") -> types.CodeType:
+    """Compile *source* as its own file would be: without this file's ``__future__`` import, which turns annotations
+    into texts."""
+    return compile(source, name, mode, dont_inherit=True)
+
+
+def with_text_keys(value: Any) -> Any:
+    """Return *value*, whose dictionaries have keys of type str. JSON would turn other keys into texts.
+
+    Raises:
+        TypeError: A key has another type.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the answer has a key of type {type(key).__name__}; keys are texts here")
+            with_text_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            with_text_keys(item)
+    return value
+
+
 def result_of(request: dict[str, Any]) -> tuple[Any, str]:
     """Load the solution and call its function, evaluate a call, or run a test script in its namespace.
 
@@ -57,19 +80,19 @@ def result_of(request: dict[str, Any]) -> tuple[Any, str]:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     with contextlib.suppress(SyntaxError):  # the start of a function, which the solution repeats as a whole
-        exec(compile(request.get("prelude", ""), "prelude.py", "exec"), module.__dict__)
-    exec(compile(request["source"], "solution.py", "exec"), module.__dict__)
+        exec(compiled(request.get("prelude", ""), "prelude.py"), module.__dict__)
+    exec(compiled(request["source"], "solution.py"), module.__dict__)
     if "script" in request:
-        exec(compile(request["script"], "test.py", "exec"), module.__dict__)
+        exec(compiled(request["script"], "test.py"), module.__dict__)
         return None, ""
     if "call" in request:
-        exec(compile(request["setup"], "setup.py", "exec"), module.__dict__)
-        value = eval(compile(request["call"], "test.py", "eval"), module.__dict__)
+        exec(compiled(request["setup"], "setup.py"), module.__dict__)
+        value = eval(compiled(request["call"], "test.py", mode="eval"), module.__dict__)
         return (bool(value) if request["is_truth"] else encoded(value)), SHORT.repr(value)
     function = getattr(module, request["function"], None)
     if function is None:
         raise NameError(f"solution.py does not define {request['function']}")
-    return function(*request["arguments"]), ""
+    return with_text_keys(function(*request["arguments"])), ""
 
 
 def fault_of(error: BaseException) -> str:

@@ -71,7 +71,10 @@ class Judge:
         Raises:
             SandboxFault: A sandbox failed or had no CPU through no fault of the solution; there is no verdict.
         """
+        source = source.removeprefix("\ufeff")  # Python reads a file that begins with a byte order mark
         tests: Sequence[Test] = evaluation.public if public else evaluation.hidden
+        if not source.strip():  # an empty program prints nothing, which is the expected output of some cases
+            return Verdict((Outcome("fault", "the solution is empty"),) * len(tests), 0.0)
         time = Time(self._total_s, limit_s=evaluation.time_limit_s)
         outcomes = [await self._one(time, evaluation, source, test) for test in tests]
         return Verdict(tuple(outcomes), score(outcomes, credit=evaluation.credit))
@@ -89,7 +92,7 @@ class Judge:
             request = {"function": evaluation.function, "arguments": test.arguments}
             is_right = partial(same, expected=test.output)
         else:
-            return await self._program(source, test, time)
+            return await self._program(source, test, time, exact=evaluation.exact)
         return await self._driven({**request, **with_prelude(evaluation.prelude, source)}, is_right, time)
 
     async def _driven(self, request: dict[str, object], is_right: Callable[[object], bool], time: Time) -> Outcome:
@@ -99,7 +102,7 @@ class Judge:
         ended = await self._run(["python3", "-I", "-c", DRIVER], stdin, None, time)
         return ended if isinstance(ended, Outcome) else framed(ended, nonce=nonce, is_right=is_right)
 
-    async def _program(self, source: str, case: Case, time: Time) -> Outcome:
+    async def _program(self, source: str, case: Case, time: Time, *, exact: bool) -> Outcome:
         """Run *source* as a program on the case's input."""
         stdin = (case.stdin or "").encode()
         ended = await self._run(["python3", "-I", PROGRAM], stdin, source.encode("utf-8", "replace"), time)
@@ -107,7 +110,7 @@ class Judge:
             return ended
         if ended.status != 0:
             return Outcome("fault", shown(_last_line(ended.stderr) or f"exit status {ended.status}"))
-        kind: Kind = "passed" if same_text(ended.stdout, case.output) else "wrong"
+        kind: Kind = "passed" if same_text(ended.stdout, case.output, exact=exact) else "wrong"
         return Outcome(kind, shown(ended.stdout.decode("utf-8", "replace")))
 
     async def _run(self, argv: Sequence[str], stdin: bytes, program: bytes | None, time: Time) -> Completed | Outcome:

@@ -7,10 +7,10 @@ never had; see `coding_judge` and `coding_commands`.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
+from coding_blocks import solution_in, submitted
 from coding_commands import CommandJudge
 from coding_judge import MAX_SOURCE_BYTES, Judge, Verdict
 from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, SandboxFault
@@ -142,15 +142,16 @@ class Coding(Environment):
         elif len(code.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
             source = StepResult(f"Not submitted: a solution may have {MAX_SOURCE_BYTES} bytes.")
         else:
-            source = code
+            source = submitted(code, evaluation)
         if isinstance(source, StepResult):
             return source
         is_inside = any(isinstance(test, str) for test in evaluation.hidden)
         return finished(await self._judged(evaluation, source, public=False), is_inside=is_inside)
 
     def parse_text(self, text: str) -> ToolCall:
-        """Treat the last fenced block of code as the solution, or else the whole text."""
-        return ToolCall("submit", {"code": marked_code(text)})
+        """Treat a block of the text as the solution; see `solution_in`."""
+        code = solution_in(text, self._evaluation) if isinstance(self._evaluation, Tests) else text
+        return ToolCall("submit", {"code": code})
 
     @property
     def _live(self) -> Sandbox:
@@ -251,12 +252,6 @@ def finished(verdict: Verdict, *, is_inside: bool) -> StepResult:
 def absolute(path: str) -> str:
     """Return a path as absolute; a relative path is in the workspace."""
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
-
-
-def marked_code(text: str) -> str:
-    """Return the last fenced block of *text*, or the whole text if it has no block."""
-    blocks = re.findall(r"^```[^\n`]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return str(blocks[-1]) if blocks else text
 
 
 def execute_timeout_s(config: object) -> float:

@@ -79,6 +79,8 @@ class Tests:
     time_limit_s: float
     """CPU time of one test in seconds."""
     credit: Credit
+    exact: bool = False
+    """Whether floats that a program prints must have the same digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,9 @@ def _tests(data: Mapping[str, Any]) -> Tests:
     public, hidden = (tuple(test for test, is_public in read if is_public is wanted) for wanted in (True, False))
     if not hidden:
         raise InvalidTask("at least one test must be hidden: without `public`")
-    return Tests(function, public, hidden, prelude, setup, _time_limit_s(data), _credit(data))
+    if not isinstance(exact := data.get("exact", False), bool):
+        raise InvalidTask(f"exact must be true or false, not {exact!r:.60}")
+    return Tests(function, public, hidden, prelude, setup, _time_limit_s(data), _credit(data), exact)
 
 
 def _case(row: Mapping[str, Any], *, is_function: bool) -> Case | Call:

@@ -69,11 +69,20 @@ def outcome_of(game: Game, *, turns: int) -> Outcome:
     return Outcome(game.is_won, 1.0 if game.is_won else min(0.99, max(0.0, game.progress())), turns, game.optimal_turns)
 
 
-def move_of(message: str) -> str:
+def rules_of(prompt: str) -> frozenset[str]:
+    """Return the lines of *prompt* that show a move in square brackets among other words."""
+    lines = (line.strip() for line in prompt.splitlines())
+    return frozenset(line for line in lines if _MARKED.search(line) and not _MARKED.fullmatch(line))
+
+
+def move_of(message: str, rules: frozenset[str] = frozenset()) -> str:
     """Return the move in *message*: the text in its last pair of square brackets, or else the whole message.
 
-    White space becomes single spaces. The last pair counts, because models think aloud before they decide.
+    White space becomes single spaces. The last pair counts, because models think aloud before they decide. Lines that
+    repeat *rules* do not count: an example in the rules is no move of the agent.
     """
+    if not rules.isdisjoint(line.strip() for line in message.splitlines()):
+        message = "\n".join(line for line in message.splitlines() if line.strip() not in rules)
     marked = None
     for marked in _MARKED.finditer(message):  # noqa: B007 - only the last match counts
         pass

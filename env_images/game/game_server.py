@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, ToolCall, serve, tool
 from envserver.generic import RewardCall, parse_task
 from game_config import read_game
-from game_play import Game, move_of, outcome_of
+from game_play import Game, move_of, outcome_of, rules_of
 from game_rewards import read_evaluation
 from game_textarena import load
 
@@ -21,6 +21,7 @@ class GameWorld(Environment):
 
     _game: Game
     _reward: RewardCall
+    _rules: frozenset[str]
     _turns: int
     _max_turns: int
 
@@ -41,13 +42,14 @@ class GameWorld(Environment):
             "If you cannot call tools, write your move in square brackets; of several, the last one counts. "
             f"You have {self._max_turns} turns; an invalid move costs one, too."
         )
+        self._rules = rules_of(text)
         return [TextBlock(text, {"observation": self._observation()})]
 
     @tool
     def act(self, message: str) -> StepResult:
         """Make one move of the game: its text in square brackets, such as [up]."""
         self._turns += 1
-        seen = self._game.play(move_of(message))
+        seen = self._game.play(move_of(message, self._rules))
         is_last = self._turns >= self._max_turns
         if not self._game.is_over and not is_last:
             left = self._max_turns - self._turns

@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from game_config import read_game
 from game_levels import MOVES, STEPS, Level, Place, State, neighbour, read_level
+from game_play import outcome_of
+from game_rewards import read_evaluation
 
 Player: TypeAlias = Generator[str, str, None]
 """A generator that yields moves and receives observations."""
@@ -33,6 +36,25 @@ def play(player: Player, act: Callable[[str], tuple[str, bool]]) -> None:
         seen, over = act(f"[{move}]")
         if not over:
             move = player.send(seen)
+
+
+def cycles(moves: Sequence[str], *, length: int = 4) -> Iterator[tuple[str, ...]]:
+    """Yield every cycle of at most *length* moves, as a player that looks at nothing would repeat it."""
+    for number in range(1, length + 1):
+        yield from itertools.product(moves, repeat=number)
+
+
+def cycle_reward(task: Mapping[str, Any], cycle: Sequence[str]) -> float:
+    """Return the reward of a player that repeats *cycle* until the game of *task* ends."""
+    game, max_turns = read_game(task["config"], seed=0)
+    turns = 0
+    for move in itertools.cycle(cycle):
+        if game.is_over or turns == max_turns:
+            break
+        game.play(move)
+        turns += 1
+    reward = read_evaluation(task["evaluation"], optimal_turns=game.optimal_turns)
+    return reward(outcome_of(game, turns=max(1, turns)))
 
 
 def way_through(level: Level) -> list[str]:

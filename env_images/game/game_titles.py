@@ -13,6 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from game_play import MAX_TURNS, InvalidGame
+from game_progress import (
+    Measure,
+    cells_filled,
+    cells_uncovered,
+    clues_met,
+    columns_added_up,
+    disks_in_place,
+    lights_turned_off,
+    numbers_excluded,
+    pegs_placed,
+    target_approached,
+    tiles_doubled,
+    way_covered,
+)
 
 DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
 
@@ -81,6 +95,10 @@ class Pattern:
 Parameter: TypeAlias = Number | Flag | Numbers | Pattern
 
 
+def never_lost(_: Any, __: str) -> None:
+    """Return None: the game's own code ends it."""
+
+
 def never_wrong(_: Mapping[str, Any]) -> None:
     """Return None: each parameter is checked on its own."""
 
@@ -96,18 +114,20 @@ class Title:
     parameters: Mapping[str, Parameter]
     max_turns: int
     """The default of the task's `max_turns`."""
+    measure: Measure
+    """Measures the player's progress."""
     moves: Sequence[str] = ()
     """The moves, if the game always offers the same moves."""
     takes_turn_limit: bool = True
     """True if the game shows the limit to the player, through its parameter `max_turns`."""
     optimal_turns: Callable[[Mapping[str, Any]], int | None] = field(default=lambda _: None)
     """Returns the fewest turns that win with these parameters, if known."""
-    measure: str = "_get_percentage_completion"
-    """The name of the game's method that returns the player's progress."""
     fault: Callable[[Mapping[str, Any]], str | None] = never_wrong
     """Returns the fault in a combination of parameters that are valid one by one, or None."""
     is_won: Callable[[Any], bool] = field(default=lambda game: bool(game.state.rewards[0] >= 1))
     """Returns True if a game that ended, and not by an invalid move, is won."""
+    lost_by: Callable[[Any, str], str | None] = never_lost
+    """Returns why a move loses the game at once, or None. For losses that TextArena takes for an invalid move."""
 
 
 def _guesses(given: Mapping[str, Any]) -> str | None:
@@ -134,6 +154,16 @@ def _mines(given: Mapping[str, Any]) -> str | None:
     )
 
 
+def _mine(game: Any, move: str) -> str | None:
+    """Return that *move* opens a mine. TextArena would keep the cell covered, and let the player try another one."""
+    found = re.fullmatch(r"(\d+)\s(\d+)", move)
+    if found is None or game.first_move:
+        return None
+    row, column = int(found[1]), int(found[2])
+    is_mine = row < game.rows and column < game.cols and game.grid[row][column] == -1
+    return f"You hit a mine at ({row}, {column}). The game is lost." if is_mine else None
+
+
 def _letters(given: Mapping[str, Any]) -> str | None:
     letters = set(re.findall("[A-Z]", given["equation"]))
     return None if len(letters) <= 10 else "equation must have at most 10 different letters"
@@ -150,6 +180,7 @@ TITLES: Mapping[str, Title] = {
         "a number in square brackets, such as [5]",
         {"min_number": Number(1, 0, 10_000), "max_number": Number(20, 1, 10_000)},
         max_turns=10,
+        measure=numbers_excluded,
         fault=_guesses,
     ),
     "tower_of_hanoi": Title(
@@ -158,6 +189,7 @@ TITLES: Mapping[str, Title] = {
         "the source tower and the target tower, such as [A C]",
         {"num_disks": Number(3, 2, 8)},
         max_turns=100,
+        measure=disks_in_place,
         optimal_turns=lambda given: int(2 ** given["num_disks"]) - 1,
     ),
     "frozen_lake": Title(
@@ -166,6 +198,7 @@ TITLES: Mapping[str, Title] = {
         "one of " + ", ".join(DIRECTIONS),
         {"size": Number(4, 3, 10), "num_holes": Number(3, 0, 33)},
         max_turns=100,
+        measure=way_covered,
         moves=DIRECTIONS,
         takes_turn_limit=False,
         fault=_holes,
@@ -176,6 +209,7 @@ TITLES: Mapping[str, Title] = {
         "the digits with spaces between, such as [2 1 4 5]",
         {"code_length": Number(4, 2, 8), "num_numbers": Number(6, 2, 9), "duplicate_numbers": Flag(False)},
         max_turns=20,
+        measure=pegs_placed,
         fault=_code,
     ),
     "lights_out": Title(
@@ -184,6 +218,7 @@ TITLES: Mapping[str, Title] = {
         "the row and the column of a light, such as [0 2]",
         {"size": Number(5, 2, 9)},
         max_turns=50,
+        measure=lights_turned_off,
     ),
     "2048": Title(
         "Game2048",
@@ -191,10 +226,11 @@ TITLES: Mapping[str, Title] = {
         "one of " + ", ".join(DIRECTIONS),
         {"target_tile": Number(128, 8, 2048), "board_size": Number(4, 3, 6)},
         max_turns=MAX_TURNS,
+        measure=tiles_doubled,
         moves=DIRECTIONS,
         takes_turn_limit=False,
         fault=_tile,
-        # The game's own measure can reach 1 for a lost board with a high score.
+        # The game's own reward can be 1 for a lost board with a high score.
         is_won=lambda game: bool(max(map(max, game.state.game_state["board"])) >= game.target_tile),
     ),
     "minesweeper": Title(
@@ -203,7 +239,9 @@ TITLES: Mapping[str, Title] = {
         "the row and the column of a cell, such as [3 2]",
         {"rows": Number(8, 4, 16), "cols": Number(8, 4, 16), "num_mines": Number(10, 1, 60)},
         max_turns=100,
+        measure=cells_uncovered,
         fault=_mines,
+        lost_by=_mine,
     ),
     "sudoku": Title(
         "Sudoku",
@@ -212,6 +250,7 @@ TITLES: Mapping[str, Title] = {
         # With 30 clues, the game's own default, its search for a puzzle with one solution may take a second.
         {"clues": Number(50, 36, 80)},
         max_turns=100,
+        measure=cells_filled,
     ),
     "cryptarithm": Title(
         "Cryptarithm",
@@ -219,7 +258,7 @@ TITLES: Mapping[str, Title] = {
         "a letter and its digit, such as [A 5]",
         {"equation": Pattern("SEND + MORE = MONEY", r"[A-Z]{1,8}( \+ [A-Z]{1,8}){1,3} = [A-Z]{1,9}")},
         max_turns=100,
-        measure="_progress",
+        measure=columns_added_up,
         fault=_letters,
     ),
     "slitherlink": Title(
@@ -228,7 +267,7 @@ TITLES: Mapping[str, Title] = {
         "h or v, row and column of the edge, such as [h 0 1]",
         {"rows": Number(4, 2, 8), "cols": Number(4, 2, 8)},
         max_turns=100,
-        measure="_progress",
+        measure=clues_met,
     ),
     "countdown": Title(
         "Countdown",
@@ -236,7 +275,7 @@ TITLES: Mapping[str, Title] = {
         "two indices and an operator out of + - * /, such as [0 2 *]",
         {"numbers": Numbers((100, 75, 6, 4, 3, 2), 8, 100), "target": Number(532, 1, 9_999)},
         max_turns=12,
-        measure="_calculate_progress",
+        measure=target_approached,
     ),
 }
 

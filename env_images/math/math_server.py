@@ -1,16 +1,17 @@
 """The math environment: one question and one tool for the answer.
 
-The family's own reasoning-gym scorer scores the answer, or a reward function that the task names. There is no
-calculator among the tools, because in most families the calculation is the task.
+The scorer of the question's family judges the answer, or a reward function that the task names. There is no calculator
+among the tools, because in most families the calculation is the task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, tool
-from math_scorers import MAX_ANSWER_CHARS, Evaluation, Scorers
+from envserver.answers import final_answer
+from math_scorers import Evaluation
 
 if TYPE_CHECKING:  # imported for the tasks that need it
     from math_named import Named
@@ -25,8 +26,6 @@ class Math(Environment):
     name = "math"
     env_types = ("reasoning_gym", "reasoning_gym_env")
     default_tool = "submit"
-    scorers: ClassVar[Scorers] = Scorers()
-    """The scorers that all sessions of the worker share; they hold no data of a session."""
 
     _evaluation: Evaluation | Named
     _attempts_left: int
@@ -40,10 +39,8 @@ class Math(Environment):
         question = task.get("instruction")
         if not isinstance(question, str) or not question.strip():
             raise ValueError("the task has no instruction")
-        self._evaluation = evaluation = evaluation_of(task.get("evaluation"))
+        self._evaluation = evaluation_of(task.get("evaluation"))
         self._attempts_left = max_attempts(task.get("config"))
-        if isinstance(evaluation, Evaluation):
-            self.scorers.check(evaluation)
         return instructions(question, attempts=self._attempts_left)
 
     @tool(inline=True)  # the slowest answer tried takes 0.2 ms, a thread's turn about as much
@@ -51,7 +48,7 @@ class Math(Environment):
         """Submit your answer: the final answer alone, in the form that the question asks for."""
         self._attempts_left -= 1
         if isinstance(self._evaluation, Evaluation):
-            verdict = self.scorers.judge(self._evaluation, answer)
+            verdict = self._evaluation.judge(answer)
         else:
             verdict = await self._evaluation.judge(answer)
         if verdict.score < 1.0 and self._attempts_left > 0:
@@ -65,8 +62,8 @@ class Math(Environment):
         )
 
     def parse_text(self, text: str) -> ToolCall:
-        """Treat the last marked answer as the answer, or else the whole text."""
-        return ToolCall("submit", {"answer": marked_answer(text)})
+        """Treat the marked answer as the answer, or else the whole text after the reasoning."""
+        return ToolCall("submit", {"answer": final_answer(text)})
 
 
 def evaluation_of(data: object) -> Evaluation | Named:
@@ -93,30 +90,6 @@ def instructions(question: str, *, attempts: int) -> str:
     )
 
 
-def marked_answer(text: str) -> str:
-    r"""Return the last `<answer>…</answer>` of *text*, else the last `\boxed{…}`, else the whole text.
-
-    Each mark is searched once from the end, because a pattern for both takes seconds for a text of only opening tags.
-    """
-    end = text.rfind("</answer>")
-    if end >= 0 and (start := text.rfind("<answer>", 0, end)) >= 0:
-        return text[start + len("<answer>") : end].strip()
-    if (start := text.rfind("\\boxed{")) >= 0:
-        start += len("\\boxed{")
-        return _braced(text[start : start + MAX_ANSWER_CHARS + 1]).strip()
-    return text.strip()
-
-
-def _braced(text: str) -> str:
-    """Cut *text* before the brace that closes a brace opened in front of it; return the whole text if there is none."""
-    depth = 1
-    for place, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[:place]
-    return text
-
-
 def max_attempts(config: object) -> int:
     """Return `max_attempts` of a task's configuration, by default 1.
 
@@ -131,5 +104,4 @@ def max_attempts(config: object) -> int:
 
 
 if __name__ == "__main__":
-    Math.scorers.load()  # before the server is ready: no session waits for the import
     serve(Math)

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from envserver.answers import read_number, unmarked
 from os_box import Completed, Sandbox, is_refusal
 from os_programs import Programs
 from os_scripts import Script, run_check, run_script
@@ -30,8 +31,6 @@ SCRIPT_CPU_S = 10.0
 STARVED_SHARE = 0.25
 """The share of its time limit for which a script must have waited for other programs, so that its timeout is theirs."""
 MOST_READ_BYTES = 2**20
-NO_ANSWER = "None"
-"""The answer for matchers if the episode ended without an answer, as in AgentBench."""
 
 
 class InvalidEvaluation(ValueError):
@@ -124,6 +123,11 @@ class Evaluation:
         return not self.after and self.match is None and None in self.checks
 
     @property
+    def compares_answer(self) -> bool:
+        """True if a matcher or an example compares the answer with an expected value, so that it must be given."""
+        return any(check is None or isinstance(check, Matcher) for check in self.checks)
+
+    @property
     def scripts(self) -> list[Script]:
         """The scripts that run in the box after the agent's last action."""
         if self.match is not None or self.reward is not None:
@@ -176,12 +180,14 @@ class Judge:
     async def score(self, answer: str | None) -> float:
         """Return the score of *answer*, which is None for an episode without an answer: 0 to 1, where 1 is solved.
 
+        An empty answer is no answer: it lies in every text, so a matcher would accept it.
+
         Raises:
             JudgeFailed: A script lacks a program, or the example or a reward function failed.
         """
         if (reward := self._evaluation.reward) is None:
             return await self.judge(answer)
-        if answer is None:
+        if answer is None or not answer.strip():
             return 0.0
         try:
             return await asyncio.to_thread(reward, answer)  # a pattern may take a second
@@ -194,20 +200,25 @@ class Judge:
         Raises:
             JudgeFailed: A script lacks a program, or the example or a pattern failed.
         """
+        if answer is not None and not answer.strip():
+            answer = None
         if (match := self._evaluation.match) is not None:
             try:
                 return answer is not None and await asyncio.to_thread(match, answer)  # a pattern may take a second
             except RuntimeError as error:
                 raise JudgeFailed(str(error)) from error
+        if answer is None and self._evaluation.compares_answer:
+            return False
         if self._evaluation.scripts and not self._evaluation.live:
             await self._sandbox.freeze()
         if await self._has_changed_programs():
             return False
-        parameters = [NO_ANSWER if answer is None else answer]
+        parameters = [answer or ""]
         try:
             async with asyncio.timeout(JUDGE_TIMEOUT_S):
                 for check in self._evaluation.checks:
-                    outcome = await self._step(check, parameters)
+                    # Without an answer a script gets no argument, which it cannot take for a text.
+                    outcome = await self._step(check, parameters if answer or len(parameters) > 1 else [])
                     if outcome is None:
                         return False
                     parameters.append(outcome)
@@ -351,11 +362,9 @@ async def _run_judged(sandbox: Sandbox, script: Script, arguments: Sequence[str]
 
 
 def integer_match(answer: str, expected: str) -> bool:
-    """Compare as whole numbers; a text that is not a number never matches."""
-    try:
-        return int(answer) == int(expected)
-    except ValueError:  # also for more than the 4,300 digits that `int` accepts
-        return False
+    """Compare as numbers, in any usual notation; a text that is not a number never matches."""
+    wanted = read_number(expected)
+    return wanted is not None and read_number(answer) == wanted
 
 
 def string_match(answer: str, expected: str) -> bool:
@@ -363,9 +372,14 @@ def string_match(answer: str, expected: str) -> bool:
     return _unified(answer) == _unified(expected)
 
 
+def _answer_match(answer: str, expected: str) -> bool:
+    """Compare an answer as `string_match` does, with or without the marks around it."""
+    return string_match(answer, expected) or string_match(unmarked(answer), expected)
+
+
 def size_match(answer: str, expected: str) -> bool:
     """Compare sizes such as `5K`, `5120` or `5120B`, both in whole numbers."""
-    sizes = size_bytes(answer), size_bytes(expected)
+    sizes = size_bytes(unmarked(answer)), size_bytes(expected)
     return sizes[0] is not None and sizes[0] == sizes[1]
 
 
@@ -381,7 +395,7 @@ def size_bytes(text: str) -> int | None:
 
 MATCHERS: Mapping[str, Callable[[str, str], bool]] = {
     "integer-match": integer_match,
-    "string-match": string_match,
+    "string-match": _answer_match,
     "size-match": size_match,
     "containing": lambda answer, expected: expected.strip() in answer,
     "in": lambda answer, expected: answer.strip() in expected,
@@ -433,7 +447,7 @@ def _match(data: object) -> Callable[[str], bool]:
     strip = bool(given.get("strip", True))
     answer, pattern = given.get("answer"), given.get("regex")
     if isinstance(answer, str):
-        return lambda text: (text.strip() if strip else text) == answer
+        return lambda text: answer in _forms(text, strip=strip)
     if isinstance(pattern, str):
         return _regex(pattern, strip=strip)
     raise InvalidEvaluation("evaluation.match must be a text, or an object with answer or regex")
@@ -446,4 +460,9 @@ def _regex(pattern: str, *, strip: bool) -> Callable[[str], bool]:
         found = compiled(pattern)
     except ValueError as error:
         raise InvalidEvaluation(f"evaluation.match.regex: {error}") from error
-    return lambda text: matches(found, text.strip() if strip else text)
+    return lambda text: any(matches(found, form) for form in _forms(text, strip=strip))
+
+
+def _forms(text: str, *, strip: bool) -> tuple[str, ...]:
+    """Return the texts for which an answer stands: also without the marks around it, unless each character counts."""
+    return (text.strip(), unmarked(text)) if strip else (text,)

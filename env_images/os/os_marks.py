@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from operator import itemgetter
 
 KEPT_BYTES = 65_536
 """The kept bytes of one command's output; the rest is read and dropped, so that `yes` cannot grow the server."""
@@ -37,10 +38,33 @@ class Mark:
         """The word that the mark prints before the numbers."""
 
 
+class Nesting:
+    """The words that a shell prints when it starts a nested shell, which then waits for a mark of its own."""
+
+    def __init__(self) -> None:
+        first, second = secrets.token_hex(6), secrets.token_hex(6)
+        self.word = (first + second).encode()
+        self.printed = re.compile(rb"\r?\n" + self.word + rb"\r*\n")
+        # `su - jack` and `bash` read the terminal if their input is only the empty one of every command. With a command
+        # of their own they do not.
+        enter = (
+            rf"_enter() {{ if [ /dev/stdin -ef /dev/null ]; then \command printf '\n%s%s\n' {first} {second}; "
+            r'\command "$@" < /dev/tty; else \command "$@"; fi; }; '
+        )
+        own = {"su": "-c*|--c*|--s*", **dict.fromkeys(("bash", "sh", "dash"), "-c*|-[!-]*c*|[!-]*")}
+        self.functions = enter + "".join(
+            rf'{name}() {{ for _own in "$@" ""; do case $_own in {pattern}) break;; esac; done; '
+            rf'if [ "$_own" ]; then \command {name} "$@"; else _enter {name} "$@"; fi; }}; '
+            for name, pattern in own.items()
+        )
+        """The shell's functions in place of these commands, which print the words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A printed mark."""
 
+    mark: Mark
     status: int
     shell_pid: int
 
@@ -48,9 +72,12 @@ class Found:
 class Capture:
     """Reads a terminal's bytes until one of its marks arrives; keeps the first `KEPT_BYTES` before it."""
 
-    def __init__(self, *marks: Mark) -> None:
+    def __init__(self, *marks: Mark, nesting: Nesting | None = None) -> None:
         self.marks = list(marks)
         self.found: Found | None = None
+        self.is_nested = False
+        """True if a nested shell has started since this was last set to False."""
+        self._nesting = nesting
         self.seen_bytes = 0
         self._kept = bytearray()
         self._tail = b""
@@ -58,17 +85,21 @@ class Capture:
     @property
     def output(self) -> bytes:
         """The bytes before the mark, or all bytes if no mark has arrived."""
-        return bytes(self._kept[:KEPT_BYTES])
+        kept = bytes(self._kept)
+        return (kept if self._nesting is None else self._nesting.printed.sub(b"", kept))[:KEPT_BYTES]
 
     def feed(self, data: bytes) -> Found | None:
         """Add *data* and return the mark, if found; bytes after a mark are dropped."""
         start = self.seen_bytes - len(self._tail)
         window = self._tail + data
-        hits = [hit for mark in self.marks if (hit := _first_hit(mark, window))]
-        end = min((hit.start() for hit in hits), default=len(window))
+        if self._nesting is not None:
+            # Once: the words stay in the window for some reads.
+            self.is_nested |= any(hit.end() > len(self._tail) for hit in self._nesting.printed.finditer(window))
+        hits = [(hit.start(), hit, mark) for mark in self.marks if (hit := _first_hit(mark, window))]
+        end = min((at for at, *_ in hits), default=len(window))
         if hits:
-            last = max(hits, key=lambda hit: hit.start())
-            self.found = Found(int(last[1]), int(last[2]))
+            _, first, mark = min(hits, key=itemgetter(0))
+            self.found = Found(mark, int(first[1]), int(first[2]))
             del self._kept[start + end :]
         self._kept += window[max(0, len(self._kept) - start) : end][: KEPT_BYTES + _TAIL_BYTES - len(self._kept)]
         self.seen_bytes += len(data)

@@ -1,8 +1,12 @@
 """One bash that lives as long as its session: directory, variables, jobs and nested shells persist between turns.
 
 A command reaches the shell as a file, not as typed text. So an unbalanced quote is a syntax error, and a line longer
-than the terminal's 4,095 bytes stays whole. Only three short lines are typed: a begin mark, the line that runs the
-file, and an end mark (see os_marks). The text between the marks is the output.
+than the terminal's 4,095 bytes stays whole. Only two short lines are typed: a begin mark, and the line that runs the
+file and then prints an end mark (see os_marks). The text between the marks is the output.
+
+No user types, so a command's standard input is empty: `cat > notes` ends immediately, and nothing that the agent did
+not write gets into a file. Only a shell that the agent starts without a command (`su - jack`, `bash`) reads the
+terminal, and with it the commands of later turns.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import re
 from dataclasses import dataclass
 
 from os_box import ENVIRONMENT, HOME, Sandbox, Terminal, is_refusal
-from os_marks import TYPED, Capture, Mark
+from os_marks import TYPED, Capture, Mark, Nesting
 from os_text import plain
 
 COMMAND_TIMEOUT_S = 30.0
@@ -30,6 +34,9 @@ MOST_OUTPUT_BYTES = 32 * 2**20
 COMMAND_FILE = "/run/command"
 """A neutral name, because bash's error messages show it, outside the places whose files tasks count."""
 
+MOST_NESTED = 50
+"""The maximum number of shells in each other that the server keeps track of."""
+
 _ARGV = ("/bin/bash", "--login", "--noediting")
 _READ_BYTES = 65_536
 _WAIT_S = 2.0
@@ -37,10 +44,8 @@ _WAIT_S = 2.0
 _ARRIVAL_S = 0.5
 """Seconds until written bytes arrive: the kernel passes them on in its own thread."""
 
-# In each turn: `su - jack` starts a nested shell with its own prompt and line editor. `read` gets the end of input
-# instead of waiting for a terminal: no user types there, and the mark that ends a command is not for it.
-_READ = 'read() { if [ -t 0 ]; then \\command read "$@" < /dev/null; else \\command read "$@"; fi; }; '
-_SILENCE = f"set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; {_READ}"
+# In each turn, because a nested shell has its own prompt and line editor.
+_SILENCE = "set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; "
 
 RESTARTED = "[the shell has ended; a new one is open: files are as they were, variables and the directory are not]"
 ENDED = "[the shell has ended, and a new one does not start: the next command tries once more]"
@@ -81,6 +86,9 @@ class Shell:
         self._status = 0
         self._pid = 0
         """The process id of the shell that answered last: the first, or a shell nested in it."""
+        self._nesting = Nesting()
+        self._outer: list[Mark] = []
+        """The marks of the lines that started a nested shell. They are printed when it exits."""
         self._first_pid = 0
 
     async def open(self) -> None:
@@ -97,7 +105,7 @@ class Shell:
             if not is_refusal(error):
                 raise
             raise ShellGone(f"the shell did not start: {error}") from error  # the agent removed it or its home
-        self._terminal, self._status, self._first_pid = terminal, 0, 0
+        self._terminal, self._status, self._first_pid, self._outer = terminal, 0, 0, []
         if not await self._begin(terminal, OPEN_TIMEOUT_S):
             await self.close()
             raise ShellGone("the shell did not start")
@@ -126,14 +134,14 @@ class Shell:
         await self._sandbox.write_file(COMMAND_FILE, f"{script}\n".encode("utf-8", "replace"), mode=0o644)
         terminal, notices = await self._ready()
         mark = Mark()
-        capture = Capture(mark)
+        capture = Capture(mark, *self._outer, nesting=self._nesting)
         # After `||`, because a failing subshell alone would end a shell under `set -e`; the file finds the status in
         # `$?`.
         hand_on = f"(exit {self._status}) || " if self._status else ""
         end = _End.CLOSED
         # Not the bare names: an agent's function called `.` or `printf` would run in their place, here and in later
         # turns.
-        if await _typed(terminal, f"{hand_on}\\command . {COMMAND_FILE}\n{mark.line}\n"):
+        if await _typed(terminal, f"{hand_on}\\command . {COMMAND_FILE} < /dev/null; {mark.line}\n"):
             end = await self._read(terminal, capture, self._command_timeout_s)
         if end in (_End.LATE, _End.FLOODED):
             notices.append(self._interrupted(end))
@@ -143,7 +151,15 @@ class Shell:
         output = self._output(capture, notices)
         if capture.found is not None:
             self._status, self._pid = capture.found.status, capture.found.shell_pid
+            self._settle(mark, capture.found.mark)
         return output
+
+    def _settle(self, mark: Mark, found: Mark) -> None:
+        """Keep the marks of the lines that still run: a nested shell started, or it exited to the shell around it."""
+        if found in self._outer:
+            del self._outer[self._outer.index(found) :]
+        elif found is not mark:
+            self._outer = [*self._outer[-MOST_NESTED + 1 :], mark]
 
     async def _ready(self) -> tuple[Terminal, list[str]]:
         """Wait for a begin mark, in a new shell if the old shell does not answer.
@@ -164,7 +180,7 @@ class Shell:
         mark = Mark()
         capture = Capture(mark)
         terminal.silence()
-        if not await _typed(terminal, f"{_SILENCE}{mark.line}\n"):
+        if not await _typed(terminal, f"{_SILENCE}{self._nesting.functions}{mark.line}\n"):
             return False
         if await self._answer(terminal, capture, timeout_s) is not _End.MARKED or capture.found is None:
             return False
@@ -227,10 +243,18 @@ class Shell:
                 continue
             if capture.feed(data) is not None:
                 return _End.MARKED
+            if capture.is_nested and not await self._enter(terminal, capture):
+                return _End.CLOSED
             if capture.seen_bytes > flooded_at:
                 return _End.FLOODED
             await asyncio.sleep(0)  # available bytes are read without a wait, so yield to other sessions
         return _End.LATE
+
+    async def _enter(self, terminal: Terminal, capture: Capture) -> bool:
+        """Type a mark for the nested shell that starts; return False if no process can read it."""
+        capture.is_nested = False
+        capture.marks.append(Mark())
+        return await _typed(terminal, f"{capture.marks[-1].line}\n")
 
     async def _is_runnable(self) -> bool:
         """Return True if the shell that answered last runs, or waits only for a CPU or a disk."""
@@ -263,7 +287,7 @@ class Shell:
     def _output(self, capture: Capture, notices: list[str]) -> Output:
         text = plain(capture.output)
         if capture.found is not None and capture.found.shell_pid != self._pid:
-            text = _without_prompt(text, capture.marks[0])
+            text = _without_prompt(text, capture.found.mark)
         return Output(TYPED.sub("", text), capture.found.status if capture.found else None, "\n".join(notices))
 
 

@@ -36,7 +36,7 @@ def task_of(problem: Problem, *, split: str) -> dict[str, Any]:
         raise UnsoundProblem(f"{problem.slug}: an input is there twice")
     form = {"function": problem.slug} if problem.signature else {}
     return {
-        "id": f"{split}-{problem.slug}",
+        "id": problem.task_id(split),
         "tags": [problem.topic, "function" if problem.signature else "program"],
         "difficulty": problem.level,
         "instruction": problem.statement,
@@ -45,6 +45,8 @@ def task_of(problem: Problem, *, split: str) -> dict[str, Any]:
             "reward_function": "test_cases",
             **form,
             "time_limit_seconds": TIME_LIMIT_S,
+            # A function that always says yes would earn its share of the cases.
+            **({"credit": "all"} if problem.is_yes_or_no else {}),
             "test_cases": cases,
         },
     }

@@ -29,12 +29,23 @@ class Problem:
     """(arguments, output) for a function, with a tuple of arguments; (input, output) for a program."""
     hidden: Sequence[Any]
     """Tuples of arguments, or inputs of a program."""
+    revision: int = 1
+    """Number of the problem's revision. Each change of the task, or of how it is judged, gives the task another id."""
 
     @property
     def signature(self) -> str | None:
         """The `def` line of the function, or None for a program."""
         start = f"def {self.slug}("
         return next((line.rstrip(":") for line in self.reference.splitlines() if line.startswith(start)), None)
+
+    @property
+    def is_yes_or_no(self) -> bool:
+        """Whether the answers are yes or no."""
+        return (self.signature or "").endswith("-> bool")
+
+    def task_id(self, split: str) -> str:
+        """Return the id of the problem's task in *split*."""
+        return f"{split}-{self.slug}" + (f"-{self.revision}" if self.revision > 1 else "")
 
     @property
     def wrong_solution(self) -> str:

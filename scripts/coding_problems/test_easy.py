@@ -144,6 +144,7 @@ PROBLEMS = [
     ),
     Problem(
         slug="is_pangram",
+        revision=2,
         level=1,
         topic="strings",
         text="Say whether a text has every letter from a to z at least once, in either case.",

@@ -90,6 +90,7 @@ def top_k(numbers: list[int], k: int) -> list[int]:
     ),
     Problem(
         slug="zigzag",
+        revision=2,
         level=2,
         topic="strings",
         text="""Write a text in a zigzag over so many rows (down, then up again, one character a row), then read row by
@@ -108,6 +109,7 @@ def top_k(numbers: list[int], k: int) -> list[int]:
         hidden=[
             ("", 3),
             ("a", 5),
+            ("ab", 1),
             ("ab", 2),
             ("PAYPALISHIRING", 3),
             ("PAYPALISHIRING", 4),

@@ -46,6 +46,7 @@ PROBLEMS = [
     ),
     Problem(
         slug="is_rotation",
+        revision=2,
         level=1,
         topic="strings",
         text="""Say whether the second text is a rotation of the first: cut it somewhere and swap the two parts.""",

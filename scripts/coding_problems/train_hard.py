@@ -567,6 +567,7 @@ def word_segmentations(text: str, words: list[str]) -> list[str]:
     ),
     Problem(
         slug="regex_match",
+        revision=2,
         level=3,
         topic="dynamic programming",
         text="""Say whether a pattern matches a whole text: '.' is any character, 'x*' any number of x (also none),

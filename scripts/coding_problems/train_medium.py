@@ -7,6 +7,7 @@ from .problem import Problem, each
 PROBLEMS = [
     Problem(
         slug="balanced_brackets",
+        revision=2,
         level=2,
         topic="stacks",
         text="""Say whether the brackets (), [] and {} of a text are balanced and properly nested. Other characters do

@@ -22,6 +22,7 @@ from envserver.http.responses import Delivery
 from envserver.http.routes import Routes
 from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind, kinds_of
+from envserver.scorer import scorer_version, server_folder
 from envserver.sessions.calls import Calls
 from envserver.sessions.outcomes import Outcomes
 from envserver.sessions.sessions import Sessions
@@ -93,11 +94,14 @@ class Server:
         """Import the task modules, then listen. Return the address: a path, or ``host:port``.
 
         Raises:
+            ConfigError: A file or package of the scorer is missing.
             OSError: The server cannot listen on the address.
         """
         loop = asyncio.get_running_loop()
         settings = self._settings
         await self._modules.load()
+        modules = settings.custom_tasks_dir
+        self._routes.scorer = scorer_version(settings.scorer, folder=server_folder(), modules=modules)
         if settings.socket is not None:
             _remove_stale(settings.socket)
             self._listener = await loop.create_unix_server(self._connect, settings.socket, backlog=BACKLOG)
@@ -169,6 +173,8 @@ def serve(*environments: type[Environment]) -> None:
     loop = uvloop.new_event_loop()
     try:
         is_running_code = loop.run_until_complete(run(settings, kinds))
+    except ConfigError as error:
+        sys.exit(f"envserver: {error}")
     except OSError as error:
         sys.exit(f"envserver: cannot listen: {error}")
     # Blocking code ends only with the process. Finalizing the interpreter while threads run, such as those of a

@@ -1,10 +1,12 @@
 """The server's settings: a frozen value. This module is the only reader of the process environment."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from envserver.errors import ConfigError
+from envserver.scorer import ScorerSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
@@ -64,6 +66,8 @@ class Settings:
     """Folder that the server adds to the import path for these modules. It contains ``custom_tasks``."""
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     """Sandbox settings for environment classes with ``sandbox_limits``."""
+    scorer: ScorerSettings = field(default_factory=ScorerSettings)
+    """The parts of the server that judge episodes: a JSON object with ``files`` and ``packages``, lists of texts."""
 
     @property
     def threads(self) -> int:
@@ -133,6 +137,17 @@ def _level(name: str, text: str) -> str:
     return text.lower()
 
 
+def _scorer(name: str, text: str) -> ScorerSettings:
+    try:
+        value = json.loads(text)
+        parts = {part: tuple(value.pop(part, ())) for part in ("files", "packages")}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        value, parts = text, {}
+    if value or not all(isinstance(one, str) and one for part in parts.values() for one in part):
+        raise ConfigError(f'{name}={text!r:.200}: expected {{"files": [...], "packages": [...]}} with lists of texts')
+    return ScorerSettings(**parts)
+
+
 _READERS: Mapping[str, _Reader] = {
     "SOCKET": _text,
     "HOST": _text,
@@ -146,6 +161,7 @@ _READERS: Mapping[str, _Reader] = {
     "KEPT_MAX_BYTES": _whole(),
     "STRICT_PATHS": _flag,
     "CUSTOM_TASKS_DIR": _text,
+    "SCORER": _scorer,
     "SANDBOX_BOX": _text,
     "SANDBOX_WORK": _text,
     "SANDBOX_HOST": _flag,

@@ -1,18 +1,22 @@
 """Reward functions for agents' texts. Each takes the text as its first argument and returns 1 or 0.
 
-White space at both ends of a text and the kind of its line ends are ignored.
+White space at both ends of a text, the kind of its line ends, and whether accents are letters of their own are ignored.
 """
 
 import json
 import math
+import unicodedata
+from fractions import Fraction
 from typing import Any
 
+from envserver.answers import read_number
 from envserver.generic.patterns import compiled, matches
 from envserver.generic.rewards import reward_function
 
-MAX_NUMBER_CHARS = 400
 MAX_JSON_CHARS = 1_000_000
 MAX_JSON_DEPTH = 100
+FLOAT_TOLERANCE = 1e-6
+"""Relative difference of two floats that count as equal: programs compute the same value in other orders."""
 
 
 @reward_function("exact_match")
@@ -62,16 +66,15 @@ def regex_match(text: str, pattern: str, whole: bool = False, case: bool = True)
 
 
 def _check_number(expected: int | float | str, tol: float = 1e-6) -> None:
-    if (isinstance(expected, str) and number(expected) is None) or not tol >= 0:
+    if (isinstance(expected, str) and read_number(expected) is None) or not 0 <= tol < math.inf:
         raise ValueError(f"{expected!r:.60} within {tol!r:.60} is not a number and a distance")
 
 
 @reward_function("numeric_match", check=_check_number)
 def numeric_match(text: str, expected: int | float | str, tol: float = 1e-6) -> float:
-    """Return 1 if the text is a number at most *tol* from *expected*. Commas are ignored."""
-    given = number(text)
-    wanted = number(str(expected))
-    return float(given is not None and wanted is not None and abs(given - wanted) <= tol)
+    """Return 1 if the text is a number, in any usual notation, at most *tol* from *expected*."""
+    given, wanted = read_number(text), read_number(str(expected))
+    return float(given is not None and wanted is not None and abs(given - wanted) <= Fraction(tol))
 
 
 @reward_function("one_of")
@@ -82,13 +85,16 @@ def one_of(text: str, *choices: str | list, case: bool = True) -> float:  # type
 
 
 @reward_function("json_equals")
-def json_equals(text: str, expected: Any) -> float:
-    """Return 1 if the text is JSON (alone, or within one ``` fence) that equals *expected*. 1 and 1.0 are equal."""
+def json_equals(text: str, expected: Any, exact: bool = False) -> float:
+    """Return 1 if the text is JSON (alone, or within one ``` fence) that equals *expected*.
+
+    1 and 1.0 are equal. Two floats are equal within a relative `FLOAT_TOLERANCE`, unless the comparison is *exact*.
+    """
     try:
         given = json.loads(_unfenced(text)) if len(text) <= MAX_JSON_CHARS else None
     except (ValueError, RecursionError):
         return 0.0
-    return float(_same(given, expected, 0))
+    return float(_same(given, expected, 0.0 if exact else FLOAT_TOLERANCE, 0))
 
 
 @reward_function("word_count_between")
@@ -97,20 +103,8 @@ def word_count_between(text: str, least: int, most: int) -> float:
     return float(least <= len(text.split()) <= most)
 
 
-def number(text: str) -> float | None:
-    """Return the finite number that *text* consists of, else None."""
-    plain = text.strip()
-    if not plain or len(plain) > MAX_NUMBER_CHARS or "_" in plain:
-        return None
-    try:
-        value = float(plain.replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def _plain(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n").strip())
 
 
 def _folded(text: str, case: bool) -> str:
@@ -124,15 +118,19 @@ def _unfenced(text: str) -> str:
     return plain
 
 
-def _same(given: Any, expected: Any, depth: int) -> bool:
+def _same(given: Any, expected: Any, tolerance: float, depth: int) -> bool:
     """Return True if two JSON values are equal. A bool does not equal a number."""
     if depth > MAX_JSON_DEPTH:
         return False
     if isinstance(given, dict) and isinstance(expected, dict):
-        return given.keys() == expected.keys() and all(_same(given[key], expected[key], depth + 1) for key in given)
+        return given.keys() == expected.keys() and all(
+            _same(given[key], expected[key], tolerance, depth + 1) for key in given
+        )
     if isinstance(given, list) and isinstance(expected, list):
         pairs = zip(given, expected, strict=False)
-        return len(given) == len(expected) and all(_same(left, right, depth + 1) for left, right in pairs)
+        return len(given) == len(expected) and all(_same(one, other, tolerance, depth + 1) for one, other in pairs)
     if isinstance(given, bool) or isinstance(expected, bool):
         return given is expected
+    if isinstance(given, float) and isinstance(expected, float):
+        return math.isclose(given, expected, rel_tol=tolerance)
     return bool(given == expected)

@@ -15,7 +15,7 @@ from envserver.errors import Refused
 from envserver.http import bodies
 from envserver.http.connection import Answer, Connection, Pending
 from envserver.http.json_text import encode
-from envserver.http.messages import Request, Response, json_response
+from envserver.http.messages import JSON, Request, Response, json_response, lines
 from envserver.http.responses import Delivery
 from envserver.schema.environment_types import OPERATIONS, Kind
 from envserver.sessions.session import SETUP_WAIT_S, Session, deleted, starting
@@ -68,6 +68,8 @@ class Routes:
         self._token: bytes | None = None
         self._clock = clock
         self._strict_paths = strict_paths
+        self.scorer = ""
+        """Version of the scorer, see `envserver.scorer`. The server sets it before it listens."""
         self._names_json = encode(list(kinds))
         self._operations = self._operation_handlers()
         assert self._operations.keys() == OPERATIONS
@@ -182,7 +184,7 @@ class Routes:
         return Response(self._names_json)
 
     def _list_sessions(self, target: Target) -> Response:
-        return json_response({"sessions": self._sessions.rows()})
+        return json_response({"sessions": self._sessions.rows(), "scorer": self.scorer})
 
     def _tell_sessions(self, target: Target) -> Response:
         return json_response({"sessions": self._sessions.rows(bodies.read(target.request, bodies.IDS)["ids"])})
@@ -241,7 +243,20 @@ class Routes:
             digest=digest,
         )
         session = self._sessions.create(sid, create)
-        return _created(session) if session.opened.is_set else self._held(session, _created_later(session))
+        return self._created(session) if session.opened.is_set else self._held(session, self._created_later(session))
+
+    async def _created_later(self, session: Session) -> Response:
+        # No deadline: clients have none either, and the author's constructor may take any time.
+        while not await session.opened.wait(SETUP_WAIT_S):
+            continue
+        return self._created(session)
+
+    def _created(self, session: Session) -> Response:
+        if session.open_refusal is not None:
+            raise session.open_refusal.again()
+        if session.state == "closed":
+            raise deleted()
+        return Response(encode({"sid": session.sid}), headers=JSON + lines({"X-Scorer-Version": self.scorer}))
 
     def _ping(self, target: Target) -> Response:
         self._sessions.get(_sid(target.request)).used_at = self._clock()
@@ -307,26 +322,11 @@ class Routes:
         return Pending(work, release)
 
 
-async def _created_later(session: Session) -> Response:
-    # No deadline: clients have none either, and the author's constructor may take any time.
-    while not await session.opened.wait(SETUP_WAIT_S):
-        continue
-    return _created(session)
-
-
 async def _ready_later(session: Session, read: Callable[[Session], bytes]) -> Response:
     if not await session.settled.wait(SETUP_WAIT_S):
         raise starting()
     session.check()
     return Response(read(session))
-
-
-def _created(session: Session) -> Response:
-    if session.open_refusal is not None:
-        raise session.open_refusal.again()
-    if session.state == "closed":
-        raise deleted()
-    return json_response({"sid": session.sid})
 
 
 def _sid(request: Request) -> str:

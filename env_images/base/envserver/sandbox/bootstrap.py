@@ -53,7 +53,8 @@ one tick."""
 class Dates:
     """Rules for a layer's file times, so that a build in another worker creates the same times.
 
-    A time during the build becomes *moment*. An earlier time that the build set stays. All values are nanoseconds.
+    A time during the build becomes *moment*. An earlier time that the build set stays. A time in whole seconds counts
+    as that whole second, because some programs, such as useradd, cut the fraction off. All values are nanoseconds.
     """
 
     moment: int
@@ -65,7 +66,7 @@ class Dates:
     def of(self, time: int) -> int:
         """Return the new value of *time*."""
         since = time - self.began
-        if since < -_TICK_NS:
+        if since < -(_TICK_NS if time % _SECOND_NS else _SECOND_NS):
             return time
         return self.moment + (max(0, since // _SECOND_NS) * _SECOND_NS if self.keeps_seconds else 0)
 

@@ -84,6 +84,10 @@ password required pam_unix.so
 """
 _SERVICES = "su runuser su-l runuser-l other useradd passwd chpasswd groupadd usermod"
 _SEARCH = "/usr/bin:/bin:/usr/sbin:/sbin"
+_LDD_FILES = 16
+"""Files that one run of ldd reads; it starts three processes for each."""
+_LDD_S = 60
+"""Seconds after which a run of ldd hangs. A run takes 0.1 s on an idle machine."""
 _STAMP = "usr/share/env-gateway-box"
 """Holds the digest of the recipe, this file, by which a box was made."""
 _STDLIB_LEFT_OUT = shutil.ignore_patterns("test", "tests", "idlelib", "tkinter", "dist-packages", "config-*")
@@ -166,16 +170,18 @@ def _copy(source: Path, target: Path) -> None:
 
 def _libraries(programs: list[str]) -> set[Path]:
     """Ask the loader what *programs* need; scripts need nothing."""
-    done = subprocess.run(
-        ["ldd", *programs],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": _SEARCH, "LC_ALL": "C"},
-        timeout=60,
-    )
-    found = re.findall(r"(?:=> )?(/\S+) \(0x", done.stdout)
-    return {Path(name) for name in found}
+    found: set[Path] = set()
+    for first in range(0, len(programs), _LDD_FILES):  # a busy machine needs minutes for all
+        done = subprocess.run(
+            ["ldd", *programs[first : first + _LDD_FILES]],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": _SEARCH, "LC_ALL": "C"},
+            timeout=_LDD_S,
+        )
+        found |= {Path(name) for name in re.findall(r"(?:=> )?(/\S+) \(0x", done.stdout)}
+    return found
 
 
 def _python_parts(root: Path) -> list[str]:

@@ -28,6 +28,7 @@ from envserver.schema.validators import (
     OneOf,
     Shape,
     Str,
+    Text,
     TupleOf,
 )
 
@@ -71,7 +72,8 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
         raise ConfigError(f"{place}: needs a type annotation")
     required = parameter.default is parameter.empty
     hint, default = hints[parameter.name], NO_DEFAULT if required else _as_json(parameter.default)
-    return Field(parameter.name, node_of(hint, place), required, default, _description(hint))
+    node = node_of(hint, place)
+    return Field(parameter.name, Text() if type(node) is Str else node, required, default, _description(hint))
 
 
 def _as_json(default: Any) -> Any:

@@ -2,9 +2,10 @@
 
 Request bodies and tool inputs use the same nodes. The types, texts and order of faults match pydantic's, because
 clients of the reference servers may depend on them. Coercion follows pydantic's lax mode (``"2"`` is the integer 2)
-where that is cheap.
+where that is cheap. `Text` differs from pydantic's text on purpose.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -55,6 +56,15 @@ class Str:
         if not isinstance(value, str):
             faults.append(fault("string_type", loc, "Input should be a valid string", value))
         return value
+
+
+class Text(Str):
+    """A tool's text argument. A number stands for its JSON text, because models write ``{"answer": 42}``."""
+
+    def check(self, value: Any, loc: Loc, faults: list[Fault], *, lax: bool = True) -> Any:
+        if lax and isinstance(value, int | float) and not isinstance(value, bool):
+            return json.dumps(value)
+        return super().check(value, loc, faults, lax=lax)
 
 
 class Bool:

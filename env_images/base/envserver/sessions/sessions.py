@@ -27,9 +27,10 @@ from envserver.tools import task_tools_of
 logger = logging.getLogger("envserver")
 TEARDOWN_S = 30.0
 """Seconds that ``/delete`` waits for a teardown, and a teardown for code that cannot be cancelled."""
-ENDED_KEPT = 512
-"""Maximum number of remembered leases that ended before their session existed. Their ``/create`` can arrive later on
-another connection."""
+ENDED_KEPT = 4096
+"""Maximum number of remembered leases that have ended. If a replica dies between the end of a session in its worker and
+the record of its reward, another replica repeats the ``/delete`` up to a minute later. Also, the ``/create`` of a lease
+can arrive after its ``/delete``, on another connection."""
 
 
 class Sessions:
@@ -64,7 +65,7 @@ class Sessions:
         self._clock = clock
         self._open: dict[str, Session] = {}
         self._closing: dict[int, Session] = {}  # by serial number: a new session may reuse the id meanwhile
-        self._ended: dict[str, None] = {}  # leases without a session, the oldest first
+        self._ended: dict[str, dict[str, Any] | None] = {}  # by lease, the oldest first; None: never began
         self._serial = 0
         self._running: set[asyncio.Task[None]] = set()
 
@@ -263,8 +264,9 @@ class Sessions:
     async def delete(self, sid: str, *, lease: str = "") -> dict[str, Any] | None:
         """End a session and wait for its teardown. Return its summary, or None if there is no such session.
 
-        With *lease*, end only the session of this lease, because a newer session may use the same id. If the lease has
-        no session yet, its later creation is refused. The client has given up that opening and would never end it.
+        With *lease*, end only the session of this lease, because a newer session may use the same id. A repeated call
+        returns the same summary. If the lease has no session yet, its later creation is refused. The client has given
+        up that opening and would never end it.
         """
         session = self._open.get(sid)
         if session is not None and not _is_other(session, lease):
@@ -273,17 +275,21 @@ class Sessions:
             ended = (one for one in reversed(self._closing.values()) if one.sid == sid and not _is_other(one, lease))
             session = next(ended, None)
         if session is None:
-            if lease:
-                self._ended[lease] = None
-                if len(self._ended) > ENDED_KEPT:
-                    del self._ended[next(iter(self._ended))]
-            return None
-        summary = session.summary(self._clock())
+            self._remember(lease, self._ended.get(lease))
+            return self._ended.get(lease)
+        summary = self._ended.get(session.create.lease) or session.summary(self._clock())
+        self._remember(session.create.lease, summary)
         assert session.teardown is not None
         await asyncio.wait((session.teardown,), timeout=TEARDOWN_S)
         if faults := session.tell_faults():
             summary["faults"] = [fault._asdict() for fault in faults]
         return summary
+
+    def _remember(self, lease: str, summary: dict[str, Any] | None) -> None:
+        if lease:
+            self._ended[lease] = summary
+            if len(self._ended) > ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
 
     def reap(self, idle_s: float) -> int:
         """End the sessions that were idle for *idle_s* seconds. Return their number."""

@@ -3,7 +3,7 @@
 A usual import of the package `reasoning_gym` runs its `__init__`. This loads all its families, and with them
 matplotlib, Pillow and more: 111 MiB resident and 0.6 s. This module loads only the modules in `MODULES`, under bare
 parent packages whose `__init__` never runs: 65 MiB and 0.25 s, mostly for sympy and numpy. It depends on the place of a
-family's module. The versions are pinned, and the image's build scores all tasks once, so the build detects a move.
+family's module. The versions are pinned, and a test makes all tasks again, so it detects a move.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ inexact divisions as results (`basic_arithmetic`), loses real roots (`polynomial
 degrees in convex polygons (`simple_geometry`). It counts business days up to a date of the next year although the
 question names the current year (`calendar_arithmetic`). Problems with two right answers, such as 03/04/2031, are
 refused too. So are problems whose answer a guess finds, such as a greatest common divisor of 1.
-
-This module is not in the image, because the server never needs it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import typer
 from gateway.catalog.catalog import load_catalog
 from gateway.cli.admin_client import AsJson, print_result
 from gateway.cli.export import export
+from gateway.cli.prove import prove
 from gateway.cli.tasks import tasks_app
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
@@ -24,6 +25,7 @@ __all__ = ["import_app", "tasks_app"]
 
 import_app = typer.Typer(no_args_is_help=True, help="Convert a public benchmark's files to tasks.")
 tasks_app.add_typer(import_app, name="import")
+tasks_app.command()(prove)
 tasks_app.command()(export)
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]

@@ -44,7 +44,7 @@ THRESHOLD: Final = 0.01
 
 Repeat = Annotated[int, typer.Option("--repeat", "-r", min=1, max=10_000, help="Replay each episode this often.")]
 OtherImage = Annotated[
-    bool, typer.Option("--other-image", help="Replay also if the environment has another image now.")
+    bool, typer.Option("--other-image", help="Replay also if the environment has another image or scorer now.")
 ]
 Outcome = tuple[str, dict[str, Any]]
 """``same``, ``different`` or ``skipped``, and the gateway's report or refusal."""

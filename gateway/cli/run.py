@@ -59,7 +59,7 @@ def run(
         raise ConfigError("--script and --endpoint: give one of them, which plays")
     if bool(endpoint) != bool(model):
         raise ConfigError("--endpoint and --model: give both, or --script")
-    runs, endpoints = _client()
+    runs, endpoints = import_client("runs"), import_client("endpoint")
     model_played = None
     try:
         if endpoint:
@@ -98,11 +98,11 @@ def run(
     raise typer.Exit(status)
 
 
-def _client() -> tuple[Any, Any]:
-    """Return the modules of the client package: those of this environment, or those in the gateway's wheel."""
+def import_client(module: str) -> Any:
+    """Return a module of the client package: of this environment's package, or of the one in the gateway's wheel."""
     if importlib.util.find_spec("env_gateway_client") is None:
         sys.path.append(str(BUNDLED / "clients"))
-    return importlib.import_module("env_gateway_client.runs"), importlib.import_module("env_gateway_client.endpoint")
+    return importlib.import_module(f"env_gateway_client.{module}")
 
 
 def _report(runs: Any, played: Run, seconds: float, problem: str, *, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from gateway.cli.admin_client import (
     print_table,
 )
 from gateway.core.errors import ConfigError, GatewayError
+from gateway.core.outcomes import comparable
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.rendering import (
     PROTOCOLS,
@@ -87,8 +88,9 @@ def list_sessions(
         return
     are_unique = len({row["name"] for row in rows}) == len(rows)  # else sessions differ by their ids only
     names = ("session", "environment", "task", "policy", "opened (UTC)", "outcome", "reward", "steps")
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    rewards, others = comparable(rows)
     mean = f", mean reward {_told(sum(rewards) / len(rewards))}" if rewards else ""
+    mean += f" without {counted(others, 'episode')} of former scorers" if others else ""
     table = Table(*(names if are_unique else ("id", *names)), title=f"{counted(len(rows), 'episode')}{mean}")
     for row in rows:
         end = "running" if row["closed_at"] is None else row["outcome"]
@@ -233,6 +235,7 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     yield f"episode {episode['id']} (session {episode['name']!r} of {episode['owner'] or 'no key'})"
     yield f"  {episode['environment']}, task {episode['task']!r}{seed}, over {over}"
     yield f"  worker {episode['worker']}, image {image}"
+    yield f"  scorer {episode.get('scorer') or 'unknown'}"
     yield f"  opened {when(episode['opened_at'])} UTC, closed {when(episode['closed_at']) or '-'}"
     if episode["policy"] or episode["group_name"]:
         yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"

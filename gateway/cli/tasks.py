@@ -144,9 +144,9 @@ def validate(
     count = 0
     for file in files:
         try:
-            documents = _documents(file)
+            documents = read_documents(file)
             count += len(documents)
-            valid, problems = _checked(documents, checker, environment)
+            valid, problems = check_documents(documents, checker, environment)
             complaints += problems
             if tried:
                 complaints += _tried(url, key, _whole(file), documents, valid, environment)
@@ -157,7 +157,8 @@ def validate(
         print_result(as_json, found, *complaints, err=not as_json)
         raise typer.Exit(EXIT_REFUSED)
     how = "each was opened and ended" if tried else "each fits the schema; none was tried"
-    print_result(as_json, found, f"{counted(count, 'task')}: {how}")
+    hint = f"gateway tasks prove {files[0]}: plays each task with its reference, and without effort"
+    print_result(as_json, found, f"{counted(count, 'task')}: {how}", hint)
 
 
 @tasks_app.command()
@@ -270,7 +271,7 @@ def sign_command(
       gateway tasks sign login.yaml --key lab -o login.bundle.json
       gateway tasks sign train.jsonl --key lab -e math -s train --instance lab-1 --valid-for 7
     """
-    documents = _documents(file)
+    documents = read_documents(file)
     for where, document in documents:
         try:
             parse(_placed(document, environment), is_registered=True)
@@ -317,7 +318,7 @@ def _whole(file: Path) -> object:
     return {"tasks": documents}
 
 
-def _documents(file: Path) -> Placed:
+def read_documents(file: Path) -> Placed:
     """Return a file's tasks, each with its location; for a bundle return its tasks, unverified."""
     found: Placed = []
     for where, document in read_file(file):
@@ -345,7 +346,7 @@ def _local_checker() -> RuntimeTasks:
     return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
-def _checked(documents: Placed, checker: RuntimeTasks | None, environment: str) -> tuple[Placed, list[str]]:
+def check_documents(documents: Placed, checker: RuntimeTasks | None, environment: str) -> tuple[Placed, list[str]]:
     """Return the valid tasks, and a line for each problem of the others."""
     valid: Placed = []
     complaints: list[str] = []

@@ -251,6 +251,7 @@ class Gateway:
             waiting=self.admission,
             tickets=self.curricula,
             keys=self.keys,
+            scorers=self.records.current,
         )
         calls = CallParts(
             store=store,

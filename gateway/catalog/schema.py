@@ -154,6 +154,13 @@ class TasksTable(Table):
     folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
+class ScorerTable(Table):
+    """``[scorer]``: the files and packages that judge episodes."""
+
+    files: tuple[Annotated[str, Field(pattern=r"^[^/]", max_length=256)], ...] = ()
+    packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], ...] = ()
+
+
 class StepLogTable(Table):
     """``[step_log]``: what the step log keeps of the environment's episodes."""
 
@@ -186,4 +193,5 @@ class EnvironmentFile(Table):
     resets: ResetsTable = ResetsTable()
     volumes: tuple[VolumeTable, ...] = ()
     tasks: TasksTable = TasksTable()
+    scorer: ScorerTable = ScorerTable()
     step_log: StepLogTable = StepLogTable()

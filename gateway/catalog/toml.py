@@ -31,6 +31,7 @@ from gateway.core.environment import (
     Relaxations,
     ResetMapping,
     SandboxLimits,
+    Scorer,
     Server,
     ServerProtocol,
     StepLogPolicy,
@@ -145,6 +146,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         task_view=parsed.tasks.view,
         public_fields=parsed.tasks.public,
         custom_tasks=_custom_tasks(parsed),
+        scorer=Scorer(**parsed.scorer.model_dump()),
         step_log=StepLogPolicy(**parsed.step_log.model_dump()),
     )
     splits = {name: _split(environment, name, parsed.limits, table) for name, table in parsed.splits.items()}
@@ -321,6 +323,8 @@ def _refuse_foreign_contradictions(
         )
     if environment.isolation is Isolation.SANDBOX and server.is_foreign:
         raise complain('"sandbox" is not available for third-party servers ([server] port or url)', "isolation")
+    if "scorer" in tables and server.is_foreign:
+        raise complain("the scorer of a third-party server is its image: remove this table", "scorer")
     if environment.custom_tasks is not None and server.is_foreign:
         raise complain(
             "task modules are not available for third-party servers ([server] port or url)", "tasks", "module"

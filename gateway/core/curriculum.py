@@ -13,12 +13,22 @@ RECENT = 32
 """Number of the newest rewards of a task that are kept. Success rates and learning progress are computed from them."""
 
 
+def book_of(environment: EnvironmentName, scorer: str) -> EnvironmentName:
+    """Return the name under which the store keeps the records of *environment* by one version of its scorer.
+
+    So the rewards of two versions are never in one record. Without a version it is the environment's own name, as in
+    stores of older gateways.
+    """
+    return EnvironmentName(f"{environment}#{scorer}") if scorer else environment
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of a session that ended with its worker's summary after at least one step."""
 
     environment: EnvironmentName
-    """The environment as trainers know it: for a split with its own resources, the base environment."""
+    """The environment as trainers know it: for a split with its own resources, the base environment. With a known
+    scorer, the scorer's version follows, see `book_of`."""
     task: str
     """The task's id, or ``split/index`` if it has no id, or ``sha256:…`` for an inline task without an id."""
     reward: float
@@ -34,10 +44,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """Statistics of one task, which `after` alone computes."""
+    """Statistics of one task by one version of the scorer, which `after` alone computes."""
 
     environment: EnvironmentName
     task: str
+    scorer: str = ""
+    """Version of the scorer, see ``Session.scorer``; empty: not known."""
     attempts: int = 0
     finished: int = 0
     """Number of attempts that the environment ended."""

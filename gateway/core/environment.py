@@ -299,6 +299,19 @@ class CustomTasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scorer:
+    """The parts of an own image that judge episodes. The server hashes them into the version of its scorer.
+
+    Without ``files``, all modules of the server count. A third-party image's version is the image's id.
+    """
+
+    files: tuple[str, ...] = ()
+    """Patterns of paths, relative to the server's folder, or ``envserver/…`` for files of the environment server."""
+    packages: tuple[str, ...] = ()
+    """Names of installed Python packages with which the server judges."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogPolicy:
     """What the step log keeps of an environment's episodes."""
 
@@ -347,6 +360,7 @@ class Environment:
     public_fields: tuple[str, ...] = ()
     """Dotted paths of further task fields that a public listing shows."""
     custom_tasks: CustomTasks | None = None
+    scorer: Scorer = Scorer()
     step_log: StepLogPolicy = StepLogPolicy()
     image_id: str = ""
     """The engine's current id of the image (``sha256:…``); empty: not queried yet, or there is no image."""
@@ -410,6 +424,8 @@ class Environment:
             parts.append([self.limits.gpus, list(self.limits.gpu_ids)])
         if self.image_id:
             parts.append(self.image_id)
+        if self.scorer != Scorer():
+            parts.append([self.scorer.files, self.scorer.packages])
         if self.custom_tasks is not None:
             parts.append([self.custom_tasks.module, self.custom_tasks.folder, self.custom_tasks.content])
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]

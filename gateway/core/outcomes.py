@@ -9,8 +9,9 @@ curricula.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from gateway.core.episode import Summary
 from gateway.core.faults import FaultKind
@@ -87,3 +88,26 @@ def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
     if summary is None or outcome not in EARNED or not summary.is_whole:
         return None
     return summary.reward if summary.is_rewarded or outcome is not EpisodeOutcome.FINISHED else None
+
+
+def comparable(episodes: Iterable[Mapping[str, Any]]) -> tuple[list[float], int]:
+    """Return the rewards of *episodes* that one version of each environment's scorer gave, in order.
+
+    Rewards of two versions must not share a mean. The version is that of the newest episode with a reward.
+
+    Args:
+        episodes: Recorded episodes, newest first, with ``environment``, ``scorer`` and ``reward``.
+
+    Returns:
+        The rewards, and the number of further rewards, which other versions gave.
+    """
+    newest: dict[str, str | None] = {}
+    rewards, others = [], 0
+    for episode in episodes:
+        if episode["reward"] is not None:
+            scorer = episode.get("scorer")  # an older gateway sends none
+            if scorer == newest.setdefault(episode["environment"], scorer):
+                rewards.append(episode["reward"])
+            else:
+                others += 1
+    return rewards, others

@@ -100,6 +100,9 @@ class Session:
     reason: CloseReason | None = None
     handle: str = ""
     """Text of the upstream by which any replica finds the episode again; opaque to the rest of the gateway."""
+    scorer: str = ""
+    """Version of the code that judges the episode: an own image's hash (64 hexadecimal digits), or a third-party
+    image's id (``sha256:…``). Empty: not known, as for an external server."""
 
 
 @dataclass(frozen=True, slots=True)

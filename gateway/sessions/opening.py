@@ -33,7 +33,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.ids import SessionId
+from gateway.core.ids import EnvironmentName, SessionId
 from gateway.core.ports.curricula import DrawnTickets
 from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import Store
@@ -103,6 +103,7 @@ class SessionOpener:
         waiting: AdmissionGate,
         tickets: DrawnTickets,
         keys: Keyring,
+        scorers: dict[EnvironmentName, str],
     ) -> None:
         """
         Args:
@@ -110,6 +111,7 @@ class SessionOpener:
             patience_s: Seconds for which a store that does not answer, or is being rebuilt, is retried.
             waiting: Refuses openings that wait for a slot when this process ends.
             tickets: Releases the tickets with which nothing was opened.
+            scorers: Gets the version of the scorer of the session that opened last, by environment.
         """
         self._store = store
         self._upstreams = upstreams
@@ -120,6 +122,7 @@ class SessionOpener:
         self._waiting = waiting
         self._tickets = tickets
         self._keys = keys
+        self._scorers = scorers
 
     async def open(self, request: EpisodeRequest) -> CachedSession:
         """Start an episode in a newly claimed slot.
@@ -296,14 +299,15 @@ class SessionOpener:
     async def _set_up(self, session: Session, opening: _Opening) -> CachedSession:
         """Set up a session that has a slot, note that it is open, and cache it.
 
-        If the worker dies, is full or does not answer, the opening tries another worker.
+        If the worker dies, is full or does not answer, the opening tries another worker. It begins again, too, if the
+        store gave it up: a replica that was silent for some seconds is taken for gone.
         """
         environment = opening.environment
         deaths = 0
         while session.state is SessionState.OPENING:
             try:
                 session = await self._open_in_worker(session, opening)
-            except (UpstreamGone, WorkerFull, WorkerSilent) as error:
+            except (UpstreamGone, WorkerFull, WorkerSilent, _GivenUp) as error:
                 deaths += isinstance(error, UpstreamGone) and error.sent
                 left_s = opening.open_until - time.monotonic()
                 if left_s <= 0 and isinstance(error, WorkerFull):
@@ -311,7 +315,8 @@ class SessionOpener:
                 if left_s <= 0 or deaths == OPEN_ATTEMPTS:
                     raise
                 logger.info("session_opened_elsewhere session=%s worker=%s error=%s", session.id, session.worker, error)
-                await self._pause(session, environment, error, left_s)
+                if isinstance(error, UpstreamError):
+                    await self._pause(session, environment, error, left_s)
                 # Without its group: other members may have started, so the new claim must not wait for the group again.
                 opening.renew()
                 opening.claim = replace(opening.claim, group="")
@@ -342,10 +347,10 @@ class SessionOpener:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
                 with OpeningWatch(limit, session, environment, upstream, reports=self) as watch:
-                    handle = await upstream.open(session, environment, opening.setup)
-            session = replace(session, handle=handle)
-            opened = partial(self._store.opened, session.id, session.lease, handle=handle)
-            return await patiently(opened, for_s=self._patience_s)
+                    session = await upstream.open(session, environment, opening.setup)
+            if not session.scorer:
+                session = replace(session, scorer=environment.image_id)
+            return await self._note_opened(session)
         except BaseException as error:  # includes a cancellation, when the trainer disconnects
             if isinstance(error, TimeoutError) and watch.is_silent:
                 await self._closer.through(session.id, partial(self._leave, session, environment))
@@ -355,6 +360,24 @@ class SessionOpener:
             await self._closer.through(session.id, partial(self._undo, session, environment, error))
             if isinstance(error, TimeoutError):
                 raise UpstreamTimeout(f"the worker did not open the session within {limit_s:.3g} s") from error
+            raise
+
+    async def _note_opened(self, session: Session) -> Session:
+        """Mark a session open in the store. Raises ``_GivenUp``, and ``SessionClosed`` if it was ended on purpose."""
+        opened = partial(self._store.opened, session.id, session.lease, handle=session.handle, scorer=session.scorer)
+        try:
+            return await patiently(opened, for_s=self._patience_s)
+        except (SessionClosed, SessionNotFound) as error:
+            holder = partial(self._store.find, session.id)
+            try:
+                found = await patiently(holder, for_s=self._patience_s)
+                reason = found.reason if found.lease == session.lease else None
+            except SessionClosed as closed:
+                reason = CloseReason(closed.reason)
+            except SessionNotFound:
+                reason = None
+            if reason is CloseReason.OPEN_FAILED:
+                raise _GivenUp(reason) from error
             raise
 
     async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:
@@ -394,6 +417,8 @@ class SessionOpener:
         open_s = time.monotonic() - opening.began_at
         self._metrics.session_opened(session.environment, open_s)
         self._log.opened(session, opening.environment, opening.request, open_s=open_s)
+        if session.scorer:
+            self._scorers[opening.environment.base or opening.environment.name] = session.scorer
         logger.info(
             "session_opened session=%s name=%r owner=%s environment=%s worker=%s task=%r open_s=%.3f",
             session.id,
@@ -404,6 +429,10 @@ class SessionOpener:
             session.task,
             open_s,
         )
+
+
+class _GivenUp(SessionClosed):
+    """The store ended a session during its opening, because this replica was silent, as if it were gone."""
 
 
 def _may_be_there(error: BaseException) -> bool:

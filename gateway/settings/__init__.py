@@ -27,8 +27,8 @@ from gateway.core.validation import did_you_mean, reason_of
 from gateway.settings.keys import Keyring, parse_keys
 
 PREFIX = "GATEWAY_"
-COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY"))
-"""Variables of ``gateway ps`` and the demo, which are not settings: the URL of a gateway and its key."""
+COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY", "GATEWAY_OPERATOR_KEY"))
+"""Variables of commands and the demo, which are not settings: the URL of a gateway and its keys."""
 
 
 OWN_CATALOG = Path("env_images")

@@ -1,4 +1,4 @@
-"""Signs rewards: a record binds a reward to the task, image, judge, seed, actions and results that it depends on.
+"""Signs rewards: a record binds a reward to the task, scorer, seed, actions and results that it depends on.
 
 The *chain* is a hash over the episode. Its first link covers how the episode began. Each call adds a link, the SHA-256
 of the link before it, the call's action and the call's result. So a record shows after which actions in which order a
@@ -26,7 +26,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from gateway.core.errors import InvalidRequest
 from gateway.tasks.signing import BadSignature, TrustedKeys, key_id
 
-FORMAT: Final = "env-gateway/reward/1"
+FORMAT: Final = "env-gateway/reward/2"
+FORMER_FORMAT: Final = "env-gateway/reward/1"
+"""Format of records without a scorer's version, in which the image stands for the judge. They can be verified."""
 _BEGIN: Final = (
     "id",
     "name",
@@ -36,13 +38,26 @@ _BEGIN: Final = (
     "task",
     "task_digest",
     "image",
+    "scorer",
     "seed",
     "begin",
     "protocol",
 )
 """Members of an episode that the first link covers."""
 _STATED: Final = (
-    *("environment", "split", "task", "task_digest", "image", "seed", "policy", "group_name", "owner", "protocol"),
+    *(
+        "environment",
+        "split",
+        "task",
+        "task_digest",
+        "image",
+        "scorer",
+        "seed",
+        "policy",
+        "group_name",
+        "owner",
+        "protocol",
+    ),
     "opened_at",
 )
 """Members of an episode that each of its records repeats."""
@@ -52,7 +67,8 @@ _STATED_AT_END: Final = ("closed_at", "reason", "outcome", "reward")
 
 def signing_key(secret: bytes) -> Ed25519PrivateKey:
     """Return the key with which all replicas of a gateway sign, derived from the *secret* that they share."""
-    derived = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=FORMAT.encode()).derive(secret)
+    # The former label: the key did not change with the format.
+    derived = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=FORMER_FORMAT.encode()).derive(secret)
     return Ed25519PrivateKey.from_private_bytes(derived)
 
 
@@ -70,9 +86,9 @@ def signed(episode: Mapping[str, Any], private: Ed25519PrivateKey, *, instance: 
         "instance": instance,
         "signed_at": round(time.time(), 3),
     }
-    records = [stamp | facts for facts in _facts(episode)]
+    records = [stamp | facts for facts in _facts(episode, FORMAT)]
     for record in records:
-        record["signature"] = base64.b64encode(private.sign(_content(record))).decode()
+        record["signature"] = base64.b64encode(private.sign(_content(record, FORMAT))).decode()
     return canonical({"episode": episode, "records": records})
 
 
@@ -87,13 +103,14 @@ def verify(line: bytes, trusted: TrustedKeys) -> list[dict[str, Any]]:
     document = _document(line)
     episode: dict[str, Any] = document["episode"]
     records: list[dict[str, Any]] = document["records"]
+    form = records[0]["format"]
     keys = [trusted.named(record.get("key")) for record in records]
     try:
         if canonical(document) != line:
             raise BadSignature("the line is not in canonical form: it was changed after it was signed")
         for record, public in zip(records, keys, strict=True):
-            public.verify(base64.b64decode(record["signature"], validate=True), _content(record))
-        facts = _facts(episode)
+            public.verify(base64.b64decode(record["signature"], validate=True), _content(record, form))
+        facts = _facts(episode, form)
     except InvalidSignature:
         raise BadSignature("a record is not what the gateway signed") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -113,8 +130,8 @@ def _document(line: bytes) -> dict[str, Any]:
         formats = {record["format"] for record in document["records"]} if is_form else set()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"not an episode with signed records: {error or type(error).__name__}") from None
-    if formats != {FORMAT}:
-        raise InvalidRequest(f"not an episode with signed records of the format {FORMAT}")
+    if formats not in ({FORMAT}, {FORMER_FORMAT}):
+        raise InvalidRequest(f"not an episode with signed records of the format {FORMAT} or {FORMER_FORMAT}")
     return document
 
 
@@ -123,15 +140,18 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _facts(episode: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the records of *episode* say."""
+def _facts(episode: Mapping[str, Any], form: str) -> list[dict[str, Any]]:
+    """Return what the records of *episode* say in this format."""
+    has_scorer = form == FORMAT
+    begin, stated = ([name for name in names if has_scorer or name != "scorer"] for names in (_BEGIN, _STATED))
+    judge = "scorer" if has_scorer else "image"
     evaluation = ((episode["begin"] or {}).get("spec") or {}).get("evaluation")
     about = {
         "episode": episode["id"],
-        **{name: episode.get(name) for name in _STATED},
-        "judge": _hash({"image": episode.get("image"), "evaluation": evaluation}),
+        **{name: episode.get(name) for name in stated},
+        "judge": _hash({judge: episode.get(judge), "evaluation": evaluation}),
     }
-    link = _hash({name: episode.get(name) for name in _BEGIN})
+    link = _hash({name: episode.get(name) for name in begin})
     facts = []
     for step in episode["steps"]:
         link = hashlib.sha256(f"{link}{_hash(step)}".encode()).hexdigest()
@@ -141,9 +161,9 @@ def _facts(episode: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*facts, {**about, **end, "chain": link, "content": _hash(episode)}]
 
 
-def _content(record: Mapping[str, Any]) -> bytes:
+def _content(record: Mapping[str, Any], form: str) -> bytes:
     """Return the bytes that are signed: the record without its signature."""
-    return f"{FORMAT}\n".encode() + canonical({name: record[name] for name in record if name != "signature"})
+    return f"{form}\n".encode() + canonical({name: record[name] for name in record if name != "signature"})
 
 
 def _hash(value: Any) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from gateway.backends.folders import SOCKET_NAME
 from gateway.core.addresses import FOREIGN_SOCKET
-from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits, Scorer
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 
@@ -80,9 +80,14 @@ def variables(environment: Environment, *, socket: str, slots: int) -> dict[str,
         "ENVSERVER_SOCKET": socket,
         "ENVSERVER_SLOTS": str(slots),
         "ENVSERVER_IDLE_S": "0",  # the gateway ends idle sessions, and a second clock would disagree
+        **_scorer_variables(environment.scorer),
         **_sandbox_variables(environment.sandbox),
         **_task_variables(environment),
     }
+
+
+def _scorer_variables(scorer: Scorer) -> dict[str, str]:
+    return {"ENVSERVER_SCORER": json.dumps(asdict(scorer))} if scorer != Scorer() else {}
 
 
 def _sandbox_variables(limits: SandboxLimits) -> dict[str, str]:

@@ -96,6 +96,8 @@ class EpisodeFilter:
     name: str = ""
     outcome: str = ""
     reason: str = ""
+    scorer: str = ""
+    """Version of the scorer, see ``Session.scorer``."""
     reward_min: float | None = None
     reward_max: float | None = None
     tag: str = ""

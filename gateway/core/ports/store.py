@@ -58,8 +58,10 @@ class SessionStore(Protocol):
             PoolExhausted: The opening would have to wait for longer than *within_s*; nothing was booked.
         """
 
-    async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
-        """Turn an ``OPENING`` session into an ``OPEN`` one with its upstream's *handle*; its idle time starts now.
+    async def opened(self, id: SessionId, lease: str, *, handle: str = "", scorer: str = "") -> Session:
+        """Turn an ``OPENING`` session into an ``OPEN`` one; its idle time starts now.
+
+        The session gets its upstream's *handle*, and the version of its *scorer*.
 
         Raises:
             SessionNotFound: The session is unknown, or has another lease.

@@ -82,8 +82,11 @@ class WorkerUpstream(Protocol):
 class SessionUpstream(Protocol):
     """Runs sessions in workers. A request that may have run is never sent again."""
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
-        """Open the session in its worker; return the handle by which any replica finds it again.
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
+        """Open the session in its worker.
+
+        Return it with the handle by which any replica finds it again, and with the version of its scorer, if the worker
+        reports one.
 
         Raises:
             AuthorFault: The author's code failed.

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.curriculum import PREFIX, Outcome, TaskRecord
+from gateway.core.curriculum import PREFIX, Outcome, TaskRecord, book_of
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
@@ -35,7 +35,7 @@ SHOWN: Final = 20
 """Default number of tasks in the state of a curriculum: the tasks with the largest shares."""
 MAX_SHOWN: Final = 1_000
 RECORD_KEYS: Final = (
-    *("environment", "task", "attempts", "finished", "mean", "deviation"),
+    *("environment", "task", "scorer", "attempts", "finished", "mean", "deviation"),
     *("steps", "seconds", "seen_at", "policy", "recent"),
 )
 
@@ -153,10 +153,12 @@ class CurriculumRoutes:
         keys = await self._keys(wish.outcomes, known)
         if wish.policy is not None:
             await self._curricula.tag(known.name, wish.policy)
+        names = {EnvironmentName(told.environment) for told in wish.outcomes}
+        books = {name: book_of(name, (await self._records.scorers(name))[-1]) for name in names}
         for key, told in zip(keys, wish.outcomes, strict=True):
             self._records.add(
                 Outcome(
-                    environment=EnvironmentName(told.environment),
+                    environment=books[EnvironmentName(told.environment)],
                     task=key,
                     reward=told.reward,
                     finished=told.finished,
@@ -197,10 +199,15 @@ class CurriculumRoutes:
         return Response(status_code=204)
 
     async def _export(self, request: Request) -> Response:
-        environment = self._environment(queried(request, "environment"))
+        """Return the records by the current version of the scorer, or by each former one too, the oldest first."""
+        query = queried(request, "environment", "former")
+        environment = self._environment(query)
         await self._records.write()
-        records = await self._records.of(environment)
-        lines = [json.dumps(_record(records[task]), separators=(",", ":")) + "\n" for task in sorted(records)]
+        scorers = await self._records.scorers(environment)
+        lines = []
+        for scorer in scorers if numbered(query, "former", 0, least=0, most=1) else scorers[-1:]:
+            records = await self._records.of(environment, scorer)
+            lines += [json.dumps(_record(records[task]), separators=(",", ":")) + "\n" for task in sorted(records)]
         return Response("".join(lines), media_type="application/jsonl")
 
     async def _clear(self, request: Request) -> Response:
@@ -269,4 +276,4 @@ def _record(record: TaskRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     shown = {name: getattr(record, name) for name in RECORD_KEYS}
-    return {**shown, "policy": record.policy or None}
+    return {**shown, "policy": record.policy or None, "scorer": record.scorer or None}

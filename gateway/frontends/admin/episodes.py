@@ -28,7 +28,19 @@ from gateway.tasks.signing import public_pem
 
 USUAL: Final = 50
 MAX_LISTED: Final = 1_000
-TEXTS: Final = ("owner", "environment", "split", "task", "tag", "policy", "group", "name", "outcome", "reason")
+TEXTS: Final = (
+    "owner",
+    "environment",
+    "split",
+    "task",
+    "tag",
+    "policy",
+    "group",
+    "name",
+    "outcome",
+    "reason",
+    "scorer",
+)
 """Filters of lists of episodes that compare a text."""
 _IMAGES: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 

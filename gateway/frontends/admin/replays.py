@@ -106,6 +106,7 @@ class _Recorded(BaseModel):
     task: str | None = None
     task_digest: str | None = None
     image: str | None = None
+    scorer: str | None = None
     seed: int | None = None
     protocol: str | None = None
     reason: str | None = None
@@ -174,15 +175,15 @@ class ReplayRoutes:
         return await self._reported(request, signed if isinstance(signed, dict) else document, query)
 
     async def _reported(self, request: Request, document: Mapping[str, Any], query: Mapping[str, str]) -> Response:
-        recorded = _read(document)
-        environment = self._environment(recorded, other_image=flagged(query, "other_image"))
+        recorded, other_image = _read(document), flagged(query, "other_image")
+        environment = self._environment(recorded, other_image=other_image)
         if flagged(query, "idle"):
             await self._refuse_while_others_wait(environment)
         report: dict[str, Any] | None = None
         async with Attended(request.scope, request.receive) as operator:
             try:
                 with anyio.fail_after(REPLAY_S):
-                    report = await self._replayed(recorded, environment)
+                    report = await self._replayed(recorded, environment, other_image=other_image)
             except TimeoutError:
                 raise UpstreamTimeout(
                     f"the replay of episode {recorded.id!r} took longer than {REPLAY_S:g} s"
@@ -219,8 +220,12 @@ class ReplayRoutes:
 
     # -- the replay -----------------------------------------------------------------------------------------------
 
-    async def _replayed(self, recorded: _Recorded, environment: Environment) -> dict[str, Any]:
-        """Play the episode and return the report."""
+    async def _replayed(self, recorded: _Recorded, environment: Environment, *, other_image: bool) -> dict[str, Any]:
+        """Play the episode and return the report.
+
+        Raises:
+            InvalidRequest: Another version of the scorer would judge it, and *other_image* is False.
+        """
         begin, name = recorded.begin, f"replay-{secrets.token_hex(8)}"
         setup = SessionSetup(
             spec=await self._restored(begin.spec),
@@ -245,6 +250,12 @@ class ReplayRoutes:
                     protocol="replay",
                 )
             )
+            scorer = session.session.scorer
+            if recorded.scorer and recorded.scorer != scorer and not other_image:
+                raise InvalidRequest(
+                    f"episode {recorded.id!r} was judged by the scorer {recorded.scorer}, and {environment.name!r} now "
+                    f"has {scorer or 'an unknown one'}: start that scorer again, or replay with other_image=true"
+                )
             found, count, stopped = await self._compared(recorded, session)
             summary = await self._sessions.close(REPLAYER, name)
         finally:

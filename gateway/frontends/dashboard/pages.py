@@ -18,7 +18,7 @@ from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, TaskView
 from gateway.core.errors import GatewayError, UnknownEpisode
 from gateway.core.ids import EnvironmentName
-from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.outcomes import EpisodeOutcome, comparable
 from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
 from gateway.core.ports.store import Store
 from gateway.core.worker import EnvironmentLoad
@@ -130,8 +130,9 @@ class Pages:
             wanted = replace(wanted, owner=viewer.owner)
         found = await listed_episodes(self._log, self._queries, wanted, limit=LISTED)
         asked = {name: query.get(name, "") for name in (*TEXTS, "reward_min", "reward_max")}
-        mean = _mean(row["reward"] for row in found["episodes"])
-        return {**found, "mean": mean, "query": asked, "environments": sorted(self._catalog.offered)}
+        rewards, others = comparable(found["episodes"])
+        told = {"mean": _mean(rewards), "of_former_scorers": others}
+        return {**found, **told, "query": asked, "environments": sorted(self._catalog.offered)}
 
     async def episode(self, viewer: Viewer, id: str) -> Json:
         """One episode with every step. Raises ``UnknownEpisode``, also for an episode of another key."""
@@ -151,7 +152,7 @@ class Pages:
             raise UnknownEpisode(f"no episode of a group {name!r} in {environment!r} is recorded")
         found = [await recorded_episode(self._log, self._queries, row["id"]) for row in reversed(rows)]
         members = [self._seen_by(viewer, member) for member in found]
-        rewards = [member["reward"] for member in members if member["reward"] is not None]
+        rewards, others = comparable(rows)
         return {
             "environment": environment,
             "group": name,
@@ -159,6 +160,7 @@ class Pages:
             "size": members[0]["begin"].get("group_size"),
             "mean": _mean(rewards),
             "spread": max(rewards) - min(rewards) if rewards else None,
+            "of_former_scorers": others,
             "members": members,
         }
 
@@ -188,7 +190,14 @@ class Pages:
         episodes: list[Json] = []
         for environment in known.environments:
             episodes += await self._newest(EpisodeFilter(environment=environment), SAMPLE)
-        played = [row for row in episodes if row["reward"] is not None and row["closed_at"] is not None]
+        scorers = {environment: (await self._records.scorers(environment))[-1] for environment in known.environments}
+        played = [
+            row
+            for row in episodes
+            if row["reward"] is not None
+            and row["closed_at"] is not None
+            and (row.get("scorer") or "") == scorers.get(row["environment"], "")
+        ]
         named = [{**row, "task": self._records.key(row["environment"], row["task"] or "")} for row in played]
         return {**state, "map": _success_map(named)}
 
@@ -266,20 +275,20 @@ def for_trainer(episode: Json, environment: Environment | None) -> Json:
     return {**episode, "begin": begin, "steps": steps, "end": end and {**end, "faults": []}}
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the numbers among *values*; None: there are none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean of *values*; None: there are none."""
+    return math.fsum(values) / len(values) if values else None
 
 
 def _histograms(split: str, rows: Sequence[Json]) -> Json:
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    rewards, others = comparable(rows)
     durations = [row["closed_at"] - row["opened_at"] for row in rows if row["closed_at"] and row["opened_at"]]
     return {
         "split": split,
         "episodes": len(rows),
         "outcomes": dict(Counter(row["outcome"] or "running" for row in rows)),
         "mean": _mean(rewards),
+        "of_former_scorers": others,
         "rewards": histogram(rewards),
         "durations": _counted(durations, _DURATIONS),
     }

@@ -84,11 +84,12 @@ class MemoryStore:
     async def pace(self, owner: Owner, *, per_s: float, within_s: float) -> float:
         return self._slots.owners.book(owner, self._now(), per_s=per_s, within_s=within_s)
 
-    async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
+    async def opened(self, id: SessionId, lease: str, *, handle: str = "", scorer: str = "") -> Session:
         now = self._now()
         session = self._of_lease(id, lease)
         if session.state is SessionState.OPENING or not session.handle:
-            session = self._slots.sessions[id] = replace(session, state=SessionState.OPEN, handle=handle)
+            session = replace(session, state=SessionState.OPEN, handle=handle, scorer=session.scorer or scorer)
+            self._slots.sessions[id] = session
         self._slots.deadlines.set(id, now + session.idle_s)
         return session
 

@@ -55,6 +55,7 @@ session_values: Callable[[Session], tuple[str | float, ...]] = attrgetter(
         "episode",
         "policy",
         "handle",
+        "scorer",
         "worker",
         "address",
     )
@@ -87,6 +88,7 @@ def as_session(found: Mapping[str, str]) -> Session:
         policy=found.get("policy", ""),
         reason=CloseReason(found["reason"]) if "reason" in found else None,
         handle=found.get("handle", ""),
+        scorer=found.get("scorer", ""),
     )
 
 

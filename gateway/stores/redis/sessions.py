@@ -148,8 +148,8 @@ class RedisStore:
             raise too_fast(owner, per_s, wait_s, within_s)
         return wait_s
 
-    async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
-        kind, *rest = await self._run("opened", id, lease, handle)
+    async def opened(self, id: SessionId, lease: str, *, handle: str = "", scorer: str = "") -> Session:
+        kind, *rest = await self._run("opened", id, lease, handle, scorer)
         if kind == b"unknown":
             raise SessionNotFound(f"no session {id} of this lease")
         if kind == b"closed":

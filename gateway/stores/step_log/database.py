@@ -32,8 +32,8 @@ BLOBS_KNOWN: Final = 20_000
 
 COLUMNS: Final = (
     "lease", "session", "name", "owner", "environment", "split", "task", "task_digest", "policy", "group_name",
-    "protocol", "worker", "image", "seed", "opened_at", "closed_at", "reason", "outcome", "reward", "steps",
-    "tags", "begin", "end",
+    "protocol", "worker", "image", "scorer", "seed", "opened_at", "closed_at", "reason", "outcome", "reward",
+    "steps", "tags", "begin", "end",
 )  # fmt: skip
 """An episode's columns. ``begin`` and ``end`` are JSON objects with all that was recorded, ``tags`` is a JSON array."""
 LISTED: Final = tuple(name for name in COLUMNS if name not in ("begin", "end"))
@@ -41,7 +41,7 @@ LISTED: Final = tuple(name for name in COLUMNS if name not in ("begin", "end"))
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS episodes (
     lease TEXT PRIMARY KEY, session TEXT, name TEXT, owner TEXT, environment TEXT, split TEXT, task TEXT,
-    task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, seed INTEGER,
+    task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, scorer TEXT, seed INTEGER,
     opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER, tags TEXT,
     "begin" TEXT, "end" TEXT, at REAL NOT NULL
 );
@@ -150,7 +150,7 @@ class StepLogDatabase:
     def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
         """Return the newest episodes that *wanted* selects, newest first."""
         tests, values = ["true"], []
-        for column in ("owner", "environment", "split", "task", "policy", "name", "outcome", "reason"):
+        for column in ("owner", "environment", "split", "task", "policy", "name", "outcome", "reason", "scorer"):
             if value := getattr(wanted, column):
                 tests.append(f"{column} = ?")
                 values.append(value)

@@ -308,6 +308,7 @@ def _names(session: Session, environment: Environment) -> dict[str, Any]:
         "owner": session.owner,
         "environment": environment.base or environment.name,
         "task": session.task,
+        "scorer": session.scorer or None,
         "policy": session.policy,
         "worker": session.worker,
     }

@@ -1,19 +1,24 @@
 """Sends the outcomes of sessions to the store in the background, and follows the store's records of tasks.
 
 An attempt is an episode whose reward the agent earned (`core/outcomes`). Other episodes say nothing about the task.
+
+Each version of a scorer has records of its own, so a record never mixes rewards of two versions. The current version is
+the one that judged the session that opened last. The store keeps the list of versions, the current one last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from gateway.core.curriculum import Outcome, TaskRecord
+from gateway.core.curriculum import Outcome, TaskRecord, book_of
 from gateway.core.environment import Environment
 from gateway.core.episode import Summary
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
@@ -32,6 +37,8 @@ MAX_WAITING: Final = 100_000
 """Maximum number of outcomes that wait for the store. Beyond it the oldest outcomes are lost."""
 MOST_REWARD: Final = 1e100
 """Largest absolute reward of an outcome. The spread needs the square of a reward, which could overflow beyond it."""
+SCORERS_KEPT: Final = 8
+"""Versions of a scorer whose records are kept. With a further version, the records of the oldest are removed."""
 FLUSH_S: Final = 5.0
 """Seconds that a replica waits at its end for the store to receive the last outcomes."""
 
@@ -48,6 +55,13 @@ class TaskStats:
         self._lost = 0
         """Total number of outcomes lost because too many waited."""
         self._writing = asyncio.Lock()
+        self.current: dict[EnvironmentName, str] = {}
+        """Version of the scorer of the session that opened last. The opener of sessions sets it directly, so that an
+        opening need not pass through this module."""
+        self._seen: dict[EnvironmentName, str] = {}
+        """The current version in the store. Another value in `current` means that a session has opened since."""
+        self._noted: dict[EnvironmentName, list[str]] = {}
+        """Versions of noted outcomes, which the store may not list yet."""
         self._known: dict[EnvironmentName, dict[str, TaskRecord]] = {}
         self._versions: dict[EnvironmentName, str] = {}
         self._following: dict[EnvironmentName, asyncio.Lock] = {}
@@ -61,9 +75,11 @@ class TaskStats:
             logger.warning("outcome_left_out session=%s reward=%s seconds=%s", *told)
             return
         name = environment.base or environment.name
+        if session.scorer and session.scorer != self._seen.get(name):
+            self._noted[name] = [*_without(self._noted.get(name, ()), session.scorer), session.scorer]
         self.add(
             Outcome(
-                environment=name,
+                environment=book_of(name, session.scorer),
                 task=self.key(name, session.task),
                 reward=reward,
                 finished=summary.finished,
@@ -113,7 +129,37 @@ class TaskStats:
     async def write(self) -> None:
         """Send all waiting outcomes to the store. Raises ``StoreUnavailable``: the unsent outcomes keep waiting."""
         async with self._writing:  # two concurrent writes would send and remove the same outcomes
+            for environment in {*self._noted, *self.current}:
+                if environment in self._noted or self._moved(environment):
+                    await self._write_scorers(environment)
             await self._write()
+
+    async def _write_scorers(self, environment: EnvironmentName) -> None:
+        version, known = await self._scorers(environment)
+        kept = self._kept(environment, known)
+        if known != kept and not await self._store.set_state(_name(environment), version, _encoded(kept)):
+            return  # another replica wrote at the same time: the next turn tries again
+        for old in kept[:-SCORERS_KEPT]:
+            await self._store.forget(book_of(environment, old))
+        self._seen[environment] = kept[-1]
+        if left := _without(self._noted.pop(environment, ()), *kept):
+            self._noted[environment] = left
+
+    def _moved(self, environment: EnvironmentName) -> str:
+        """Return the current version if the store does not know yet that it is the current one; else an empty text."""
+        current = self.current.get(environment, "")
+        return current if current != self._seen.get(environment) else ""
+
+    def _kept(self, environment: EnvironmentName, known: Sequence[str]) -> list[str]:
+        """Return the *known* versions and the versions that the store lacks, the current one last."""
+        moved = self._moved(environment)
+        late = _without(self._noted.get(environment, ()), *known, moved)
+        return [*late, *_without(known, moved), *([moved] if moved else [])]
+
+    async def _scorers(self, environment: EnvironmentName) -> tuple[int, list[str]]:
+        """Return the version of the state in the store, and the scorer's versions, the current one last."""
+        version, body = await self._store.state(_name(environment))
+        return version, json.loads(body) if body else []
 
     async def _write(self) -> None:
         while self._waiting:
@@ -146,18 +192,34 @@ class TaskStats:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    async def of(self, environment: EnvironmentName) -> Mapping[str, TaskRecord]:
-        """Return the current records of an environment's tasks. Callers must not modify them.
+    async def scorers(self, environment: EnvironmentName) -> list[str]:
+        """Return the scorer's versions that have records, the current one last; empty: the version is not known.
 
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        async with self._following.setdefault(environment, asyncio.Lock()):
-            version = self._versions.get(environment, "")
-            known = self._known.get(environment, {})
+        _, known = await self._scorers(environment)
+        return ["", *self._kept(environment, known)]
+
+    async def of(self, environment: EnvironmentName, scorer: str | None = None) -> Mapping[str, TaskRecord]:
+        """Return the newest records of an environment's tasks. Callers must not modify them.
+
+        *scorer*: the version of the scorer; None: the current one.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        if scorer is None:
+            scorer = (await self.scorers(environment))[-1]
+            if scorer and not self._moved(environment):
+                self.current[environment] = self._seen[environment] = scorer
+        book = book_of(environment, scorer)
+        async with self._following.setdefault(book, asyncio.Lock()):
+            version = self._versions.get(book, "")
+            known = self._known.get(book, {})
             changed, is_copied = known, False
             while True:
-                page = await self._store.records(environment, version)
+                page = await self._store.records(book, version)
                 if page.is_whole and (known or page.records):
                     changed, is_copied = {}, True
                 if (page.records or page.removed) and not is_copied:
@@ -165,18 +227,36 @@ class TaskStats:
                 for task in page.removed:
                     changed.pop(task, None)
                 for record in page.records:
-                    changed[record.task] = record
+                    changed[record.task] = replace(record, environment=environment, scorer=scorer)
                 version = page.version
                 if page.is_last:
                     break
-            self._known[environment], self._versions[environment] = changed, version
+            self._known[book], self._versions[book] = changed, version
             return changed
 
     async def forget(self, environment: EnvironmentName, task: str = "") -> int:
-        """Remove the record of one task, or of all, and return the number of records. Raises ``StoreUnavailable``."""
+        """Remove the records of one task, or of all, by every version of the scorer. Return the number of records.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
         await self.write()  # otherwise waiting outcomes would recreate the record
-        return await self._store.forget(environment, self.key(environment, task) if task else "")
+        key = self.key(environment, task) if task else ""
+        books = [book_of(environment, scorer) for scorer in await self.scorers(environment)]
+        return sum([await self._store.forget(book, key) for book in books])
 
     def _id(self, environment: EnvironmentName, split: str, index: int) -> str:
         id = self._registry.task(environment, split, index).get("id")
         return id if isinstance(id, str) and id else f"{split}/{index}"
+
+
+def _without(versions: Iterable[str], *others: str) -> list[str]:
+    return [one for one in versions if one not in others]
+
+
+def _name(environment: EnvironmentName) -> str:
+    return f"scorers:{environment}"  # no curriculum has a colon in its name
+
+
+def _encoded(scorers: Sequence[str]) -> bytes:
+    return json.dumps(scorers[-SCORERS_KEPT:]).encode()

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gateway.core.environment import Environment, Split, SplitType, TaskSpec
@@ -200,7 +200,7 @@ class ArealUpstream(OrsFacade):
 
     # -- an episode -----------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """Start an episode. The handle contains its id and its first observation."""
         body = wire.start_body(setup)
         told = await self._told(session.worker, session.address)
@@ -216,7 +216,7 @@ class ArealUpstream(OrsFacade):
         begun = starting.result()
         self._remember(session, _Episode(begun.episode))
         self.tallies.begin(session)
-        return begun.handle()
+        return replace(session, handle=begun.handle())
 
     async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: wire.Json) -> Begun:
         status, answer = await self._post(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -141,14 +142,15 @@ class OpenEnvUpstream(OrsFacade):
 
     # -- open and close -------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """Start an episode; see ``Upstream.open``. This replica then holds its socket."""
         data = reset_data(environment, setup)
         remember(self._opened, session.lease, None, OPENED_MAX)
         kept = await self._holding.take_kept(session, environment)
         held = await self._episodes.begin(session, environment, data, kept)
         self._holding.add(held)
-        return Handle(sid=held.sid, holder=self._holding.me, first=held.first).written()
+        handle = Handle(sid=held.sid, holder=self._holding.me, first=held.first)
+        return replace(session, handle=handle.written())
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """End the episode, in this replica or in the holder; see ``Upstream.close``.

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -56,10 +57,12 @@ TOKENS_MAX: Final = 10_000
 """Largest number of cached tokens."""
 _ACCEPT_JSON: Final = ((b"accept", b"application/json"),)
 _REWARDED: Final = b"x-session-rewarded"
+_SCORER: Final = b"x-scorer-version"
 RECORD_MAX_BYTES: Final = 8192
 """Largest record, in bytes, that a worker keeps. The gateway does not send a longer record."""
 _TASK_MAX: Final = 512
 """Largest number of characters of the session's ``task`` in a record."""
+_VERSION: Final = re.compile(rb"[0-9a-f]{64}")
 _MAC_DIGITS: Final = 32
 _PASSED_ON: Final = frozenset((b"content-type", b"idempotency-key", b"x-request-id", b"user-agent"))
 """Headers of a trainer's request, besides ``Accept``, that go to a worker: never keys, cookies or addresses."""
@@ -179,7 +182,7 @@ class OrsUpstream:
         answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         return _object(answer, "/registered") if answer.status == 200 else {}
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """Open the session in its worker, under the gateway's session id. The handle is empty."""
         wish: dict[str, Any] = {"env_name": environment.worker_name}
         if setup.split and setup.index is not None:  # a task of the environment's class
@@ -201,7 +204,7 @@ class OrsUpstream:
         status = answer.status
         if status == 200:
             answer.parsed("/create")  # a worker always answers JSON
-            return ""
+            return replace(session, scorer=_scorer(answer.headers.get(_SCORER)))
         detail = answer.detail
         if status == 429:  # the worker holds sessions that the store does not know, so the opening returns to the queue
             raise WorkerFull(detail)
@@ -235,13 +238,14 @@ class OrsUpstream:
         listed, token = answer.parsed("/sessions"), self._client.token(worker.id)
         if answer.status != 200 or not isinstance(listed, Mapping):
             raise UpstreamError(f"the worker answered {answer.status} to /sessions")
+        scorer = _scorer(str(listed.get("scorer", "")).encode())
         return [
             WorkerSession(
                 id=SessionId(str(entry["sid"])),
                 busy=bool(entry["busy"]),
                 steps=int(entry["steps"]),
                 idle_s=float(entry["idle_s"]),
-                session=None if ids is not None else read_record(entry.get("note"), worker, token),
+                session=None if ids is not None else read_record(entry.get("note"), worker, token, scorer=scorer),
             )
             for entry in listed.get("sessions", ())
         ]
@@ -309,6 +313,11 @@ def _object(answer: Answer, what: str) -> Mapping[str, Any]:
     """Return the JSON object in *answer*, or an empty object for other JSON. Raises ``UpstreamError`` if not JSON."""
     found = answer.parsed(what)
     return found if isinstance(found, Mapping) else {}
+
+
+def _scorer(version: bytes | None) -> str:
+    """Return the version of a worker's scorer; empty: an older image sends none, and another text is not a version."""
+    return version.decode() if version is not None and _VERSION.fullmatch(version) else ""
 
 
 def _faults(answer: Answer) -> tuple[Fault, ...]:
@@ -394,8 +403,11 @@ def write_record(session: Session, token: bytes) -> bytes:
     return note if len(note) <= RECORD_MAX_BYTES else b""
 
 
-def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
-    """Read a record that *worker* returned. Return None if the gateway did not sign it."""
+def read_record(note: object, worker: Worker, token: bytes, *, scorer: str = "") -> Session | None:
+    """Read a record that *worker* returned. Return None if the gateway did not sign it.
+
+    *scorer*: the version of the worker's scorer.
+    """
     if not isinstance(note, str) or not note.isascii():
         return None
     mac, text = note[:_MAC_DIGITS].encode(), note[_MAC_DIGITS:].encode()
@@ -416,6 +428,7 @@ def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
         task=record["task"],
         episode=record["episode"],
         policy=record.get("policy", ""),  # records of older gateways lack this key
+        scorer=scorer,
     )
 
 

@@ -190,7 +190,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """Open the session under the gateway's session id. The handle is the server's name for the environment."""
         refuse_config(setup)
         flavour = await self._flavours.of(session.worker, session.address)
@@ -206,7 +206,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         if answer.status == 200:
             self.tallies.begin(session)
             self._note(session, environment)
-            return name
+            return replace(session, handle=name)
         if answer.status in (404, 422):
             self._flavours.forget(session.worker, session.address)  # another server may have replaced this one
         if answer.status == 429:

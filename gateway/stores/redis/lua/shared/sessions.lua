@@ -93,7 +93,7 @@ end
 
 -- The fields of a session, in the order of the arguments of adopt.lua and restore.lua.
 local SESSION = {'id', 'name', 'owner', 'lease', 'fingerprint', 'idle_s', 'task', 'episode', 'policy', 'handle',
-  'worker', 'address'}
+  'scorer', 'worker', 'address'}
 
 -- Read *count* sessions from ARGV, from index *at* on.
 local function read_sessions(at, count)
@@ -119,8 +119,8 @@ local function take_in(session)
   redis.call('DEL', key('session', id))
   redis.call('HSET', key('session', id), 'id', id, 'name', session.name, 'owner', session.owner, 'environment', has[1],
     'lease', session.lease, 'fingerprint', session.fingerprint, 'idle_s', session.idle_s, 'task', session.task,
-    'episode', session.episode, 'policy', session.policy, 'handle', session.handle, 'worker', worker,
-    'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
+    'episode', session.episode, 'policy', session.policy, 'handle', session.handle, 'scorer', session.scorer,
+    'worker', worker, 'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
   redis.call('ZADD', key('deadlines'), after(session.idle_s), id)
   own(has[1], session.owner, id)
   if redis.call('SADD', key('held', worker), id) == 1 then

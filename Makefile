@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo curriculum trainers up down test ci check lint tasks bench bench-quick bench-nodes soak clean
+.PHONY: help run demo curriculum trainers up down test certify ci check lint tasks bench bench-quick bench-nodes soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ down: ## stop the stack of `make up` and its workers; data and .env stay
 
 test: ## all tests; make test ARGS="tests/unit -k lease" runs some
 	scripts/test $(ARGS)
+
+certify: ## right, wrong and constant answers of all bundled tasks; writes docs/certified.md
+	scripts/install
+	.venv/bin/python -m tests.answers.certify $(ARGS)
 
 ci: ## what CI runs, in a fresh clone in a temporary folder
 	scripts/ci

@@ -39,7 +39,7 @@ from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import Latencies, latencies, median_latencies, percentile
 from bench.subjects.processes import ServerProcess, Usage, children, usage
 from bench.subjects.targets import Servers, servers
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 TOKEN = "0" * TOKEN_LENGTH
 
@@ -283,7 +283,7 @@ async def server(answer: Handler) -> AsyncIterator[Address]:
     async with listener:
         yield Address(port=listener.sockets[0].getsockname()[1])
     if serving:
-        await asyncio.wait([task for task in serving if task], timeout=scaled(10))
+        await asyncio.wait([task for task in serving if task], timeout=HANG_S)
 
 
 def respond(writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> None:

@@ -1,21 +1,29 @@
 """Run the tests: prepare their needs, run them in stages, and record where the time goes.
 
-    python -m tests.runner [PYTEST ARGUMENT…]
+    python -m tests.runner [--seed NUMBER] [--load PROCESSES] [--hunt ROUNDS] [PYTEST ARGUMENT…]
 
 scripts/test calls this with any Python of the machine. The runner installs the packages first, while it prepares the
-other needs. Without arguments all tests run in parallel. Tests with the mark ``cluster`` run one by one, concurrently
-with the others. With arguments, pytest selects the tests, and the runner prepares only their needs. The records of the
-run are in build/tests:
+other needs. Without arguments for pytest all tests run in parallel. Tests with the mark ``cluster`` run one by one,
+concurrently with the others. With arguments, pytest selects the tests, and the runner prepares only their needs.
+
+    --seed NUMBER      runs the tests in another order, and tries other generated input; NUMBER determines both
+    --load PROCESSES   runs that many busy processes beside the tests
+    --hunt ROUNDS      repeats the run, each round with another seed and by default under a load of ten busy processes
+                       for each CPU, until a test fails or all rounds were green
+
+The records of the run are in build/tests:
 
     stages.json        seconds of each stage and of each preparing script
     durations.json     seconds of each test file, in the form of tests/durations.json
-    LANE.jsonl         every phase of every test: outcome, seconds, failure
+    LANE.jsonl         every phase of every test: outcome, seconds, failure, logs
+    order-PROCESS.txt  the tests of a process with a failure, in the order of the run
     preparation.log    output of the preparing scripts
     hangs/             stacks of all processes of tests that did not end
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -24,22 +32,31 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.deadlines import SLOWNESS_VARIABLE, measure
 from tests.runner import stacks
-from tests.runner.lanes import LANE_VARIABLE, PLAYED, READY_VARIABLE, RUN_VARIABLE, reproduce
+from tests.runner.lanes import (
+    BY_DURATION,
+    GIVEN,
+    LANE_VARIABLE,
+    ORDER_VARIABLE,
+    PLAYED,
+    READY_VARIABLE,
+    RUN_VARIABLE,
+    reproduce,
+)
 from tests.runner.preparation import PROJECT, STEPS, Preparation
 
 RUN = PROJECT / "build" / "tests"
 PYTHON = PROJECT / ".venv" / "bin" / "python"
 IS_CI = os.environ.get("CI") == "true"
-LANE_S = 3_600.0
+LANE_S = 4_500.0
 """Maximum seconds of one pytest process. A longer run counts as a hang."""
 PLUGINS = ("-p", "tests.runner.needs", "-p", "tests.runner.plugin")
+LOOK_S = 0.2
 END_S = 60.0
 """Seconds that lanes have for their fixtures' cleanup when the run is interrupted."""
 MOST_FAILURES = 20
@@ -47,6 +64,10 @@ NOTHING_COLLECTED = 5
 FEW = 20
 """Maximum number of tests that one process runs in less time than several processes take to start."""
 CORES = os.cpu_count() or 1
+SLOWEST = 10
+"""Number of files that the end of a run lists."""
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
+"""A process that uses as much CPU as it gets, until its parent, whose process id is its argument, ends."""
 
 
 @dataclass
@@ -80,6 +101,8 @@ class Run:
     def start(self, lane: str, *arguments: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
         """Start pytest on *lane*."""
         command = [str(PYTHON), "-m", "pytest", *PLUGINS, "-qq", "--no-header", "--no-summary"]
+        if (order := self.environ[ORDER_VARIABLE]).isdecimal():
+            command.append(f"--hypothesis-seed={order}")
         environ = {**self.environ, LANE_VARIABLE: lane}
         process = subprocess.Popen(
             [*command, *arguments], cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=stdout
@@ -98,7 +121,10 @@ class Run:
         return found
 
     def end(self) -> None:
-        """End the lanes that still run after an interrupt, at first as Ctrl-C does, so that their fixtures clean up."""
+        """End the lanes that still run after an interrupt, at first as Ctrl-C does, so that their fixtures clean up.
+
+        Then kill the processes that the run left.
+        """
         for process in self.lanes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -107,26 +133,84 @@ class Run:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 stacks.kill([process.pid, *stacks.descendants(process.pid)])
+        # A test process that is interrupted or crashes leaves its gateways, which would start workers for ever.
+        stacks.kill(stacks.with_variable(RUN_VARIABLE, str(RUN)))
 
-    def wait(self, lane: str, process: subprocess.Popen[bytes]) -> int:
-        """Wait for a lane and return its exit status. Print the stacks of a lane that hangs, and kill it."""
-        try:
-            status = process.wait(LANE_S)
-        except subprocess.TimeoutExpired:
-            processes = [process.pid, *stacks.descendants(process.pid)]
-            print(f"scripts/test: {lane} did not end within {LANE_S:.0f} s\n{stacks.report(processes)}", flush=True)
-            stacks.kill(processes)
-            status = 1
-        self.statuses[lane] = status
-        return status
-
-    def pytest(self, lane: str, *arguments: str) -> int:
-        """Run pytest on *lane* and return its exit status."""
-        with self.stage(lane):
-            return self.wait(lane, self.start(lane, *arguments))
+    def wait(self, lanes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+        """Wait for concurrent lanes. Print the stacks of a lane that hangs, and kill it."""
+        began = time.monotonic()
+        print(f"== {', '.join(lanes)}", flush=True)
+        left = dict(lanes)
+        while left:
+            for lane, process in list(left.items()):
+                seconds = time.monotonic() - began
+                if process.poll() is None and seconds > LANE_S:
+                    found = [process.pid, *stacks.descendants(process.pid)]
+                    print(f"scripts/test: {lane} did not end within {LANE_S:.0f} s\n{stacks.report(found)}", flush=True)
+                    stacks.kill(found)
+                    process.wait()
+                if (status := process.poll()) is not None:
+                    del left[lane]
+                    self.statuses[lane], self.stages[lane] = status, round(seconds, 1)
+                    print(f"== {lane}: {seconds:.0f} s", flush=True)
+            time.sleep(LOOK_S)
 
 
 def main(arguments: Sequence[str]) -> int:
+    options, chosen = parsed(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # a shell ignores SIGINT for a background process
+    with busy(options.load):
+        if options.hunt:
+            return hunt(options.hunt, lambda seed: run_once(chosen, seed))
+        return run_once(chosen, options.seed)
+
+
+def hunt(rounds: int, run: Callable[[str], int]) -> int:
+    """Call *run* with a seed for each round, until it returns another status than 0, and return its last status."""
+    for number in range(1, rounds + 1):
+        print(f"== round {number} of {rounds}", flush=True)
+        if status := run(str(number)):
+            return status
+    return 0
+
+
+def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the runner's options, and the arguments for pytest. Files of arguments are read: a run removes its own."""
+    parser = argparse.ArgumentParser(prog="scripts/test", add_help=False, allow_abbrev=False)
+    parser.add_argument("--hunt", type=int, default=0)
+    parser.add_argument("--load", type=int)
+    parser.add_argument("--seed", type=int)
+    options, rest = parser.parse_known_args(arguments)
+    if options.load is None:
+        options.load = 10 * CORES if options.hunt else 0
+    options.seed = BY_DURATION if options.seed is None else str(options.seed)
+    chosen: list[str] = []
+    for argument in rest:
+        if argument.startswith("@"):
+            options.seed = GIVEN
+            chosen += (PROJECT / argument[1:]).read_text().splitlines()
+        else:
+            chosen.append(argument)
+    return options, chosen
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Run that many busy processes."""
+    command = [sys.executable, "-c", BUSY, str(os.getpid())]
+    load = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+
+
+def run_once(chosen: Sequence[str], order: str) -> int:
+    """Run the tests in *order* once, and return the exit status."""
+    os.environ[ORDER_VARIABLE] = order  # also for the commands in the last lines
     shutil.rmtree(RUN, ignore_errors=True)
     (RUN / "ready").mkdir(parents=True)
     run = Run(
@@ -134,14 +218,11 @@ def main(arguments: Sequence[str]) -> int:
             **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             RUN_VARIABLE: str(RUN),
             READY_VARIABLE: str(RUN / "ready"),
-            SLOWNESS_VARIABLE: f"{measure() * max(1, (workers() + 1) / CORES):.2f}",  # the lanes share the cores
         }
     )
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)  # a shell ignores SIGINT for a background process
     try:
-        run_all(run) if not arguments else run_some(run, arguments)
+        run_all(run) if not chosen else run_some(run, chosen)
     finally:
         run.end()
     run.stages["all"] = round(time.monotonic() - began, 1)
@@ -167,26 +248,25 @@ def run_all(run: Run) -> None:
             return
         # This lane starts and kills machines and mostly waits for their detection, so it starts first.
         cluster = run.start("cluster", *files_with_clusters())
-        began = time.monotonic()
-        run.pytest("main", f"-n{workers()}", *BY_FILE, f"--maxfail={MOST_FAILURES}")
-        run.wait("cluster", cluster)
-        run.stages["cluster"] = round(time.monotonic() - began, 1)
+        main = run.start("main", f"-n{workers()}", *BY_FILE, f"--maxfail={MOST_FAILURES}")
+        run.wait({"cluster": cluster, "main": main})
     finally:
         preparation.stop()
         run.stages |= {f"preparation: {name}": seconds for name, seconds in preparation.seconds.items()}
 
 
 def run_some(run: Run, arguments: Sequence[str]) -> None:
-    """Run the tests that *arguments* select, and prepare only their needs."""
+    """Run the tests that *arguments* select, and prepare only their needs. A repeated order needs one process."""
     if not run.install(prepare(["packages"])):
         return
     found = run.collected(run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE))
     if found is None:
         return
     prepare(found["needs"]).wait()
+    is_parallel = found["tests"] > FEW and run.environ[ORDER_VARIABLE] != GIVEN
     for lane in found["lanes"]:
-        parallel = (f"-n{workers()}", *BY_FILE) if lane == "main" and found["tests"] > FEW else ()
-        run.pytest(lane, *parallel, *arguments)
+        parallel = (f"-n{workers()}", *BY_FILE) if lane == "main" and is_parallel else ()
+        run.wait({lane: run.start(lane, *parallel, *arguments)})
 
 
 BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
@@ -238,6 +318,7 @@ def report(run: Run) -> int:
     (RUN / "durations.json").write_text(json.dumps({"stages": run.stages, "files": files}, indent=1) + "\n")
     (RUN / "stages.json").write_text(json.dumps(run.stages, indent=1) + "\n")
     print("\nseconds by stage:", *(f"  {taken:7.1f}  {name}" for name, taken in run.stages.items()), sep="\n")
+    print("slowest files:", *(f"  {taken:7.1f}  {name}" for name, taken in slowest(files)), sep="\n")
     for (environment, where), sums in sorted(played.items()):
         told = f"{sums['won']} won by their reference, {sums['lost']} lost by a wrong play"
         print(f"played {environment} ({where}): {told}, of {number_of_tasks(environment)} tasks")
@@ -254,6 +335,11 @@ def report(run: Run) -> int:
         print("scripts/test: nothing may be skipped where CI=true")
         return 1
     return next((status for status in run.statuses.values() if status), 0 if run.statuses else NOTHING_COLLECTED)
+
+
+def slowest(files: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the `SLOWEST` files with their seconds, the slowest first."""
+    return sorted(files.items(), key=lambda pair: -pair[1])[:SLOWEST]
 
 
 def number_of_tasks(environment: str) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import scaled
 from tests.runner.lanes import READY_VARIABLE
 
 OF_MARKS = {"docker": ("engine", "image:base"), "redis": ("redis",), "sandbox": ("bubblewrap",)}
@@ -54,7 +53,7 @@ def _reasons(item: pytest.Item) -> Iterator[str]:
     folder = os.environ.get(READY_VARIABLE)
     if folder is None:  # pytest was started without the runner, so no preparation runs
         return
-    deadline = time.monotonic() + scaled(READY_S)
+    deadline = time.monotonic() + READY_S
     for need in sorted(needs_of(item)):
         ready, failed = Path(folder, need), Path(folder, f"{need}.failed")
         while not ready.exists():

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import gc
 import json
 import os
+import random
 import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Iterator, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deadlines import scaled
-from tests.runner import stacks
-from tests.runner.lanes import LANE_VARIABLE, PLAYED, RUN_VARIABLE, reproduce
+from tests.runner import logs, stacks
+from tests.runner.lanes import CERTIFIED, GIVEN, LANE_VARIABLE, ORDER_VARIABLE, PLAYED, RUN_VARIABLE, reproduce, seed
 from tests.runner.needs import needs_of
 from tests.runner.shared import end_of_scope
 
@@ -33,31 +35,44 @@ WATCH_S = 0.5
 CLEANUP_S = 60.0
 """Seconds that a timed-out test has for its fixtures' cleanup before its processes are killed."""
 SHOWN = 6_000
-"""Maximum characters of a failure that are printed immediately. The record has the whole text."""
+"""Maximum characters of a failure, and of each of its logs, that are printed immediately. The record has all."""
+ROUNDS = 20
+"""Rounds of the command that hunts a failure."""
 
 
 # -- selection and order of tests ----------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Keep the tests of this lane, and spread each folder evenly over the run, its longest files first.
 
     Some folders need the CPU and others wait most of their time, so together they use the machine best. A long file
-    that starts last keeps one process busy and leaves the others idle. The order within a file stays.
+    that starts last keeps one process busy and leaves the others idle. The order within a file stays, except with a
+    seed: then files and their tests have a random order.
     """
+    random_order = None if (number := seed()) is None else random.Random(number)
+    if random_order is not None:
+        random_order.shuffle(items)  # before pytest groups the tests of each file by their fixtures
+        items.sort(key=lambda item: _file(item.nodeid))
+    yield
     lane = os.environ.get(LANE_VARIABLE)
     if lane in ("main", "cluster"):
         others = [item for item in items if (item.get_closest_marker("cluster") is not None) != (lane == "cluster")]
         if others:
             config.hook.pytest_deselected(items=others)
             items[:] = [item for item in items if item not in set(others)]
-    places = _places({_file(item.nodeid) for item in items})
+    if os.environ.get(ORDER_VARIABLE) == GIVEN:
+        return
+    places = _places({_file(item.nodeid) for item in items}, random_order)
     items.sort(key=lambda item: places[_file(item.nodeid)])
 
 
-def _places(files: Set[str]) -> dict[str, tuple[float, str, str]]:
+def _places(files: Set[str], random_order: random.Random | None) -> dict[str, tuple[float, str, str]]:
     """Return where each file belongs in the order of tests: after which part of its folder, by recorded seconds."""
+    if random_order is not None:
+        drawn = {scope: random_order.random() for scope in sorted({_scope(file) for file in files})}
+        return {file: (drawn[_scope(file)], _scope(file), "") for file in files}
     durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
     scopes: defaultdict[str, float] = defaultdict(float)
     for file in sorted(files):
@@ -114,6 +129,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and _scope(_file(item.nodeid)) != _scope(_file(nextitem.nodeid)):
         end_of_scope()
     return result
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# Python 3.11.2 fails to parse a source (SystemError) if a garbage collection meanwhile parses one, too: an object whose
+# destructor fails shows a traceback, which parses sources. pytest, to show a failure, and some tests parse sources.
+ast.parse = _without_collections()(ast.parse)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -181,11 +212,11 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
         os._exit(70)
 
     def fail(signum: int, frame: object) -> None:
-        pytest.fail(f"the test did not end within {settings.timeout:.0f} s (scaled)\n{report[0]}", pytrace=False)
+        pytest.fail(f"the test did not end within {settings.timeout:.0f} s\n{report[0]}", pytrace=False)
 
-    within_s = scaled(settings.timeout)
+    within_s = settings.timeout
     before = signal.signal(signal.SIGALRM, fail)
-    _watchdog.watch((within_s, expire), (within_s + scaled(CLEANUP_S), give_up))
+    _watchdog.watch((within_s, expire), (within_s + CLEANUP_S, give_up))
 
     def cancel() -> None:
         _watchdog.watch()
@@ -222,11 +253,19 @@ def _hang_file(nodeid: str) -> Path:
 _cpu_before = 0.0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note where the logs of servers end before the test."""
+    logs.begin_test()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the CPU seconds since the previous report, including those of ended child processes."""
+    """Add the CPU seconds since the previous report, including those of ended child processes, and a failure's logs."""
     global _cpu_before
     report = yield
+    if report.failed:
+        report.sections += [(f"log of {name}", text) for name, text in logs.of_test()]
     times = os.times()
     now = times.user + times.system + times.children_user + times.children_system
     vars(report)["cpu_s"], _cpu_before = round(now - _cpu_before, 3), now  # xdist passes all attributes on
@@ -243,27 +282,33 @@ class Reporter:
         self._began = self._said = time.monotonic()
         self._ended = 0
         self._failed = 0
+        self._begun: defaultdict[str, list[str]] = defaultdict(list)
+        """The tests of each process, in the order of the run."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        process = getattr(report, "worker_id", self._lane)
+        if report.when == "setup":
+            self._begun[process].append(report.nodeid)
         row = {
             "test": report.nodeid,
             "when": report.when,
             "outcome": report.outcome,
             "seconds": round(report.duration, 3),
             "cpu_s": getattr(report, "cpu_s", None),
-            "process": getattr(report, "worker_id", None),
+            "process": process,
         }
-        row |= {name: value for name, value in report.user_properties if name == PLAYED and report.when == "call"}
+        if report.when == "call":
+            row |= {name: value for name, value in report.user_properties if name in (PLAYED, CERTIFIED)}
         if report.outcome == "skipped":
             row["reason"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if report.failed:
             self._failed += 1
             text = report.longreprtext
-            row["failure"] = text
-            captured = "\n".join(f"-- {name}\n{content[-2000:]}" for name, content in report.sections)
+            row |= {"failure": text, "sections": dict(report.sections)}
+            captured = "\n".join(f"-- {name}\n{content[-SHOWN:]}" for name, content in report.sections)
             shown = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n[…]\n{text[-SHOWN // 2 :]}"
             self._say(f"FAILED {report.nodeid} ({report.when}, {report.duration:.1f} s)\n{shown}\n{captured}".rstrip())
-            self._say(f"reproduce: {reproduce(report.nodeid)}\n")
+            self._say(self._repeat(report.nodeid, process))
         self._records.write(json.dumps(row) + "\n")
         self._records.flush()
         if report.when == "teardown":
@@ -284,6 +329,18 @@ class Reporter:
         """Print no dots: thousands of dots hide the lines that matter."""
         is_told = report.when == "call" or report.outcome != "passed"
         return (report.outcome if is_told else "", "", "")
+
+    def _repeat(self, nodeid: str, process: str) -> str:
+        """Return how to repeat a failure: alone, after the same tests, and until it happens again."""
+        begun = self._begun[process]
+        file = _run_folder() / f"order-{process}.txt"
+        file.write_text("\n".join(begun) + "\n")
+        order = f"{file.relative_to(PROJECT)}" if file.is_relative_to(PROJECT) else f"{file}"
+        return (
+            f"reproduce: {reproduce(nodeid)}\n"
+            f"after the same {len(begun) - 1} tests as in this run: make test ARGS=@{order}\n"
+            f"under load, until it fails again: {reproduce(nodeid, hunt=ROUNDS)}\n"
+        )
 
     def _say(self, text: str) -> None:
         self._terminal.write(f"{text}\n", flush=True)

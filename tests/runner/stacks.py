@@ -64,6 +64,17 @@ def started_since(pids: Iterable[int], since_s: float) -> list[int]:
     return found
 
 
+def with_variable(name: str, value: str) -> list[int]:
+    """List the live processes whose environment has *name*=*value*, also orphans, except this process."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or belongs to another user
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
 def kill(pids: Iterable[int]) -> None:
     """Kill processes without a chance to clean up."""
     for pid in pids:

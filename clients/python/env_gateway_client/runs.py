@@ -229,13 +229,13 @@ def script(place: str) -> Policy:
 
 
 @contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
+def progress(total: int, noun: str = "episodes") -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal, elsewhere one line at the end. Without the package rich show nothing."""
     if importlib.util.find_spec("rich") is None:
         yield lambda: None
         return
     console, bars = importlib.import_module("rich.console"), importlib.import_module("rich.progress")
-    columns = (bars.TextColumn("episodes"), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+    columns = (bars.TextColumn(noun), bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
     with bars.Progress(*columns, console=console.Console(stderr=True)) as shown:
         bar = shown.add_task("", total=total)
         yield lambda: shown.advance(bar)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.coding_problems import SPLITS
+from scripts.math_problems import references
 from tests.envs.workers import Session
 from tests.runner.lanes import PLAYED
 
@@ -54,7 +55,7 @@ def math_answer(task: Json) -> str:
 
 def wrong_math_answer(task: Json) -> str:
     """Return a plausible wrong answer: another weekday, a plan that fills one jug, or a changed digit."""
-    answer, weekdays = math_answer(task), _module("math", "math_references").WEEKDAYS
+    answer, weekdays = math_answer(task), references.WEEKDAYS
     if answer in weekdays:
         return str(weekdays[weekdays.index(answer) - 1])
     if task["tags"][0] == "jugs":
@@ -147,7 +148,7 @@ def solve_os(session: Session, solution: Json) -> Json:
 
 # coding
 
-PROBLEMS = {f"{split}-{problem.slug}": problem for split, problems in SPLITS.items() for problem in problems}
+PROBLEMS = {problem.task_id(split): problem for split, problems in SPLITS.items() for problem in problems}
 """The problems by the ids of the tasks that were made from them."""
 
 PLAYS: Mapping[str, tuple[Play, Play]] = {

@@ -21,12 +21,10 @@ from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 from tests.contract.backend_world import remove_labelled
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envs.workers import Session
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = scaled(60.0)
-CALL_S = scaled(120.0)
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -57,7 +55,7 @@ class ContainerWorker:
         self.http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.folder / "worker.sock")),
             base_url="http://worker",
-            timeout=CALL_S,
+            timeout=HANG_S,
         )
         try:
             self._wait_ready()
@@ -67,7 +65,7 @@ class ContainerWorker:
         self.ready_s = time.monotonic() - began
 
     def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + HANG_S
         while "server_ready" not in self.log():
             assert self.engine.inspect_container(self.container)["State"]["Running"], f"it ended: {self.log()}"
             assert time.monotonic() < deadline, f"it is not ready: {self.log()}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.envs.bundled import RecordProperty, hold, note_plays
 from tests.envs.bundled import chat_replies as references
 from tests.envs.bundled import wrong_chat_reply as wrong
@@ -150,7 +150,7 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
         [sys.executable, str(MAKER), *arguments],
         capture_output=True,
         text=True,
-        timeout=scaled(150),
+        timeout=COMMAND_S,
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
 from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
@@ -71,6 +71,35 @@ def test_answers_are_compared_by_value_and_kind(answer: Any, expected: Any, is_s
     assert comparing.same(answer, expected) is is_same
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected", "is_same"),
+    [
+        pytest.param("1 2\n", "1 2", True, id="the same"),
+        pytest.param("1 2 \n\n", "1 2", True, id="blanks at the end"),
+        pytest.param("0.30000000000000004", "0.3", True, id="a float in other digits"),
+        pytest.param("x = 0.33333333, y", "x = 0.333333333333, y", True, id="a float in a line"),
+        pytest.param("[0.1, 1e-07]", "[0.10000000001, 1.0e-7]", True, id="floats in a list"),
+        pytest.param("0.3001", "0.3", False, id="another float"),
+        pytest.param("3", "3.0", False, id="an integer for a float"),
+        pytest.param("3.0", "3", False, id="a float for an integer"),
+        pytest.param("1000001", "1000000", False, id="integers that differ by little"),
+        pytest.param("9" * 5_000, "9" * 5_000, True, id="integers of any length"),
+        pytest.param("9" * 5_000, "9" * 4_999 + "8", False, id="other integers of that length"),
+        pytest.param("nan", "0.3", False, id="no number"),
+        pytest.param("1e400", "1e401", False, id="beyond floats"),
+        pytest.param("0.3 0.3", "0.3", False, id="one more"),
+        pytest.param("0.3\n0.3", "0.3 0.3", False, id="on two lines"),
+    ],
+)
+def test_floats_that_a_program_prints_are_equal_within_a_relative_tolerance(
+    answer: str, expected: str, is_same: bool
+) -> None:
+    assert comparing.same_text(answer.encode(), expected) is is_same
+    assert comparing.same_text(answer.encode(), expected, exact=True) is (
+        is_same and answer.split() == expected.split()
+    )
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -91,6 +120,46 @@ def test_a_text_that_is_not_an_answer_is_refused(text: str) -> None:
         comparing.parse(text)
 
 
+PROGRAM_TASK = {"evaluation": {"test_cases": [{"input": "", "output": "7"}]}}
+ONE = {"evaluation": {"function": "f", "test_cases": [{"arguments": [1], "output": 1}]}}
+KEYED = {"evaluation": {"function": "f", "test_cases": [{"arguments": [1], "output": {"1": [{"2": 3}]}}]}}
+ANNOTATED = """
+from typing import NamedTuple
+
+class Point(NamedTuple):
+    x: int
+
+def checked(function):
+    def inner(value):
+        assert type(function.__annotations__["value"]) is type
+        assert Point.__annotations__["x"] is int
+        return function.__annotations__["return"](value)
+    return inner
+
+@checked
+def f(value: int) -> int:
+    return value
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "source", "score"),
+    [
+        pytest.param(ONE, ANNOTATED, 1.0, id="annotations that are read at run time"),
+        pytest.param(ONE, "\ufeffdef f(x): return x", 1.0, id="a byte order mark"),
+        pytest.param(PROGRAM_TASK, "\ufeffprint(7)", 1.0, id="a byte order mark in a program"),
+        pytest.param(KEYED, "def f(x): return {'1': [{'2': 3}]}", 1.0, id="keys that are texts"),
+        pytest.param(KEYED, "def f(x): return {1: [{'2': 3}]}", 0.0, id="a key that is a number"),
+        pytest.param(KEYED, "def f(x): return {'1': ({2: 3},)}", 0.0, id="a number as an inner key"),
+        pytest.param(KEYED, "def f(x): return {1: 'wrong', '1': [{'2': 3}]}", 0.0, id="a key twice"),
+    ],
+)
+async def test_a_solution_runs_as_its_own_file_would_and_keys_keep_their_types(
+    world: World, task: dict[str, Any], source: str, score: float
+) -> None:
+    assert (await world.judge(task, source)).score == score
+
+
 async def test_the_credit_is_the_passed_fraction_or_all_or_nothing(world: World) -> None:
     half = "def square(n): return n * n if n < 3 else 0"
     strict = {"evaluation": {**SQUARE["evaluation"], "credit": "all"}}
@@ -99,6 +168,16 @@ async def test_the_credit_is_the_passed_fraction_or_all_or_nothing(world: World)
 
     assert (fraction.passed, fraction.score) == (2, 0.5)
     assert (all_or_nothing.passed, all_or_nothing.score) == (2, 0.0)
+
+
+@pytest.mark.parametrize("source", ["", " \n", "\ufeff\n"])
+async def test_an_empty_program_does_not_pass_a_case_without_output(tmp_path: Path, source: str) -> None:
+    task = {"evaluation": {"test_cases": [{"input": "\n", "output": ""}, {"input": "a\n", "output": "a\n"}]}}
+
+    async with opened("plain", tmp_path) as world:
+        verdict = await world.judge(task, source)
+
+    assert (verdict.score, {outcome.kind for outcome in verdict.outcomes}) == (0.0, {"fault"})
 
 
 async def test_public_cases_report_the_fault_and_are_not_judged(world: World) -> None:
@@ -257,7 +336,7 @@ async def test_a_solution_that_keeps_itself_from_the_cpu_fails(worker: World, mo
     async def judged(code: str) -> tuple[str, float | None]:
         try:
             # Enough time for a second of CPU time next to other tests, which may really keep the solution from the CPU.
-            verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=scaled(40))
+            verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=100.0)
         except faults.SandboxFault as fault:
             return str(fault), None
         return verdict.outcomes[0].kind, verdict.score
@@ -453,7 +532,7 @@ def git_bundle(folder: Path) -> tuple[str, str]:
             ["git", "-C", str(folder), *identity, *arguments],
             capture_output=True,
             text=True,
-            timeout=scaled(60),
+            timeout=COMMAND_S,
             check=True,
         )
         return done.stdout.strip()

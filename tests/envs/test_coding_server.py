@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import signal
@@ -15,8 +14,8 @@ import httpx
 import pytest
 
 from scripts.coding_problems import SPLITS
-from tests.deadlines import scaled
-from tests.envs.coding_world import HOME, read, workspace
+from tests.deadlines import HANG_S
+from tests.envs.coding_world import read, workspace
 from tests.envs.os_sandboxes import require_sandboxes
 from tests.envs.test_coding_judge import RIGHT, TREE
 from tests.envs.workers import Session, Worker, eventually
@@ -280,7 +279,7 @@ def test_a_sandbox_that_is_lost_fails_the_session_and_gives_no_reward(worker: Wo
     eventually(lambda: worker.runs("sleep" if action["name"] == "execute" else "python3"))
     for supervisor in worker.supervisors():
         os.kill(supervisor, signal.SIGKILL)
-    calling.join(timeout=scaled(30))
+    calling.join(timeout=HANG_S)
     later = episode.post("/coding/call", {"text": PROBLEM.reference})
     episode.close()
     after = worker.open(split="train", index=0)
@@ -292,23 +291,3 @@ def test_a_sandbox_that_is_lost_fails_the_session_and_gives_no_reward(worker: Wo
     assert "sandbox" in answer["error"]
     assert later.status_code == 500
     assert submitted["reward"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        pytest.param("x = 1", "x = 1", id="no block"),
-        pytest.param("a\n```python\nx = 1\n```\nb\n```py\ny = 2\n```\n", "y = 2\n", id="the last of two"),
-        pytest.param("```\nx = '```'\n```", "x = '```'\n", id="a fence within a line"),
-        pytest.param("```python\nx = 1", "```python\nx = 1", id="a block that is not closed"),
-    ],
-)
-def test_the_last_fenced_block_of_a_text_is_the_code(text: str, code: str) -> None:
-    # By its path: every environment has a module of this name.
-    spec = importlib.util.spec_from_file_location("coding_server", HOME / "coding_server.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    assert module.marked_code(text) == code

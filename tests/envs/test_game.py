@@ -67,6 +67,21 @@ def test_a_move_is_the_text_in_the_last_brackets_or_else_the_whole_message(messa
     assert playing.move_of(message) == move
 
 
+@pytest.mark.parametrize(
+    ("message", "move"),
+    [
+        ("Guess a number, such as [5].", ""),
+        ("> rules\n  Guess a number, such as [5].\nI guess [7].", "7"),
+        ("I guess a number, such as [5].", "5"),
+        ("[5]", "5"),
+    ],
+)
+def test_an_example_in_the_rules_is_no_move_of_the_agent(message: str, move: str) -> None:
+    rules = playing.rules_of("Guess a number, such as [5].\n[5]\nYou have 3 turns.")
+
+    assert playing.move_of(message, rules) == move
+
+
 # Levels
 
 
@@ -244,6 +259,26 @@ def test_a_game_is_the_same_for_the_same_seed_alone_or_next_to_other_games(name:
     assert beside == alone
 
 
+def test_a_mine_ends_the_game_which_is_lost_whatever_was_opened_before() -> None:
+    game = started("minesweeper", rows=6, cols=6, num_mines=5)
+    game.play("2 2")
+    grid = game._game.grid
+    mines = [f"{row} {column}" for row in range(6) for column in range(6) if grid[row][column] == -1]
+    safe = [f"{row} {column}" for row in range(6) for column in range(6) if grid[row][column] != -1]
+
+    seen = game.play(mines[0])
+
+    assert seen == f"You hit a mine at ({mines[0].replace(' ', ', ')}). The game is lost."
+    assert (game.is_over, game.is_won) == (True, False)
+    other = started("minesweeper", rows=6, cols=6, num_mines=5)
+    other.play("2 2")
+    for move in safe:
+        row, column = map(int, move.split())
+        if not other._game.revealed[row][column]:  # a second opening of a cell is an invalid move
+            other.play(move)
+    assert (other.is_over, other.is_won) == (True, True)
+
+
 def test_games_in_threads_do_not_disturb_each_other() -> None:
     alone = [trajectory(started("2048", seed=seed), MOVES["2048"] * 4) for seed in range(16)]
 
@@ -367,6 +402,49 @@ def test_all_clues_satisfied_without_a_loop_is_not_a_win() -> None:
 
     assert game.progress() == 1.0
     assert (game.is_over, game.is_won, playing.outcome_of(game, turns=6).progress) == (True, False, 0.99)
+
+
+@pytest.mark.parametrize("name", sorted(titles.TITLES))
+def test_progress_is_0_at_the_start_and_after_moves_that_are_not_valid(name: str) -> None:
+    for seed in range(20):
+        game = started(name, seed=seed)
+        before = game.progress()
+        walk(game, "nonsense", "nonsense")
+
+        assert (before, game.progress()) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "moves", "progress"),
+    [
+        pytest.param("guess_the_number", {"max_number": 16}, ["16", "15"], 0.048, id="two bad guesses"),
+        pytest.param("tower_of_hanoi", {}, ["A C", "A B"], 0.0, id="the smallest disk below all"),
+        pytest.param("tower_of_hanoi", {}, ["A C", "A B", "C B", "A C"], 1 / 3, id="the largest disk in place"),
+        pytest.param("cryptarithm", {"equation": "A + B = C"}, ["A 1", "B 2", "C 9"], 0.0, id="a wrong table"),
+        pytest.param("cryptarithm", {"equation": "AB + CD = EF"}, ["B 1", "D 2", "F 3"], 0.5, id="a right column"),
+        pytest.param("cryptarithm", {"equation": "AB + CD = EF"}, ["B 1", "D 2", "F 4"], 0.0, id="a wrong column"),
+        pytest.param("countdown", {"numbers": [100, 75, 6, 4], "target": 105}, ["2 3 +"], 0.0, id="no closer result"),
+        pytest.param("countdown", {"numbers": [100, 75, 6, 4], "target": 105}, ["0 3 +"], 0.8, id="a closer result"),
+        pytest.param("countdown", {"numbers": [5, 6], "target": 5}, ["9 9 +"], 0.0, id="a target that is given"),
+    ],
+)
+def test_only_what_is_right_is_progress(
+    name: str, parameters: dict[str, Any], moves: list[str], progress: float
+) -> None:
+    game = started(name, **parameters)
+
+    walk(game, *moves)
+
+    assert game.progress() == pytest.approx(progress, abs=0.001)
+
+
+def test_a_hole_takes_the_progress() -> None:
+    game = started("frozen_lake", size=3, num_holes=3, seed=0)  # a hole in the middle
+
+    seen = [(game.play(step), game.progress(), game.is_over)[1:] for step in ("right", "down")]
+
+    assert seen == [(0.25, False), (0.0, True)]
+    assert not game.is_won
 
 
 # Rewards

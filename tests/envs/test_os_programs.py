@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.deadlines import scaled
 from tests.envs.complaints import complaints
 from tests.envs.os_sandboxes import opening_sandboxes, os_module, require_sandboxes
 
@@ -193,7 +192,7 @@ while True:
 async def test_a_process_that_waits_for_a_check_cannot_write_what_the_check_looks_for(
     monkeypatch: pytest.MonkeyPatch, way: str, live: bool
 ) -> None:
-    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", scaled(2.0))
+    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 5.0)
     await require_sandboxes()
     slow: dict[str, Any] = {"script": "sleep 0.5; grep -q right /srv/depot/answer", "live": live}
     start = f"cat > /tmp/x.py <<'END'\n{SERVES}\nEND\nsetsid python3 /tmp/x.py {way} > /dev/null 2>&1 &"

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.envs.os_sandboxes import os_module, require_sandboxes
 from tests.envs.workers import ROOT, Worker, eventually
 from tests.sandbox.control_groups import enclose, memory_group
@@ -236,7 +236,7 @@ def test_deleting_a_session_during_a_command_ends_the_command(worker: Worker) ->
     calling.start()
     eventually(lambda: runs(f"sleep\0{seconds}"))
     session.close()
-    calling.join(timeout=scaled(30))
+    calling.join(timeout=HANG_S)
     eventually(lambda: not runs(f"sleep\0{seconds}"))
 
     assert (answers[0].json().get("output") or {}).get("reward") is None  # reported as cut short, or not at all
@@ -357,7 +357,7 @@ def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker
     eventually(lambda: worker.runs("sleep"))
     for supervisor in worker.supervisors():
         os.kill(supervisor, signal.SIGKILL)
-    calling.join(timeout=scaled(30))
+    calling.join(timeout=HANG_S)
     later = session.post("/os/call", {"text": "Act: answer(2)"})
     summary = session.post("/delete", {}).json()["summary"]
     after = worker.open(COUNT)
@@ -392,7 +392,7 @@ def test_a_machine_without_bubblewrap_is_reported_and_tried_again() -> None:
     try:
         refused = [worker.create(COUNT)[1] for _ in range(2)]
         subprocess.run(
-            ["nsenter", f"--target={worker.process.pid}", "--mount", "umount", program], check=True, timeout=scaled(30)
+            ["nsenter", f"--target={worker.process.pid}", "--mount", "umount", program], check=True, timeout=COMMAND_S
         )
         mended, created = worker.create(COUNT)
         answered = mended.tool("answer_action", answer="2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envs.os_sandboxes import opening_sandboxes, os_module
 
 pytestmark = pytest.mark.sandbox
@@ -64,10 +64,15 @@ async def hasty(sandbox: Any) -> Any:
         pytest.param("printf '\\377\\376'", "\ufffd\ufffd", 0, id="not UTF-8"),
         pytest.param("echo größe", "größe\n", 0, id="UTF-8"),
         pytest.param("echo out; echo err >&2", "out\nerr\n", 0, id="both streams"),
-        pytest.param("tty -s && pwd", "/root\n", 0, id="a terminal, in the home directory"),
+        pytest.param("[ -t 1 ] && pwd", "/root\n", 0, id="a terminal, in the home directory"),
         pytest.param("date +%Z; echo $TERM", "UTC\ndumb\n", 0, id="time zone and terminal"),
         pytest.param('read -p "Go on? " x; echo "$? [$x]"', "1 []\n", 0, id="a question without an answer"),
         pytest.param("echo a b | while read x y; do echo $y; done", "b\n", 0, id="a read from a pipe"),
+        pytest.param("cat > notes; wc -c < notes", "0\n", 0, id="a file from an empty input"),
+        pytest.param("sort; bc; python3 -q; sh -s; bash -c cat", "", 0, id="programs that read an empty input"),
+        pytest.param("while read x; do echo $x; done; echo $?", "0\n", 0, id="a loop over an empty input"),
+        pytest.param("echo 'echo piped' | bash; echo 'echo $1' > x; sh x y", "piped\ny\n", 0, id="shells with input"),
+        pytest.param("su root -c 'cat; id -un'; bash <<< pwd", "root\n/root\n", 0, id="shells with a command"),
     ],
 )
 async def test_the_output_of_a_command_is_returned_with_its_status(
@@ -125,17 +130,31 @@ async def test_a_nested_shell_reads_the_commands_until_it_exits(shell: Any, logi
     assert outside.text == "root\n"
 
 
-async def test_a_shell_that_replaces_itself_by_another_continues_as_the_other(shell: Any) -> None:
-    await shell.run("useradd -m -s /bin/bash hansen")
+async def test_nested_shells_exit_one_by_one(shell: Any) -> None:
+    await shell.run("useradd -m -s /bin/bash jack")
 
-    entered = await shell.run("exec su - hansen")
-    inside = await shell.run("id -un")
-    left = await shell.run("exit")
-    after = await shell.run("id -un")
+    seen = [(await shell.run(script)).text for script in ("bash --norc", "x=1; sh", "su - jack", "id -un; echo [$x]")]
+    left = [(await shell.run("exit")).text for _ in range(3)]
+    outside = await shell.run("id -un; echo [$x]; echo $BASH_SUBSHELL")
 
-    assert (entered.text, inside.text) == ("", "hansen\n")
-    assert left.notice == RESTARTED
-    assert after.text == "root\n"
+    assert seen == ["", "", "", "jack\n[]\n"]
+    assert set(left) <= {"", "exit\n", "logout\n"}
+    assert outside.text == "root\n[]\n0\n"
+
+
+async def test_a_nested_shell_that_does_not_start_leaves_the_next_command_clean(shell: Any) -> None:
+    failed = await shell.run("su - nobody-here; bash --no-such-option")
+    after = await shell.run("echo clean")
+
+    assert "nobody-here" in failed.text
+    assert failed.status == 2
+    assert (after.text, after.notice) == ("clean\n", "")
+
+
+async def test_a_question_for_a_password_gets_nothing_that_the_agent_did_not_write(shell: Any) -> None:
+    output = await shell.run("useradd jack; (sleep 0.5; pkill passwd) & passwd jack")
+
+    assert "Retype" not in output.text  # which passwd asks after it has read a first password
 
 
 @pytest.mark.parametrize(
@@ -145,6 +164,7 @@ async def test_a_shell_that_replaces_itself_by_another_continues_as_the_other(sh
         pytest.param("cd /tmp; touch kept; set -e; false", id="set -e"),
         pytest.param("cd /tmp; touch kept; kill -9 $$", id="kill"),
         pytest.param("cd /tmp; touch kept; exec true", id="exec"),
+        pytest.param("cd /tmp; touch kept; exec bash", id="exec of a shell, whose input is empty"),
         pytest.param("cd /tmp; touch kept; sleep 100 & exit", id="exit with a job that holds the terminal"),
     ],
 )
@@ -170,13 +190,13 @@ async def test_a_failed_status_that_set_e_ignores_is_kept_without_ending_the_she
 @pytest.mark.parametrize(
     ("script", "text"),
     [
-        pytest.param("cat", "", id="cat"),
-        pytest.param('command read x; echo "[$x]"', "[]\n", id="a program that reads the line that ends it"),
+        pytest.param("cat < /dev/tty", "", id="cat"),
+        pytest.param('read x < /dev/tty; echo "[$x]"', "", id="a question to the terminal"),
         pytest.param("echo before; sleep 1000", "before\n", id="sleep"),
         pytest.param("sleep 1000 | cat", "", id="a pipeline"),
         pytest.param("while :; do sleep 0.2; done", "", id="a loop"),
         pytest.param("bash -c 'trap \"\" INT; sleep 1000'", "Killed", id="a command that ignores the interrupt"),
-        pytest.param("python3 -q", "", id="an interpreter that continues after the interrupt"),
+        pytest.param("python3 -q < /dev/tty", "", id="an interpreter that continues after the interrupt"),
     ],
 )
 async def test_a_command_that_does_not_end_is_stopped_and_the_next_is_clean(hasty: Any, script: str, text: str) -> None:
@@ -217,7 +237,7 @@ async def test_a_forged_mark_is_output(shell: Any) -> None:
 
 
 async def test_terminal_settings_that_a_command_changed_are_restored(shell: Any) -> None:
-    await shell.run("stty onlcr echo; PS1='# '; PROMPT_COMMAND='echo prompt'")
+    await shell.run("stty onlcr echo < /dev/tty; PS1='# '; PROMPT_COMMAND='echo prompt'")
 
     output = await shell.run("echo clean")
 
@@ -227,9 +247,12 @@ async def test_terminal_settings_that_a_command_changed_are_restored(shell: Any)
 async def test_an_echo_that_a_nested_shell_found_at_its_start_is_turned_off(shell: Any) -> None:
     await shell.run("useradd -m -s /bin/bash jack")
 
-    entered = await shell.run("stty onlcr echo; exec su - jack")  # its line editor restores the settings that it found
+    entered = await shell.run(
+        "stty onlcr echo < /dev/tty; su - jack"
+    )  # its line editor restores the settings that it found
     outputs = [
-        await shell.run(f"echo {word}; stty -a | tr ' ;' '\\n\\n' | grep -x -e -echo -e -onlcr") for word in "ab"
+        await shell.run(f"echo {word}; stty -a < /dev/tty | tr ' ;' '\\n\\n' | grep -x -e -echo -e -onlcr")
+        for word in "ab"
     ]
 
     assert entered.text == ""
@@ -333,7 +356,7 @@ class LooksLate:
         return getattr(self._sandbox, name)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        async with asyncio.timeout(scaled(AMPLE_S)):
+        async with asyncio.timeout(HANG_S):
             while True:
                 told = bytes(await self._sandbox.read_file(path, max_bytes=max_bytes))
                 if not path.endswith("/stat") or told.rpartition(b")")[2].split()[:1] == [b"S"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.envs.bundled import RecordProperty, note_plays
 from tests.envs.complaints import complaints
 from tests.envs.os_sandboxes import opening_sandboxes, os_module
@@ -102,7 +102,7 @@ def test_no_script_depends_on_chance_the_clock_or_the_network() -> None:
 
 
 def test_the_task_files_match_their_maker() -> None:
-    done = subprocess.run([sys.executable, str(MAKER), "--check"], capture_output=True, text=True, timeout=scaled(60))
+    done = subprocess.run([sys.executable, str(MAKER), "--check"], capture_output=True, text=True, timeout=COMMAND_S)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -110,7 +110,7 @@ def test_the_task_files_match_their_maker() -> None:
 def test_the_maker_detects_a_difference_and_makes_the_same_bytes_again(tmp_path: Path) -> None:
     def make(*arguments: str) -> int:
         line = [sys.executable, str(MAKER), "--directory", str(tmp_path), *arguments]
-        return subprocess.run(line, capture_output=True, timeout=scaled(60)).returncode
+        return subprocess.run(line, capture_output=True, timeout=COMMAND_S).returncode
 
     assert make("--check") == 1
     assert make() == 0
@@ -120,7 +120,6 @@ def test_the_maker_detects_a_difference_and_makes_the_same_bytes_again(tmp_path:
     assert make("--check") == 1
 
 
-@pytest.mark.timeout(600)  # four hundred sandboxes
 async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_not(
     worker: Any, record_property: RecordProperty
 ) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
+from tests.fakes.eventually import until_now
+from tests.runner import logs
 from tests.sandbox.conftest import made_box
 from tests.sandbox.outside import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = scaled(30.0)
 SANDBOXED = ("coding", "os")
 """The environments with sandboxes. Tests of the others must not make a box, which holds this machine's bubblewrap."""
 
@@ -51,7 +52,10 @@ class Worker:
             "SANDBOX_WORK": str(self.folder / "work"),
             **settings,
         }
-        self.process = subprocess.Popen(
+        log = tempfile.NamedTemporaryFile(prefix=f"env-gateway-{name}-", suffix=".log")  # noqa: SIM115  # until `stop`
+        logs.follow(Path(log.name))
+        self._log = log
+        self.process = process = subprocess.Popen(
             [*prefix, sys.executable, str(home / f"{name}_server.py")],
             env={
                 **os.environ,
@@ -59,28 +63,26 @@ class Worker:
                 **{f"ENVSERVER_{key}": value for key, value in given.items()},
             },
             stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=log,
         )
-        self._head: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._head.append(line)
-            if "server_ready" in line:
-                break
-        else:
-            raise AssertionError(f"the server did not start: {''.join(self._head)}")
+        until_now(lambda: process.poll() is not None or "server_ready" in self._written())
+        assert process.poll() is None, f"the server did not start: {self._written()}"
         self.http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://worker", timeout=scaled(60)
+            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://worker", timeout=HANG_S
         )
 
     def stop(self) -> str:
         """End the server by closing its standard input, and return its log. Fail if it left a folder."""
         self.http.close()
-        _, rest = self.process.communicate(timeout=READY_S)  # as after the gateway's death
-        assert self.process.returncode == 0
+        self.process.communicate(timeout=COMMAND_S)  # closes its input, as the gateway's death does
+        written = self._written()
+        self._log.close()
+        assert self.process.returncode == 0, written
         self.folder.rmdir()
-        return "".join(self._head) + rest
+        return written
+
+    def _written(self) -> str:
+        return Path(self._log.name).read_text(errors="replace")
 
     def create(self, task: Mapping[str, Any] | None = None, **more: Any) -> tuple[Session, httpx.Response]:
         session = Session(self.http, self.name, str(uuid.uuid4()))
@@ -167,7 +169,7 @@ def _parent_of(pid: int) -> int:
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Wait until *holds* returns True, for at most half a minute."""
-    deadline = time.monotonic() + scaled(30)
+    deadline = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.02)

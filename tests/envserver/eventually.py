@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tests.deadlines import HANG_S
 
-async def eventually(claim: Callable[[], Awaitable[bool]], *, patience_s: float = 10.0) -> None:
+
+async def eventually(claim: Callable[[], Awaitable[bool]]) -> None:
     """Wait until *claim* is true."""
-    async with asyncio.timeout(patience_s):
+    async with asyncio.timeout(HANG_S):
         while not await claim():  # noqa: ASYNC110  # another process or thread makes the claim true
             await asyncio.sleep(0.005)

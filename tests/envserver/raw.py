@@ -7,10 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.deadlines import scaled
-
-PATIENCE_S = scaled(10.0)
-"""Seconds after which a waiting test fails."""
+from tests.deadlines import HANG_S
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,13 @@ class Wire:
         return await self.read(has_body=method != "HEAD")
 
     async def read(self, *, has_body: bool = True) -> Answer:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             status, headers = await self.head()
             return await self.rest(status, headers) if has_body else Answer(status, headers, b"")
 
     async def rest(self, status: int, headers: dict[str, str]) -> Answer:
         """Read the body of an answer whose head was read, and the trailers after the body."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             if "content-length" in headers:
                 return Answer(status, headers, await self.reader.readexactly(int(headers["content-length"])))
             if headers.get("transfer-encoding") != "chunked":
@@ -102,7 +99,7 @@ class Wire:
             return Answer(status, headers, b"".join(chunks), chunks)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.rstrip("\r\n").split("\r\n")
         pairs = [line.split(": ", 1) for line in lines]
@@ -113,12 +110,12 @@ class Wire:
         """Read one chunk of a chunked body; return None at its end, which has no trailers."""
         if data := await self._piece():
             return data
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             assert await self.reader.readexactly(2) == b"\r\n"
         return None
 
     async def _piece(self) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             size = int(await self.reader.readline(), 16)
             if not size:
                 return b""
@@ -128,7 +125,7 @@ class Wire:
 
     async def is_closed(self) -> bool:
         """Wait until the server closes the connection; return False if bytes arrive instead."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             return await self.reader.read(1) == b""
 
     async def close(self) -> None:

@@ -95,10 +95,10 @@ async def test_structured_data_is_written_if_there_is_any(start: Start) -> None:
         ("hint", {}, "not_found", "'hint' is not a valid tool"),
         (
             "submit",
-            {"answer": 4, "more": 1},
+            {"answer": True, "more": 1},
             "input_validation",
             "Tool input validation error: [{'type': 'string_type', 'loc': ('answer',), "
-            "'msg': 'Input should be a valid string', 'input': 4}]",
+            "'msg': 'Input should be a valid string', 'input': True}]",
         ),
         (
             "submit",
@@ -120,6 +120,18 @@ async def test_what_cannot_be_run_is_an_outcome(
 
     assert streamed.result == as_json.json == {"ok": False, "error": error, "reason": reason}
     assert (await server.row("s1") or {})["steps"] == 0
+
+
+@pytest.mark.parametrize(("given", "reward"), [(4, 1.0), (4.0, 0.0), (-4, 0.0), ("4", 1.0), (10**400, 0.0)])
+async def test_a_number_for_a_text_argument_is_its_text(start: Start, given: object, reward: float) -> None:
+    server = await start(MathEnv)
+    await server.open()
+
+    answer = await server.ask(
+        "POST", "/call", sid="s1", body={"name": "submit", "input": {"answer": given}}, headers=JSON
+    )
+
+    assert answer.json["output"]["reward"] == reward
 
 
 async def test_a_task_tool_with_the_name_of_an_environment_tool_collides(start: Start) -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 from envserver.generic import GenericTask, TaskError, TaskRegistry, UnknownTask
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 CONFIG = {"start_url": "http://localhost:8000/login", "goal": "log in", "reward_fn": "check_url_contains('dashboard')"}
 
@@ -94,7 +94,7 @@ def test_only_one_of_many_threads_registers_an_id() -> None:
     refused = []
 
     def register() -> None:
-        ready.wait(scaled(10))
+        ready.wait(HANG_S)
         try:
             registry.register("a", "game", {})
         except ValueError as error:
@@ -104,7 +104,7 @@ def test_only_one_of_many_threads_registers_an_id() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(scaled(10))
+        thread.join(HANG_S)
 
     assert len(registry) == 1
     assert len(refused) == 7

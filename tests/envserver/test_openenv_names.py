@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 BASE = Path(__file__).parents[2] / "env_images" / "base"
 USE = """
@@ -22,7 +22,7 @@ def run(code: str, *path: Path) -> None:
     """Run *code* in its own process, with *path* before all other entries of the import path."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, (*path, BASE)))}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=scaled(60)
+        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=COMMAND_S
     )
     assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,7 @@
 """The server as a process, as a container runs it: start, signals, a dying parent, memory."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.envserver.raw import PATIENCE_S, Wire
+from tests.deadlines import HANG_S
+from tests.envserver.raw import Wire
 
 SERVER = """
 import asyncio, pathlib, time
@@ -65,14 +67,14 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
 async def ready(process: Process) -> str:
     """Wait for the log line of readiness and return its address."""
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while b"server_ready" not in (line := await process.stderr.readline()):
             assert line, "the server ended"
     return line.split(b"address=")[1].split()[0].decode()
 
 
 async def ended(process: Process) -> int:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         return await process.wait()
 
 
@@ -95,7 +97,7 @@ async def test_blocking_code_does_not_keep_the_process_alive(launch: Launch, tmp
     wire = await Wire.open(address)
     await wire.ask("POST", "/create", sid="s1", body={"task_spec": {"folder": str(tmp_path)}})
     calling = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body={"name": "block", "input": {}}))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while not (tmp_path / "blocking").exists():  # noqa: ASYNC110  # another process creates the file
             await asyncio.sleep(0.01)
 
@@ -140,7 +142,7 @@ async def test_an_error_at_start_is_reported_and_ends_the_process(
     launch: Launch, settings: dict[str, str], message: bytes
 ) -> None:
     process = await launch(**settings)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         _, errors = await process.communicate()
 
     assert process.returncode == 1
@@ -167,6 +169,40 @@ async def test_a_task_module_is_imported_before_the_server_is_ready(launch: Laun
     assert prompt.json[0]["text"] == "a task of mine"
     assert [task["id"] for task in listed.json["tasks"]] == ["custom/mine"]
     assert [row["error"] is None for row in listed.json["modules"]] == [True, False]
+
+
+async def test_a_server_reports_the_version_of_what_it_runs(launch: Launch, tmp_path: Path) -> None:
+    modules = tmp_path / "custom_tasks"
+    modules.mkdir()
+    seen = {}
+    for name, content, files in [
+        ("first", "a = 1\n", ["envserver/answers.py"]),
+        ("again", "a = 1\n", ["envserver/answers.py"]),
+        ("another module", "a = 2\n", ["envserver/answers.py"]),
+        ("all modules", "a = 1\n", []),
+    ]:
+        (modules / "mine.py").write_text(content)
+        settings = {"SOCKET": str(tmp_path / "s.sock"), "CUSTOM_TASKS_DIR": str(tmp_path)}
+        process = await launch(
+            modules="custom_tasks.mine", **settings, SCORER=json.dumps({"files": files, "packages": []})
+        )
+        wire = await Wire.open(await ready(process))
+        created = await wire.ask("POST", "/create", sid="s1", body={"task_spec": {"text": "a"}})
+        listed = await wire.ask("GET", "/sessions")
+        await wire.close()
+        process.terminate()
+        await ended(process)
+        assert created.headers["x-scorer-version"] == listed.json["scorer"]
+        seen[name] = listed.json["scorer"]
+
+    assert seen["first"] == seen["again"]
+    assert len({seen["first"], seen["another module"], seen["all modules"]}) == 3
+
+
+async def test_a_server_with_a_missing_file_of_its_scorer_does_not_start(launch: Launch) -> None:
+    process = await launch(SCORER='{"files": ["nosuch.py"]}')
+
+    assert await ended(process) == 1
 
 
 async def test_a_bare_server_uses_little_memory(launch: Launch) -> None:

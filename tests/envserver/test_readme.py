@@ -15,8 +15,8 @@ from envserver.generic import REWARDS, parse_task, read_reward, texts
 from envserver.settings import _READERS
 from envserver.version import VERSION
 
-from tests.deadlines import scaled
-from tests.envserver.raw import PATIENCE_S, Wire
+from tests.deadlines import COMMAND_S, HANG_S
+from tests.envserver.raw import Wire
 from tests.fakes.user import need_other_users
 from tests.sandbox.conftest import made_box
 
@@ -40,7 +40,7 @@ async def test_the_first_environment_plays_its_first_task_with_the_commands_of_t
         f"{example('sh').replace(' python ', ' exec python ')}", cwd=tmp_path, env=variables, stderr=PIPE
     )
     assert server.stderr is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while not (found := re.search(rb"server_ready address=(\S+)", line := await server.stderr.readline())):
             assert line, "the server ended"
     client = await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ async def test_the_first_environment_plays_its_first_task_with_the_commands_of_t
         stdout=PIPE,
         stderr=PIPE,
     )
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         told, errors = await client.communicate()
     server.terminate()
     await server.communicate()
@@ -72,7 +72,7 @@ def test_the_task_module_registers_its_task_and_its_reward(tmp_path: Path) -> No
         env=environment,
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
     )
 
     assert (done.stdout, done.stderr) == ("0.5 0.0\n", "")
@@ -128,7 +128,7 @@ async def test_the_environment_with_a_sandbox_runs_a_command(tmp_path: Path) -> 
             stderr=PIPE,
         )
         assert process.stderr is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             while b"server_ready" not in (line := await process.stderr.readline()):
                 assert line, "the server ended"
         wire = await Wire.open(str(tmp_path / "s.sock"))

@@ -12,7 +12,7 @@ from envserver import Environment, StepResult, Task, tool
 from envserver.generic import REWARDS, registry
 from envserver.tasks.registered import TaskModules
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envserver.conftest import Start
 from tests.envserver.eventually import eventually
 from tests.envserver.worlds import CounterEnv, MathEnv
@@ -309,7 +309,7 @@ async def test_a_hanging_module_blocks_neither_the_start_nor_tasks_of_other_modu
 
     await modules.load()
     told = modules.rows()
-    assert inside.wait(scaled(10))
+    assert inside.wait(HANG_S)
     door.set()
 
     async def is_loaded() -> bool:

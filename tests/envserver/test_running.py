@@ -9,7 +9,7 @@ from envserver.errors import AuthorCancelled
 from envserver.execution.loop_threads import Lanes
 from envserver.execution.runner import Place, Runner, Threads
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envserver.eventually import eventually
 
 
@@ -222,7 +222,7 @@ async def test_code_that_blocks_its_lane_does_not_block_other_lanes(runner: Runn
 
     async def block() -> None:
         began.set()
-        gate.wait(scaled(10))
+        gate.wait(HANG_S)
 
     async def pass_by() -> str:
         return "passed"
@@ -245,7 +245,7 @@ async def test_there_are_at_most_the_allowed_threads_and_no_threads_without_work
     ran: list[int] = []
 
     def work() -> None:
-        gate.wait(scaled(10))
+        gate.wait(HANG_S)
         ran.append(1)
 
     for _ in range(5):
@@ -265,7 +265,7 @@ async def test_if_no_thread_can_start_a_job_waits_for_a_running_thread_or_is_ref
 ) -> None:
     threads = Threads(4, idle_s=0.01)
     gate, ran = threading.Event(), threading.Event()
-    threads.submit(lambda: gate.wait(scaled(10)))
+    threads.submit(lambda: gate.wait(HANG_S))
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

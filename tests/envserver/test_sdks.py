@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envserver.raw import PATIENCE_S
+from tests.deadlines import HANG_S
 from tests.wire.sdks import SDKS, Client, Sdk, names, text
 
 SERVER = '''
@@ -76,7 +76,7 @@ async def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         sys.executable, "server.py", cwd=tmp_path, env=env, stdin=PIPE, stderr=PIPE
     )
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HANG_S):
         while b"server_ready" not in (line := await process.stderr.readline()):
             assert line, "the server ended"
     yield "http://" + line.split(b"address=")[1].split()[0].decode()

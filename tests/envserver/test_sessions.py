@@ -437,6 +437,22 @@ async def test_a_create_that_arrives_after_the_delete_of_its_lease_starts_nothin
     assert row["sid"] == "s1", "its successor goes on"
 
 
+async def test_a_repeated_delete_returns_the_same_summary_and_a_later_create_starts_nothing(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1", "answer": "4"}}
+    lease = {"X-Session-Lease": "one"}
+    await server.ask("POST", "/create", sid="s1", body=wish, headers=lease)
+    await server.call("submit", {"answer": "4"})
+
+    ended = await server.ask("POST", "/delete", sid="s1", headers=lease)
+    again = await server.ask("POST", "/delete", sid="s1", headers=lease)
+    late = await server.ask("POST", "/create", sid="s1", body=wish, headers=lease)
+
+    assert ended.json["summary"]["reward"] == 1.0
+    assert again.json == ended.json
+    assert (late.status, late.json["detail"]) == (410, "Session deleted")
+
+
 async def test_a_request_without_a_lease_concerns_the_current_session(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}

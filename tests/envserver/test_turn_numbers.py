@@ -61,7 +61,7 @@ async def test_turns_are_counted_whether_a_tool_ran_raised_or_does_not_exist(sta
         named("think"),
         named("fail", text="no"),
         named("nope"),
-        named("submit", answer=4),
+        named("submit", answer=[4]),
         named("quick"),
         {"text": "no default tool"},
         named("submit", answer="4"),

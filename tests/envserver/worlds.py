@@ -21,9 +21,7 @@ from envserver import (
     tool,
 )
 
-from tests.deadlines import scaled
-
-PATIENCE_S = scaled(10.0)
+from tests.deadlines import HANG_S
 
 
 class Gates:
@@ -49,11 +47,11 @@ class Gates:
     def pass_through(self, name: str) -> None:
         """Arrive at a door and wait until it is open."""
         self.note(name)
-        assert self.door(name).wait(PATIENCE_S), f"nobody opened {name}"
+        assert self.door(name).wait(HANG_S), f"nobody opened {name}"
 
     async def until_came(self, name: str) -> None:
         """Wait until a caller arrives at a door or is noted."""
-        assert await asyncio.to_thread(self.door(f"{name} came").wait, PATIENCE_S), f"nobody came to {name}"
+        assert await asyncio.to_thread(self.door(f"{name} came").wait, HANG_S), f"nobody came to {name}"
 
 
 GATES = Gates()

@@ -15,10 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
-TOTAL_S = scaled(60.0)
-"""Seconds for a whole request: the workflow's own default."""
 END = "<|im_end|>"
 
 
@@ -45,7 +43,7 @@ class Trajectory:
 class ArealClient:
     """A workflow's view of one task server. *url* has no ``/api``, as AReaL's users configure it."""
 
-    def __init__(self, url: str, *, total_s: float = TOTAL_S) -> None:
+    def __init__(self, url: str, *, total_s: float = HANG_S) -> None:
         self._base = url.rstrip("/") + "/api"
         self._timeout = aiohttp.ClientTimeout(total=total_s)
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.service.wire import events
 from tests.wire.areal_client import ArealClient, Failed
@@ -87,9 +87,7 @@ async def over_ors(
     heard = Heard()
     headers = {"X-Session-ID": f"{environment}-{task}"}
     spec = OS_TASKS[task] if environment == OS else {"id": task, "config": {"fails": task}}
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
-    ) as http:
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, verify=False, timeout=HANG_S) as http:
         answers = [await http.post("/create", json={"env_name": environment, "task_spec": spec})]
         if answers[-1].status_code == 200:
             answers.append(await http.get(f"/{environment}/prompt"))
@@ -182,7 +180,7 @@ async def over_mcp(url: str, environment: str, task: str) -> AsyncIterator[Heard
 async def _openenv_session(url: str, environment: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """Yield a client for a session's HTTP routes, and the session's id."""
     base = f"{url}/openenv/{environment}/"
-    async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=scaled(60)) as http:
+    async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=HANG_S) as http:
         id = (await _rpc(http, "openenv/session/create"))["result"]["session_id"]
         http.headers["X-Session-ID"] = id
         yield http, id
@@ -258,7 +256,7 @@ async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Respon
     """Send an operator's request and return its response. With a *body*, the request is a POST."""
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
     async with httpx.AsyncClient(
-        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=HANG_S
     ) as http:
         return await (http.get(path) if body is None else http.post(path, json=body))
 

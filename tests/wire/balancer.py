@@ -10,7 +10,7 @@ from typing import Final
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.splicing import serving, splice
 from tests.wire.gateways import Gateway
@@ -43,7 +43,7 @@ class Balancer:
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _ask_all(self) -> None:
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=scaled(2)) as http:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
             while True:
                 asked = list(self.gateways)
                 answers = await asyncio.gather(*(self._is_ready(http, one) for one in asked))

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 import docker
 import docker.errors
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import Gateway
 
 IMAGE = "env-gateway/base"
 AT_REST = 4
 """The processes of a worker that has opened a sandbox, without those of sandboxes."""
-WAIT_S = scaled(60)
-"""Seconds for a short program on a fully loaded machine."""
 
 _LIST = """
 import json, os
@@ -161,7 +159,7 @@ class Machine:
         Raises:
             AssertionError: The container lives but does not list its processes.
         """
-        deadline = time.monotonic() + scaled(5.0)
+        deadline = time.monotonic() + HANG_S
         while True:
             try:
                 found = self._engine.containers.get(container)
@@ -200,7 +198,7 @@ class Machine:
         )
         try:
             beside.start()
-            status = int(beside.wait(timeout=WAIT_S)["StatusCode"])
+            status = int(beside.wait(timeout=HANG_S)["StatusCode"])
             return status, beside.logs()
         finally:
             beside.remove(force=True)

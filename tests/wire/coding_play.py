@@ -23,7 +23,7 @@ SPECS: Mapping[str, Sequence[dict[str, Any]]] = {
     split: [json.loads(line) for line in lines if line] for split, lines in _LINES.items()
 }
 """The environment's own tasks, in order."""
-_PROBLEMS = {f"{split}-{problem.slug}": problem for split, problems in SPLITS.items() for problem in problems}
+_PROBLEMS = {problem.task_id(split): problem for split, problems in SPLITS.items() for problem in problems}
 
 
 def problem_of(spec: Mapping[str, Any]) -> Problem:

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 BEGUN = "def add(a, b):\n    return a - b\n"
 MENDED = "def add(a, b):\n    return a + b  # and not a - b\n"
@@ -65,7 +65,7 @@ def _git(folder: Path, *arguments: str) -> str:
         ["git", "-C", str(folder), *identity, *arguments],
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
         check=True,
     )
     return done.stdout.strip()

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.catalog import PROJECT, serving
 from tests.wire.gateways import OPERATOR_KEY, Gateway
@@ -143,7 +143,7 @@ class Operator:
     async def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         async with httpx.AsyncClient(
-            base_url=self._gateway.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
+            base_url=self._gateway.url, headers=headers, verify=False, trust_env=False, timeout=HANG_S
         ) as http:
             answer = await http.request(method, f"/admin/v1/{path}", **more)
         assert answer.is_success, (answer.status_code, answer.text)

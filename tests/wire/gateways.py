@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.ports import reserved_port
+from tests.runner import logs
 from tests.wire.processes import ServerProcess
 
 WIRE = Path(__file__).parent
@@ -52,6 +53,7 @@ class Gateway:
 
     def start(self) -> None:
         self._process.start()
+        logs.ask(f"workers of {self.url}", self._worker_logs)
 
     def restart(self) -> None:
         """Start the gateway again at its previous address, so that clients find it."""
@@ -61,6 +63,7 @@ class Gateway:
         self._process.kill()
 
     def stop(self) -> int:
+        logs.forget(f"workers of {self.url}")
         return self._process.stop()
 
     async def sessions(self) -> list[dict[str, Any]]:
@@ -71,6 +74,16 @@ class Gateway:
         """Return the known workers of one environment, or of all environments."""
         workers = await self._admin("workers")
         return [worker for worker in workers if environment in (None, worker["environment"])]
+
+    def _worker_logs(self) -> str:
+        """Return the end of each worker's log, for the report of a failed test."""
+        headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+        with httpx.Client(
+            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=logs.ANSWER_S
+        ) as http:
+            workers = [worker["id"] for worker in http.get("/admin/v1/workers").json()["workers"]]
+            told = {id: http.get(f"/admin/v1/workers/{id}/log").json()["log"] for id in workers}
+        return "\n".join(f"{id}:\n{text}" for id, text in told.items() if text)
 
     async def _admin(self, what: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = (await self.ask(what))[what]
@@ -86,7 +99,7 @@ class Gateway:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         # `verify=False`: reading the certificates, which plain HTTP does not use, takes 25 ms of CPU for each client.
         async with httpx.AsyncClient(
-            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
+            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=HANG_S
         ) as http:
             response = await http.request(method, f"/admin/v1/{what}", params=query)
         assert response.status_code == 200, response.text

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 AGENT = URL("http://127.0.0.1:11001/v1/responses")
 """The address of the agent's own server."""
@@ -96,7 +96,7 @@ class NemoEpisode:
 
     @staticmethod
     def _client() -> aiohttp.ClientSession:
-        timeout = aiohttp.ClientTimeout(total=scaled(60.0))
+        timeout = aiohttp.ClientTimeout(total=HANG_S)
         return aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
 
 

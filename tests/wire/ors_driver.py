@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,9 @@ class Driver:
     @asynccontextmanager
     async def episode(self, there: Environment, setup: SessionSetup) -> AsyncIterator[Episode]:
         session = self.session()
-        handle = await self.upstream.open(session, there, setup)
+        opened = await self.upstream.open(session, there, setup)
         try:
-            yield Episode(self.upstream, replace(session, handle=handle), there)
+            yield Episode(self.upstream, opened, there)
         finally:
             await self.upstream.close(session, there)
 

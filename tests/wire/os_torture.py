@@ -72,7 +72,10 @@ TORTURES: dict[str, Torture] = {
         "echo last; kill -HUP $$; kill -KILL $$", rf"\A(last\n)?{re.escape(RESTARTED)}\Z"
     ),
     "exec of something short": Torture("exec echo gone", exactly(f"gone\n{RESTARTED}")),
-    "exec of another shell": Torture("exec bash --norc", r"\A(bash\S*# )?\Z", "echo $((6 * 7))", exactly("42")),
+    "exec of another shell, whose input is empty": Torture(
+        "exec bash --norc", _RESTART, "echo $((6 * 7))", exactly("42")
+    ),
+    "another shell": Torture("bash --norc", exactly(""), "echo $((6 * 7)); exit", r"\A42(\nexit)?\Z"),
     "standard output to a file, for a while": Torture(
         "exec > /tmp/kept; echo x; exec > /dev/tty; cat /tmp/kept", exactly("x")
     ),
@@ -123,7 +126,7 @@ TORTURES: dict[str, Torture] = {
         "useradd -m jack; su - jack", exactly(""), "kill -9 $$; id -un", r"Killed"
     ),
     "a terminal that nobody may open": Torture(
-        "chmod 000 $(tty); useradd -m jack; su - jack -c 'echo hi'", exactly("hi"), "exit", _RESTART
+        "chmod 000 $(readlink /proc/$$/fd/2); useradd -m jack; su - jack -c 'echo hi'", exactly("hi"), "exit", _RESTART
     ),
     "no devices": Torture("rm -rf /dev/* 2>/dev/null; echo ok > /dev/null; exit", _RESTART),
     "a script of a megabyte": Torture(f"# {'x' * 1_000_000}\necho through", exactly("through")),
@@ -152,9 +155,9 @@ TORTURES: dict[str, Torture] = {
     "set -n": Torture("set -n", ""),
     "set -v": Torture("set -v; echo a", r"a"),
     "a changed terminal": Torture(
-        "stty raw echo onlcr; stty cols 5; echo a", r"\Aa\Z", "printf 'b\\nc\\n'", exactly("b\nc")
+        "stty raw echo onlcr < /dev/tty; stty cols 5 < /dev/tty; echo a", r"\Aa\Z", "printf 'b\\nc\\n'", exactly("b\nc")
     ),
-    "a terminal that stops output": Torture("stty -ixon -isig -icanon; printf 'a\\n'", exactly("a")),
+    "a terminal that stops output": Torture("stty -ixon -isig -icanon < /dev/tty; printf 'a\\n'", exactly("a")),
     "prompts and traps": Torture(
         "PS1='# '; PS2='> '; PROMPT_COMMAND='echo prompted'; trap 'echo bye' EXIT",
         r"\A(prompted\n)?(# )?\Z",
@@ -204,13 +207,15 @@ TORTURES: dict[str, Torture] = {
     "a coprocess": Torture(
         "coproc cat; echo hi >&${COPROC[1]}; read -u ${COPROC[0]} x; echo $x; kill $COPROC_PID", r"hi"
     ),
+    "programs that read an empty input": Torture("cat; sort; bc; python3 -q; sh", exactly("")),
+    "a program that opens a terminal of its own": Torture("script -qc 'echo inner' /dev/null", exactly("inner")),
     "a read": Torture('read x; echo "[$x]"', exactly("[]")),
     "a nested shell without a terminal": Torture("setsid --wait bash -c 'echo a; exit 4'; echo $?", exactly("a\n4")),
 }
 """Each leaves a shell that answers and a task that can be solved."""
 
 HUNG: dict[str, Torture] = {
-    "cat": Torture("cat", exactly(LATE)),
+    "cat of the terminal": Torture("cat < /dev/tty", exactly(LATE)),
     "an endless loop": Torture(
         "mkfifo /tmp/w; echo before; while :; do command read -t 1 <> /tmp/w; done", exactly(f"before\n\n{LATE}")
     ),
@@ -219,9 +224,8 @@ HUNG: dict[str, Torture] = {
     "a foreground fifo": Torture("mkfifo /tmp/f; cat < /tmp/f", r"30 seconds"),
     "an editor": Torture("vi /tmp/x", r"30 seconds"),
     "a pager": Torture("seq 1000 | less -+F -+X", ""),
-    "an interpreter": Torture("python3 -q", r"30 seconds"),
+    "an interpreter at the terminal": Torture("python3 -q < /dev/tty", r"30 seconds"),
     "closed standard output": Torture("exec 1>&-; echo x", r"30 seconds"),
-    "a program that swallows what is typed": Torture("script -qc 'echo inner' /dev/null", r"\Ainner\n"),
     "standard output to a file": Torture("exec > /tmp/kept; echo x", r"30 seconds", "cat /tmp/kept", r"x"),
 }
 """Each reaches a command's time limit of 30 s, so they are played concurrently."""

@@ -7,12 +7,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
-
-START_S = 60.0
-"""Seconds to start. An official server takes 3 s to import on an idle core, and cores are shared."""
-STOP_S = scaled(30.0)
+from tests.runner import logs
 
 
 class ServerProcess:
@@ -49,6 +46,7 @@ class ServerProcess:
         self._variables.update(variables or {})
         self._read_from = len(self.log)
         with self._log.open("ab") as output:
+            logs.follow(self._log)
             self._process = subprocess.Popen(
                 self._command,
                 env=_inherited() | self._variables,
@@ -57,13 +55,13 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self.address = eventually_now(self._address, within_s=START_S)
+        self.address = eventually_now(self._address)
 
     def kill(self) -> None:
         """Kill the process without a chance to clean up."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(STOP_S)
+            self._process.wait(HANG_S)
 
     def stop(self) -> int:
         """Terminate the process and return its exit status, or -9 if it had to be killed."""
@@ -71,7 +69,7 @@ class ServerProcess:
             return 0
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(STOP_S)
+            return self._process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             self.kill()
             return -signal.SIGKILL

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 MAX_LINE_BYTES = 65_536
 """The most bytes in a line of a stream. Clients with older HTTP library releases fail above twice that size."""
@@ -196,7 +196,7 @@ async def send_bytes(host: str, port: int, request: bytes) -> bytes:
         # A server that refuses a request early may close the connection before it has read the whole request.
         with contextlib.suppress(ConnectionError):
             writer.write(request)
-            async with asyncio.timeout(scaled(10)):
+            async with asyncio.timeout(HANG_S):
                 await writer.drain()
                 while piece := await reader.read(65_536):
                     answer += piece

@@ -9,9 +9,10 @@ from typing import Any
 import docker
 import redis
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.fakes.images import built_once, files_of
+from tests.runner import logs
 from tests.wire.gateways import WIRE, Gateway, short_folder
 
 INSTANCE_LABEL = "env-gateway.instance"
@@ -37,13 +38,14 @@ class Redis:
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
         command += ["--hz", "1"]  # an idle server looks once a second, not ten times
         with (self._folder / "redis.log").open("ab") as log:
+            logs.follow(self._folder / "redis.log")
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder)
         eventually_now(self._answers)
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(scaled(20))
+            self._process.wait(HANG_S)
 
     def database(self) -> redis.Redis:
         """Return a client for the server's data, independent of the gateway."""

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.runner.shared import SharedServers
 from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
 from tests.wire.processes import ServerProcess
@@ -115,7 +115,7 @@ class Target:
         """Return a client that sends only the test's requests, with this target's key or with *key*."""
         keys = {"X-API-Key": used} if (used := self.key if key is None else key) else {}
         sent = keys | dict(headers or {})
-        return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=scaled(90))
+        return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=HANG_S)
 
 
 class World(SharedServers[Target]):

@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +115,8 @@ class World:
         )
 
     async def open(self, sample: Any = 7, *, session: Session | None = None, seed: int | None = None) -> Session:
-        session = session or self.session()
-        handle = await self.upstream.open(session, GUESS, SessionSetup(spec={"sample_id": sample}, seed=seed))
-        return replace(session, handle=handle)
+        setup = SessionSetup(spec={"sample_id": sample}, seed=seed)
+        return await self.upstream.open(session or self.session(), GUESS, setup)
 
     async def say(self, session: Session, text: str) -> StepResult:
         return await self.upstream.act(session, GUESS, Action(text=text))
@@ -308,9 +306,8 @@ async def test_the_samples_are_tasks_and_each_can_be_opened(processes: Run) -> N
         count = await world.upstream.count(world.worker, GUESS, split.name)
         tasks = await world.upstream.tasks(world.worker, GUESS, split.name, 98, 200)
         for task in tasks:
-            session = world.session()
-            handle = await world.upstream.open(session, GUESS, SessionSetup(spec=task, split=split.name))
-            await world.upstream.close(replace(session, handle=handle), GUESS)
+            setup = SessionSetup(spec=task, split=split.name)
+            await world.upstream.close(await world.upstream.open(world.session(), GUESS, setup), GUESS)
         with pytest.raises(InvalidRequest, match="samples 0 to 99"):
             await world.open("nope")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envs.plain_sandbox import need_bubblewrap
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
@@ -43,7 +43,7 @@ from tests.wire.author_faults import fault_line as _fault_line
 from tests.wire.gateways import OPERATOR_KEY, Gateway, short_folder
 from tests.wire.openenv.clients import NEWEST, python_of
 
-pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients")]
 
 ROWS = [
     # kind     what fails  what the client gets
@@ -107,7 +107,7 @@ async def _let_the_next_constructor_fail(gateway: Gateway) -> None:
     before = await counted(gateway, OPENENV)
     spec = {"id": "next constructor", "config": {"fails": "next constructor"}}
     async with httpx.AsyncClient(
-        base_url=gateway.url, headers={"X-Session-ID": "before"}, trust_env=False, verify=False, timeout=scaled(60)
+        base_url=gateway.url, headers={"X-Session-ID": "before"}, trust_env=False, verify=False, timeout=HANG_S
     ) as http:
         created = await http.post("/create", json={"env_name": OPENENV, "task_spec": spec})
         assert created.status_code == 200, created.text
@@ -119,7 +119,7 @@ async def _let_the_next_constructor_fail(gateway: Gateway) -> None:
 async def test_a_lost_box_is_reported_by_its_call_and_by_later_calls(gateway: Gateway, accept: str) -> None:
     headers = {"X-Session-ID": f"box {accept}", "Accept": accept}
     async with httpx.AsyncClient(
-        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=HANG_S
     ) as http:
         created = await http.post("/create", json={"env_name": OWN, "task_spec": {"config": {"fails": "box"}}})
         assert created.status_code == 200, created.text
@@ -161,7 +161,7 @@ async def test_agent_author_and_infrastructure_differ_in_answer_log_metrics_reco
     for who, fails in (("agent", "nothing"), ("author", "judge"), ("infrastructure", "box")):
         headers = {"X-Session-ID": f"cause-{who}", "Accept": JSON}
         async with httpx.AsyncClient(
-            base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+            base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=HANG_S
         ) as http:
             created = await http.post("/create", json={"env_name": OWN, "task_spec": {"config": {"fails": fails}}})
             assert created.status_code == 200, created.text

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.catalog import PROJECT, STACK, serving
@@ -23,8 +23,6 @@ from tests.wire.sdks import OPENREWARD, SDKS, Episode, Sdk
 
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
-DEADLINE_S = scaled(40.0)
-"""Seconds after which a missing answer counts as a client that hangs."""
 LONG: dict[str, Any] = {
     "instruction": "Write the function `def wait() -> int`.",
     "evaluation": {
@@ -89,7 +87,7 @@ async def player(gateway: Gateway) -> AsyncIterator[Player]:
 
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=DEADLINE_S, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False) as http:
         yield http
 
 
@@ -197,7 +195,7 @@ async def test_resource_hogs_in_judges_change_no_reward_of_other_sessions(player
 
 @pytest.mark.parametrize("sdk", SDKS.values(), ids=list(SDKS))
 async def test_a_killed_judge_is_a_failed_call_without_a_reward(gateway: Gateway, machine: Machine, sdk: Sdk) -> None:
-    async with sdk.connect(gateway.url, None) as client, asyncio.timeout(DEADLINE_S):
+    async with sdk.connect(gateway.url, None) as client, asyncio.timeout(HANG_S):
         player = Player(sdk, client)
         async with player.session(LONG) as session:
             await ran(session, "true")
@@ -369,7 +367,7 @@ async def test_ended_sessions_leave_no_mounts_except_the_layer_of_their_task(pla
 
 
 async def test_a_deletion_ends_a_running_judgement_without_a_reward(http: httpx.AsyncClient, machine: Machine) -> None:
-    async with episode(http, LONG, environment="coding") as opened, asyncio.timeout(DEADLINE_S):
+    async with episode(http, LONG, environment="coding") as opened, asyncio.timeout(HANG_S):
         await opened.call("execute", {"command": "sleep 300 &"})
         before = await machine.tree(opened.sid)
         submission = asyncio.create_task(opened.ask("submit", {"code": WAITING}))

@@ -224,12 +224,12 @@ async def test_a_failed_tool_call_is_reported_with_its_reason_and_the_episode_go
     [
         pytest.param("excute", {"command": "ls"}, "'excute' is not a valid tool", id="an unknown tool"),
         pytest.param("execute", {}, "command", id="a missing argument"),
-        pytest.param("execute", {"command": 3}, "command", id="a number for a text"),
+        pytest.param("execute", {"command": True}, "command", id="a truth value for a text"),
         pytest.param("execute", {"command": ["ls"]}, "command", id="a list for a text"),
         pytest.param("execute", {"command": None}, "command", id="nothing for a text"),
         pytest.param("write_file", {"path": "x"}, "content", id="a file without content"),
         pytest.param("write_file", {"path": "x", "content": {"a": 1}}, "content", id="an object for content"),
-        pytest.param("submit", {"code": 3}, "code", id="a number for code"),
+        pytest.param("submit", {"code": [3]}, "code", id="a list for code"),
     ],
 )
 async def test_a_call_with_wrong_arguments_is_refused_by_argument_name_and_nothing_runs(

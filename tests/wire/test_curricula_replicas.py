@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.wire.catalog import EMBEDDED, STACK
 from tests.wire.curricula_world import NUMBER, SPLIT, TASKS, Operator, asked, curricula_gateway
 from tests.wire.gateways import Gateway
@@ -92,7 +92,7 @@ async def test_a_create_repeated_at_the_other_replica_takes_no_second_place_in_t
     async with contextlib.AsyncExitStack() as stack:
         for gateway in (*gateways, *gateways):
             http = await stack.enter_async_context(
-                httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=scaled(60))
+                httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=HANG_S)
             )
             assert (await http.post("/create", json=body, headers=headers)).status_code == 200
         both = await stack.enter_async_context(trainers(gateways))

@@ -13,17 +13,16 @@ from xml.etree import ElementTree
 import pytest
 
 from examples.learner.report import are_plots_possible
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 PROJECT = Path(__file__).resolve().parents[2]
-WAIT_S = scaled(150)
 
 pytestmark = [pytest.mark.wire]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "examples/curriculum.py", *arguments]
-    return subprocess.run(command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=WAIT_S)
+    return subprocess.run(command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=COMMAND_S)
 
 
 def test_the_math_agent_improves_on_tasks_that_it_never_saw(tmp_path: Path) -> None:

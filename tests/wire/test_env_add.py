@@ -21,6 +21,7 @@ from gateway.catalog.inspect.toml_writer import environment_of
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
 from gateway.core.environment import ActionMapping, Server, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
+from tests.deadlines import HANG_S
 from tests.fakes.command import Done, in_process
 from tests.fakes.ports import reserved_port
 from tests.fakes.splicing import serving, splice
@@ -106,7 +107,7 @@ def own(start: Start) -> str:
 
 @pytest.mark.parametrize("package", ["ors", "openreward"])
 async def test_an_official_ors_server_reports_its_environments_and_splits_and_tools(world: World, package: str) -> None:
-    findings = await detect_url(official(world, package), timeout_s=30)
+    findings = await detect_url(official(world, package), timeout_s=HANG_S)
 
     assert findings.protocol is ServerProtocol.ORS
     assert findings.version == ("ors-sdk" if package == "ors" else "openreward 0.1.167")
@@ -124,17 +125,17 @@ async def test_an_official_ors_server_reports_its_environments_and_splits_and_to
 async def test_a_named_environment_of_several_is_inspected(world: World) -> None:
     url = official(world, "openreward")
 
-    counter = await detect_url(url, timeout_s=30, environment="Counter")
-    judge = await detect_url(url, timeout_s=30, environment="judge")
+    counter = await detect_url(url, timeout_s=HANG_S, environment="Counter")
+    judge = await detect_url(url, timeout_s=HANG_S, environment="judge")
 
     assert (counter.chosen, counter.tools) == ("counter", ("add", "stop"))
     assert (judge.terminal, judge.default_tool) == ("answer.text", "")
     with pytest.raises(ConfigError, match="no environment 'nope'; there are probe, counter"):
-        await detect_url(url, timeout_s=30, environment="nope")
+        await detect_url(url, timeout_s=HANG_S, environment="nope")
 
 
 async def test_the_gateways_own_server_is_recognized(start: Start) -> None:
-    findings = await detect_url(own(start), timeout_s=30)
+    findings = await detect_url(own(start), timeout_s=HANG_S)
 
     assert (findings.protocol, findings.is_own) == (ServerProtocol.ORS, True)
     assert (findings.default_tool, findings.text_field) == ("submit", "answer")
@@ -168,20 +169,20 @@ async def test_the_capacity_of_an_openenv_server_is_known_from_its_refusal(
 ) -> None:
     url = openenv("counter", version, 3)
 
-    findings = await detect_url(url, timeout_s=60)
+    findings = await detect_url(url, timeout_s=HANG_S)
 
     assert (findings.protocol, findings.version, findings.trouble) == (ServerProtocol.OPENENV, shown, "")
     assert findings.capacity == Capacity(3, Finding.BY_SERVER)
     assert findings.splits == splits
     assert findings.fields == ("op", "by", "file")
     assert findings.text_field == ""  # the field accepts only values of a closed list
-    again = await detect_url(url, timeout_s=60)
+    again = await detect_url(url, timeout_s=HANG_S)
     assert again.trouble == ""  # no slot was left taken
     assert again.capacity == Capacity(3, Finding.BY_SERVER)
 
 
 async def test_an_openenv_server_without_a_refusal_holds_at_least_the_64_sessions_tried(openenv: OpenEnv) -> None:
-    findings = await detect_url(openenv("counter", NEWEST, 100), timeout_s=60)
+    findings = await detect_url(openenv("counter", NEWEST, 100), timeout_s=HANG_S)
 
     assert findings.capacity == Capacity(64, Finding.AT_LEAST)
 
@@ -189,7 +190,7 @@ async def test_an_openenv_server_without_a_refusal_holds_at_least_the_64_session
 async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
     url = openenv("riddle", NEWEST, 1)
 
-    findings = await detect_url(url, timeout_s=60)
+    findings = await detect_url(url, timeout_s=HANG_S)
 
     assert set(findings.tools) == {"echo_message", "fail", "finish"}
     assert (findings.default_tool, findings.text_field, findings.trouble) == ("", "", "")
@@ -197,7 +198,7 @@ async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
 
 
 async def test_an_areal_server_reports_its_samples_and_turns(start: Start) -> None:
-    findings = await detect_url(areal(start), timeout_s=30)
+    findings = await detect_url(areal(start), timeout_s=HANG_S)
 
     assert (findings.protocol, findings.trouble) == (ServerProtocol.AREAL, "")
     assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 100),)
@@ -208,7 +209,7 @@ async def test_an_areal_server_reports_its_samples_and_turns(start: Start) -> No
 async def test_a_static_server_is_one_worker_with_the_detected_settings(openenv: OpenEnv) -> None:
     url = openenv("counter", NEWEST, 3)
 
-    environment = environment_of("remote", url + "/", await detect_url(url, timeout_s=60))
+    environment = environment_of("remote", url + "/", await detect_url(url, timeout_s=HANG_S))
 
     assert (environment.name, environment.image, environment.command) == ("remote", STATIC_IMAGE, ())
     assert (environment.upstream_name, environment.worker_name) == ("counter", "counter")
@@ -224,7 +225,7 @@ async def test_a_server_of_no_known_protocol_is_refused_with_its_answer(start: S
     url = start(*command, ready=r"\((http://[0-9.:]+)/\)")
 
     with pytest.raises(ConfigError, match=f"^{url}: it answers HTTP, but as no ORS, OpenEnv or AReaL server: .* 404"):
-        await detect_url(url, timeout_s=10)
+        await detect_url(url, timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ async def test_detection_waits_for_a_server_that_is_not_up_yet(start: Start, tmp
 
     target, port = httpx.URL(areal(start)), reserved_port()
     async with serving(refuse, port=port):
-        looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=60))
+        looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=HANG_S))
         await asked.wait()
     async with serving(pass_on, port=port):
         assert (await looking).protocol is ServerProtocol.AREAL
@@ -263,7 +264,7 @@ async def test_a_server_is_recognized_although_its_first_tasks_fail(world: World
     """Its first tasks need values that they do not get here, but the server itself works."""
     url = official(world, "ors")
 
-    findings = await detect_url(url, timeout_s=30, environment="counter")
+    findings = await detect_url(url, timeout_s=HANG_S, environment="counter")
 
     assert findings.protocol is ServerProtocol.ORS
     assert findings.tools == ("add", "stop")
@@ -282,7 +283,7 @@ def test_the_command_writes_a_file_that_loads_and_names_the_next_command(
     assert environment.directory == path.parent
     assert environment.server == Server(url=url, ready="/health")
     assert environment == replace(
-        environment_of("remote", url, asyncio.run(detect_url(url, timeout_s=60))), directory=path.parent
+        environment_of("remote", url, asyncio.run(detect_url(url, timeout_s=HANG_S))), directory=path.parent
     )
     assert "# found: it refused concurrent session 4" in path.read_text()
     assert f"written: {path}" in done.stdout
@@ -303,7 +304,7 @@ def test_the_file_of_any_server_loads(start: Start, world: World, env: Env, tmp_
     environment = read_environment(tmp_path / "new" / "catalog" / "any" / "environment.toml")
     assert environment.server.url == url
     assert environment == replace(
-        environment_of("any", url, asyncio.run(detect_url(url, timeout_s=60))), directory=environment.directory
+        environment_of("any", url, asyncio.run(detect_url(url, timeout_s=HANG_S))), directory=environment.directory
     )
 
 

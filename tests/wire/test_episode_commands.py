@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.command import Command, Done, in_process
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folder
 
@@ -41,7 +41,7 @@ def run(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 def play(gateway: Gateway, sid: str, index: int = STEADY, *, answer: str = "right", ends: bool = True) -> None:
     """Play an episode of one step."""
     headers = {"X-Session-ID": sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
-    with httpx.Client(base_url=gateway.url, headers=headers, timeout=scaled(60), trust_env=False) as http:
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=HANG_S, trust_env=False) as http:
         body = {"env_name": "unsteady", "split": "train", "index": index}
         for path, content in (
             ("/create", body),

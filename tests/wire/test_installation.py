@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 PROJECT = Path(__file__).resolve().parents[2]
 MADE_HERE = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*_cache", "tests")
 
-pytestmark = [pytest.mark.wire, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.wire]
 
 
 def test_a_demo_installation_after_a_run_installation_prints_no_error(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_demo_installation_after_a_run_installation_prints_no_error(tmp_path: 
 
     for mode in ("run", "demo"):  # conflicts show only if packages are already installed
         done = subprocess.run(
-            ["scripts/install", mode], cwd=project, capture_output=True, text=True, timeout=scaled(300), check=False
+            ["scripts/install", mode], cwd=project, capture_output=True, text=True, timeout=COMMAND_S, check=False
         )
         assert done.returncode == 0, done.stderr
         assert not re.search(r"(?im)^\W*(?:\x1b\[[0-9;]*m)*error\b", done.stdout + done.stderr)

@@ -69,4 +69,4 @@ async def test_many_episodes_share_few_workers(target: Target) -> None:
         # The openings of the last 30 s let the pool keep one more worker than `min_workers`, which is 0.
         assert await census.count() <= 1
 
-    await eventually(surplus_is_gone, within_s=150)
+    await eventually(surplus_is_gone)

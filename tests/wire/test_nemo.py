@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.catalog import EMBEDDED, PROJECT, on_stack, serving
 from tests.wire.gateways import Gateway
@@ -74,7 +74,7 @@ async def test_the_exported_rows_play_a_group_on_their_own_tasks(gateway: Gatewa
         [*command, "--url", gateway.url, "-o", str(file)],
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]

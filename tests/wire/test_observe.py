@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.fakes.ports import reserved_port
 from tests.wire.catalog import EMBEDDED, PROJECT, serving
@@ -37,7 +37,7 @@ def gateway() -> Iterator[Gateway]:
     """A gateway that served an episode with a reward."""
     with serving(EMBEDDED, "math") as gateway:
         wish = {"env_name": "math", "split": "train", "index": 0}
-        with httpx.Client(base_url=gateway.url, headers={"X-Session-ID": "one"}, timeout=scaled(30)) as http:
+        with httpx.Client(base_url=gateway.url, headers={"X-Session-ID": "one"}, timeout=HANG_S) as http:
             assert http.post("/create", json=wish).status_code == 200
             answer = {"name": "submit", "input": {"answer": "certainly not this"}}
             assert http.post("/math/call", json=answer).status_code == 200
@@ -71,13 +71,13 @@ def prometheus(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> It
     server = ServerProcess(command, variables={}, ready=r'msg="(Server is ready)', log=folder / "log")
     try:
         server.start()
-        with httpx.Client(base_url=f"http://{address}/api/v1", timeout=scaled(30), trust_env=False) as http:
+        with httpx.Client(base_url=f"http://{address}/api/v1", timeout=HANG_S, trust_env=False) as http:
 
             def is_read() -> None:
                 targets = http.get("/targets").json()["data"]["activeTargets"]
                 assert [(one["health"], one["lastError"]) for one in targets] == [("up", "")]
 
-            eventually_now(is_read, within_s=scaled(60))
+            eventually_now(is_read)
             yield http
     finally:
         server.stop()
@@ -118,7 +118,7 @@ def test_the_rules_are_evaluated_without_an_error_and_each_says_what_to_do(prome
         rules = [rule for group in prometheus.get("/rules").json()["data"]["groups"] for rule in group["rules"]]
         assert {rule["name"]: rule["health"] for rule in rules} == dict.fromkeys((r["alert"] for r in ALERTS), "ok")
 
-    eventually_now(are_evaluated, within_s=scaled(60))
+    eventually_now(are_evaluated)
     assert [rule["alert"] for rule in ALERTS if not rule["annotations"]["action"]] == []
 
 

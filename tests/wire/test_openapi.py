@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.frontends.openapi.routes import ROUTES, Route
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.wire.catalog import EMBEDDED, serving
 from tests.wire.gateways import OPERATOR_KEY, Gateway
 
@@ -39,7 +39,7 @@ def gateway() -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def http(gateway: Gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=scaled(60)) as client:
+    with httpx.Client(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client:
         yield client
 
 
@@ -92,7 +92,7 @@ def test_no_request_gets_a_5xx_or_an_undocumented_answer(
         if known and is_valid and "X-Session-ID" in case.headers:
             case.headers["X-Session-ID"] = LIVE
         case.call_and_validate(
-            base_url=gateway.url, headers={"X-API-Key": OPERATOR_KEY}, checks=checked, timeout=scaled(60)
+            base_url=gateway.url, headers={"X-API-Key": OPERATOR_KEY}, checks=checked, timeout=HANG_S
         )
 
     send()

@@ -182,7 +182,7 @@ async def searched(play: Play, search: str) -> str:
         assert found, "the search still runs"
         return found
 
-    return await eventually(ended, within_s=60)
+    return await eventually(ended)
 
 
 async def test_no_secret_is_anywhere_in_a_box(street: Street) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.fakes.ports import reserved_port
 from tests.pages import PAGES, PROJECT, Block, blocks
@@ -29,7 +29,6 @@ README = (PROJECT / "README.md").read_text()
 USUAL = "http://127.0.0.1:8080"
 HERE = re.compile(r"\b(?:127\.0\.0\.1|localhost):8080\b")
 """Where pages say that a server listens."""
-WAIT_S = scaled(60)
 START = blocks("README.md")[0]
 """The first command of all; a fixture runs it."""
 RUN = [page for page in PAGES if any(block.is_run and block != START for block in blocks(page))]
@@ -57,8 +56,28 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         cwd=PROJECT,
     )
     gateway.start()
-    yield gateway.address
-    gateway.stop()
+    try:
+        _play_an_episode(gateway.address)  # pages list recorded episodes, whichever page comes first
+        yield gateway.address
+    finally:
+        gateway.stop()
+
+
+def _play_an_episode(url: str) -> None:
+    """Play an episode of `math` with a wrong answer, and wait until it is recorded."""
+    with httpx.Client(base_url=url, headers={"X-Session-ID": "first"}, timeout=HANG_S, trust_env=False) as http:
+        for path, body in (
+            ("/create", {"env_name": "math", "split": "train", "index": 0}),
+            ("/math/call", {"name": "submit", "input": {"answer": "none"}}),
+            ("/delete", {}),
+        ):
+            http.post(path, json=body).raise_for_status()
+
+        def is_recorded() -> None:
+            (episode,) = http.get("/admin/v1/episodes", params={"environment": "math"}).json()["episodes"]
+            assert episode["reward"] == 0.0
+
+        eventually_now(is_recorded)
 
 
 KEY = "my-secret"
@@ -102,7 +121,7 @@ def write(block: Block, folder: Path) -> None:
 
 def run(command: list[str]) -> str:
     environ = os.environ | {"NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+    done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -206,7 +225,7 @@ class Checkout:
                 assert client.connect_ex(("127.0.0.1", port)) == 0, f"{block} goes on:\n{log.read_text()}"
             return True
 
-        if eventually_now(has_ended_or_serves, within_s=60.0):
+        if eventually_now(has_ended_or_serves):
             self._address = f"127.0.0.1:{port}"
         else:
             assert process.returncode == 0, f"{block}:\n{log.read_text()}"
@@ -228,7 +247,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(WAIT_S)
+        process.wait(HANG_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -13,7 +13,7 @@ import pytest
 from openreward import AsyncOpenReward
 from openreward.api.rollouts.serializers.base import AssistantMessage, ToolCall, ToolResult, UserMessage
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folder
 from tests.wire.sdks import OPENREWARD
@@ -137,5 +137,5 @@ async def test_rollouts_need_a_trainer_s_key(gateway: Gateway) -> None:
 
 def http(gateway: Gateway, key: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        base_url=gateway.url, headers={"X-API-Key": key}, trust_env=False, verify=False, timeout=scaled(30)
+        base_url=gateway.url, headers={"X-API-Key": key}, trust_env=False, verify=False, timeout=HANG_S
     )

@@ -22,7 +22,7 @@ import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.fakes.ports import reserved_port
 from tests.fakes.raw_http import Connection, RawServer, Request
@@ -32,7 +32,6 @@ from tests.wire.targets import ONE_GATEWAY, Target, on
 
 pytestmark = pytest.mark.wire
 
-WAIT_S = scaled(120)
 KEY = "sk-of-the-test"
 MODELS = (("m", 0.25), ("m", 1.0))
 """Name and temperature of the model: those of the options, and the default temperature, which the example has."""
@@ -292,7 +291,7 @@ class Agent:
 async def ended(process: asyncio.subprocess.Process) -> Done:
     """Wait for the end of the script."""
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             stdout, stderr = await process.communicate()
     finally:
         if process.returncode is None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
 from gateway.core.errors import ConfigError
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.catalog import EMBEDDED, STACK, on_stack, serving
 from tests.wire.gateways import OPERATOR_KEY, Gateway
@@ -62,14 +62,17 @@ def written(folder: Path, task: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def added(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway:
-    """The gateway with the task `HELLO`, which the command added from its own process."""
+    """The gateway with the task `HELLO`, which the command added from its own process.
+
+    Tests that add further tasks ask for it too, so that `HELLO` is the first of its split in any order of the tests.
+    """
     program = Path(sys.executable).with_name("gateway")
     task = written(tmp_path_factory.mktemp("tasks"), HELLO)
     done = subprocess.run(
         [program, "tasks", "add", task, "--validate", *at(gateway)],
         capture_output=True,
         text=True,
-        timeout=scaled(120),
+        timeout=COMMAND_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -109,7 +112,8 @@ async def test_an_ors_client_finds_an_added_task_in_the_custom_split(added: Gate
     assert (output.reward, output.finished) == (1.0, True)
 
 
-async def test_no_client_finds_a_removed_task(gateway: Gateway, driver: Driver, tmp_path: Path) -> None:
+async def test_no_client_finds_a_removed_task(added: Gateway, driver: Driver, tmp_path: Path) -> None:
+    gateway = added
     task = {**HELLO, "id": "custom/short-lived"}
     assert command("add", written(tmp_path, task), *at(gateway)).exit_code == 0
     async with connected(driver, f"{gateway.url}/openenv/math") as client:
@@ -124,8 +128,9 @@ async def test_no_client_finds_a_removed_task(gateway: Gateway, driver: Driver, 
 
 
 async def test_a_task_beyond_its_rate_limit_is_refused_in_each_protocol(
-    gateway: Gateway, driver: Driver, tmp_path: Path
+    added: Gateway, driver: Driver, tmp_path: Path
 ) -> None:
+    gateway = added
     task = {**HELLO, "id": "custom/costly", "rate_limit": {"starts": 1, "per_s": 3600}}
     assert command("add", written(tmp_path, task), *at(gateway)).exit_code == 0
     async with connected(driver, f"{gateway.url}/openenv/math") as client:

@@ -16,7 +16,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import WIRE, short_folder
 
@@ -97,7 +97,7 @@ def test_a_terminal_shows_the_address_the_environments_a_next_command_and_one_li
     terminal.expect(r"Environments: counter, probe\.")
     command = terminal.expect(r"Try: curl (\S+) or make demo")[1]
 
-    with httpx.Client(trust_env=False, timeout=scaled(60), headers={"X-Session-ID": "one"}) as http:
+    with httpx.Client(trust_env=False, timeout=HANG_S, headers={"X-Session-ID": "one"}) as http:
         assert http.get(command).status_code == 200
         assert http.post(f"{url}/create", json={"env_name": "counter", "task_spec": {}}).status_code == 200
         assert http.post(f"{url}/delete").status_code == 200
@@ -107,4 +107,4 @@ def test_a_terminal_shows_the_address_the_environments_a_next_command_and_one_li
     assert "session_opened" not in terminal.raw
 
     terminal.process.terminate()
-    assert terminal.process.wait(scaled(60)) == 0
+    assert terminal.process.wait(HANG_S) == 0

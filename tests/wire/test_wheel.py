@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ors.client import ORS
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.pages import PROJECT
 from tests.wire.processes import ServerProcess
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.wire, pytest.mark.needs("packages")]
 def run(*command: str, cwd: Path = PROJECT, **variables: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     done = subprocess.run(
-        command, cwd=cwd, env=inherited | variables, capture_output=True, text=True, timeout=scaled(120)
+        command, cwd=cwd, env=inherited | variables, capture_output=True, text=True, timeout=COMMAND_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -36,7 +36,6 @@ def sockets() -> Iterator[str]:
         yield folder
 
 
-@pytest.mark.timeout(300)
 def test_an_installed_wheel_serves_the_environments_of_the_project_in_an_empty_folder(
     tmp_path: Path, sockets: str
 ) -> None:
@@ -52,14 +51,14 @@ def test_an_installed_wheel_serves_the_environments_of_the_project_in_an_empty_f
 
     told = run(gateway, "check", cwd=empty, **folders)
 
-    assert "│ chat" in told
-    advice = re.search(r"math: not available: it needs .*\(reasoning-gym, .*\): run `(.*)` and restart", told)
+    assert "│ math" in told
+    advice = re.search(r"game: not available: it needs .*\(textarena\): run `(.*)` and restart", told)
     assert advice is not None, told
     assert shlex.split(advice[1])[:4] == [python, "-m", "pip", "install"]
     run(*install, *shlex.split(advice[1])[4:])
     server = ServerProcess(
         [gateway, "serve"],
-        variables=folders | {"GATEWAY_PORT": "0", "GATEWAY_ENVIRONMENTS": "math", "GATEWAY_SOCKET_DIR": sockets},
+        variables=folders | {"GATEWAY_PORT": "0", "GATEWAY_ENVIRONMENTS": "math,game", "GATEWAY_SOCKET_DIR": sockets},
         ready=r"gateway_ready url=(\S+)",
         log=tmp_path / "gateway.log",
         cwd=empty,
@@ -70,7 +69,11 @@ def test_an_installed_wheel_serves_the_environments_of_the_project_in_an_empty_f
             math = client.environment("math")
             with math.session(task=math.get_task("train", 0)) as session:
                 result = session.call_tool("submit", {"answer": "40"})
+            game = client.environment("game")
+            with game.session(task=game.get_task("train", 0)) as session:
+                rules = session.get_prompt()
     finally:
         assert server.stop() == 0
     assert (result.reward, result.finished) == (1.0, True)
+    assert rules
     assert list(empty.iterdir()) == []

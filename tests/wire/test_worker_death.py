@@ -9,16 +9,13 @@ import httpx
 import pytest
 from openreward.api.environments import SessionTerminatedError
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
 from tests.wire.sdks import Client, Sdk, text
 from tests.wire.targets import BOTH_GATEWAYS, Folder, Target, on, runs_once, token, with_clients
 
 pytestmark = pytest.mark.wire
-
-DEADLINE_S = scaled(30.0)
-"""Seconds after which a missing answer counts as a client that hangs."""
 
 
 async def worker_of(target: Target, sid: str) -> str:
@@ -43,7 +40,7 @@ async def test_a_tool_whose_worker_is_killed_in_mid_call_runs_at_most_once(
     word = token()
     task = sdk.task("probe", {"folder": folder.inside})
 
-    async with client.environment("probe").session(task=task) as session, asyncio.timeout(DEADLINE_S):
+    async with client.environment("probe").session(task=task) as session, asyncio.timeout(HANG_S):
         pid = text(await session.call_tool("pid"))
         worker = await worker_of(target, session.sid)
         call = asyncio.create_task(session.call_tool("hold", {"token": word}))
@@ -63,7 +60,7 @@ async def test_a_session_is_gone_after_the_death_of_its_worker_and_the_next_sess
     probe = client.environment("probe")
     task = sdk.task("probe", {"folder": folder.inside})
 
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(HANG_S):
         async with probe.session(task=task) as session:
             pid = text(await session.call_tool("pid"))
             kill(target, await worker_of(target, session.sid), pid)
@@ -86,7 +83,7 @@ async def test_a_call_whose_worker_dies_ends_with_an_error_event(
     async with (
         episode(http, {"folder": folder.inside}) as opened,
         episode(http, {"start": 1}, environment="counter") as elsewhere,
-        asyncio.timeout(DEADLINE_S),
+        asyncio.timeout(HANG_S),
     ):
         pid = (await opened.call("pid")).text
         worker = await worker_of(target, opened.sid)
@@ -110,7 +107,7 @@ async def test_no_status_makes_a_client_repeat_a_call_that_may_have_run(
 ) -> None:
     words = [token() for _ in range(16)]
 
-    async with episode(http, {"folder": folder.inside}) as opened, asyncio.timeout(DEADLINE_S):
+    async with episode(http, {"folder": folder.inside}) as opened, asyncio.timeout(HANG_S):
         pid = (await opened.call("pid")).text
         worker = await worker_of(target, opened.sid)
         calls = [asyncio.create_task(opened.ask("hold", {"token": word})) for word in words]

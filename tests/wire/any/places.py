@@ -69,7 +69,7 @@ class Place:
                 strays = [one.name for one in self.stack.containers.list() if not _is_of(one, known)]
                 assert strays == []
 
-        await eventually(check, within_s=30)
+        await eventually(check)
 
 
 class Places(SharedServers[Place]):

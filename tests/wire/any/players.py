@@ -173,13 +173,14 @@ def areal_trainer() -> Trainer:
 def openenv_trainer(version: str, driver_of: Callable[[str], Driver]) -> Trainer:
     """Return a client of a release. The oldest release has only typed clients, without an event loop."""
     kind, mode = ("typed", "direct") if version == OLDEST else ("generic", "async")
+    driver = driver_of(version)
 
     async def check(door: Door, case: Case) -> None:
         """Check nothing: OpenEnv's clients see nothing before a reset."""
 
     @asynccontextmanager
     async def open(door: Door, by_task: bool) -> AsyncIterator[Episode]:
-        async with connected(driver_of(version), door.openenv, kind=kind, mode=mode) as client:
+        async with connected(driver, door.openenv, kind=kind, mode=mode) as client:
             first = await client.reset(split="train", index=0)
 
             async def act(action: Act) -> Seen:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.wire.any.places import Pair
 from tests.wire.gateways import TRAINER_KEYS, Gateway
@@ -25,7 +25,7 @@ from tests.wire.raw import Outcome, parse
 from tests.wire.stack import Redis
 from tests.wire.targets import Folder, Roots, World, token
 
-pytestmark = [pytest.mark.wire, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wire, pytest.mark.redis]
 
 JSON, STREAM = "application/json", "text/event-stream"
 
@@ -43,7 +43,7 @@ class Replicas:
     def client(self, gateway: Gateway, headers: Mapping[str, str]) -> httpx.Client:
         every = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"]}
         headers = every | dict(headers)
-        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60))
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=HANG_S)
 
     def post(self, gateway: Gateway, path: str, body: Any = None, **headers: str) -> httpx.Response:
         with self.client(gateway, headers) as http:
@@ -127,7 +127,7 @@ def counted(response: httpx.Response) -> str:
 def left(waits: Future[httpx.Response]) -> None:
     """Assert that a call whose gateway died gets no answer."""
     with pytest.raises(httpx.HTTPError):
-        waits.result(scaled(60))
+        waits.result(HANG_S)
 
 
 def stream(replicas: Replicas, gateway: Gateway, body: dict[str, Any]) -> Outcome:
@@ -153,7 +153,7 @@ def test_concurrent_calls_with_the_same_key_at_two_replicas_run_once(
 
     replicas.folder.open_gate(word)
 
-    assert [counted(call.result(scaled(60))) for call in calls] == ["1"] * 4
+    assert [counted(call.result(HANG_S)) for call in calls] == ["1"] * 4
     assert replicas.folder.runs(word) == 1
 
 
@@ -182,7 +182,7 @@ def test_the_key_of_a_running_call_is_refused_with_another_body_at_the_other_rep
 
     replicas.folder.open_gate(word)
     assert refused.status_code == 409
-    assert counted(runs.result(scaled(60))) == "1"
+    assert counted(runs.result(HANG_S)) == "1"
 
 
 def test_a_call_whose_replica_is_killed_has_an_unknown_outcome_and_never_runs_again(
@@ -243,8 +243,8 @@ def test_a_replica_that_stops_gracefully_lets_its_call_finish_and_keeps_the_outc
 
     replicas.folder.open_gate(word)
 
-    assert counted(runs.result(scaled(60))) == counted(attached.result(scaled(60))) == "1"
-    assert stops.result(scaled(60)) == 0
+    assert counted(runs.result(HANG_S)) == counted(attached.result(HANG_S)) == "1"
+    assert stops.result(HANG_S) == 0
     assert counted(replicas.call(replicas.b, "hold", word, key=word)) == "1"
     assert replicas.folder.runs(word) == 1
 
@@ -288,7 +288,7 @@ def test_no_call_runs_again_after_the_store_lost_its_data(replicas: Replicas, be
     replicas.folder.open_gate(runs)
 
     assert counted(again) == "1"
-    assert counted(attached.result(scaled(60))) == counted(waits.result(scaled(60))) == "1"
+    assert counted(attached.result(HANG_S)) == counted(waits.result(HANG_S)) == "1"
     assert (replicas.folder.runs(ran), replicas.folder.runs(runs)) == (1, 1)
 
 
@@ -312,10 +312,10 @@ def test_the_other_replica_waits_for_the_outcome_of_a_running_call_by_its_task_i
             while next(lines) != "event: task_id":
                 pass
             told.set_result(next(lines).removeprefix("data: "))
-            cut.wait(scaled(60))
+            cut.wait(HANG_S)
 
     runs = beside.submit(cut_stream)
-    task_id = told.result(scaled(60))
+    task_id = told.result(HANG_S)
 
     def known() -> Future[httpx.Response]:
         """Ask until the other replica knows the id. From then on it waits for the outcome."""
@@ -326,10 +326,10 @@ def test_the_other_replica_waits_for_the_outcome_of_a_running_call_by_its_task_i
 
     waits = eventually_now(known)
     cut.set()
-    runs.result(scaled(60))
+    runs.result(HANG_S)
     replicas.folder.open_gate(word)
 
-    assert counted(waits.result(scaled(60))) == "1"
+    assert counted(waits.result(HANG_S)) == "1"
     assert replicas.folder.runs(word) == 1
 
 

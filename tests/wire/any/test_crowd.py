@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from tests.fakes.eventually import eventually
 from tests.wire.any.cases import CASES
 from tests.wire.any.places import EMBEDDED, STACK, Place, on
-from tests.wire.any.players import TRAINERS, Played, at_gateway, play
+from tests.wire.any.players import TRAINERS, Played, Trainer, at_gateway, play
 from tests.wire.openenv.clients import DriverOf
 
-pytestmark = [pytest.mark.wire, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.wire]
 
 CROWD = 16
 COUNTER = CASES["openenv-counter"]
@@ -31,11 +33,18 @@ class Meeting:
             await self._barrier.wait()
 
 
-async def played_by(
+def played_by(
     client: str, place: Place, environment: str, driver_of: DriverOf, *, meeting: Meeting | None = None
-) -> Played:
-    """Win an episode of *environment* with *client*. With a *meeting*, play once all episodes are open."""
-    trainer = TRAINERS[client](driver_of)
+) -> Coroutine[Any, Any, Played]:
+    """Win an episode of *environment* with *client*. With a *meeting*, play once all episodes are open.
+
+    The client's own processes start in this call, before any client has a connection: their start blocks the event
+    loop, and the gateway closes a connection without a request after a minute.
+    """
+    return _played(TRAINERS[client](driver_of), place, environment, meeting)
+
+
+async def _played(trainer: Trainer, place: Place, environment: str, meeting: Meeting | None) -> Played:
     async with trainer.open(at_gateway(place.url, environment), False) as episode:
         if meeting is not None:
             await meeting.all_here(within_s=120)

@@ -15,7 +15,7 @@ from tests.wire.any.players import TRAINERS, at_gateway, plays_both
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, DriverOf, connected
 from tests.wire.sdks import SDKS, names, text
 
-pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wire]
 
 OF_TURN = (("ors", "areal", "openenv-0.10.0"), ("openreward", "areal", "openenv-0.2.0"))
 """Clients of all protocols: first for images with an even number, then for images with an odd number."""

@@ -60,6 +60,6 @@ async def test_an_image_without_the_gateway_is_played_by_the_clients_of_its_prot
 ) -> None:
     case = CASES[name]
     with published(f"env-gateway-test/{case.image}", case.port) as url:
-        await eventually(lambda: answers(url), within_s=60)
+        await eventually(lambda: answers(url))
         for client in case.own:
             await plays_both(TRAINERS[client](driver_of), case, Door(url, "riddles", url, url))

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from openreward.api.environments import SessionTerminatedError
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.wire.any.places import EMBEDDED, STACK, Place, on, on_rows
 from tests.wire.areal_client import ArealClient, Failed
@@ -24,10 +24,8 @@ from tests.wire.openenv.clients import OLDEST, ClientError, Driver, connected
 from tests.wire.openenv.frames import Socket, said, socket
 from tests.wire.sdks import SDKS
 
-pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wire]
 
-DEADLINE_S = scaled(60.0)
-"""Seconds after which a missing answer counts as a client that hangs."""
 NEW, OLD = "counter-brittle", "counter-brittle-020"
 """The first environment's server keeps sessions when their sockets close. In the second, a session is its socket."""
 KILLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -99,7 +97,7 @@ async def test_a_worker_killed_in_mid_call_is_an_error_for_an_ors_client(
     place: Place, environment: str, sdk: str
 ) -> None:
     tool, kill, harmless = KILLS[environment]
-    async with SDKS[sdk].connect(place.url, None) as client, asyncio.timeout(DEADLINE_S):
+    async with SDKS[sdk].connect(place.url, None) as client, asyncio.timeout(HANG_S):
         offered = client.environment(environment)
         async with offered.session(split="train", index=1) as session:
             with pytest.raises((SDKS[sdk].failed, *LOST)) as died:
@@ -120,7 +118,7 @@ async def test_a_worker_killed_in_mid_step_is_500_for_an_areal_client(
     place: Place, environment: str, text: str
 ) -> None:
     client = ArealClient(f"{place.url}/areal/{environment}")
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(HANG_S):
         episode = (await client.start(1))["episode_id"]
         with pytest.raises(Failed) as died:
             await client.step(episode, text)
@@ -136,7 +134,7 @@ async def test_a_worker_killed_in_mid_step_is_500_for_an_areal_client(
 
 async def called(place: Place, environment: str, sid: str, tool: str, arguments: dict[str, Any]) -> httpx.Response:
     """Call a tool with a plain HTTP request: one of the clients sends no call in a session that is gone."""
-    async with httpx.AsyncClient(base_url=place.url, verify=False, trust_env=False, timeout=DEADLINE_S) as http:
+    async with httpx.AsyncClient(base_url=place.url, verify=False, trust_env=False, timeout=HANG_S) as http:
         body = {"name": tool, "input": arguments}
         return await http.post(f"/{environment}/call", json=body, headers={"X-Session-ID": sid})
 

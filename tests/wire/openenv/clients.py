@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
@@ -23,8 +23,6 @@ NEWEST = "0.10.0"
 FIRST_ASYNC = "0.2.3"
 OLDEST = "0.2.0"
 """A release with only synchronous, typed clients, which ignore headers."""
-ANSWER_S = scaled(90.0)
-"""Seconds for an answer: longer than the clients' own 60 s."""
 
 
 class ClientError(Exception):
@@ -45,7 +43,7 @@ def python_of(version: str) -> str:
 def _venvs() -> Path:
     """Create the missing venvs of all releases."""
     # Uses the same path as scripts/test: the script's stamp contains the path, and another path creates all venvs anew.
-    subprocess.run(["scripts/openenv-clients"], cwd=PROJECT, check=True, timeout=scaled(600))
+    subprocess.run(["scripts/openenv-clients"], cwd=PROJECT, check=True, timeout=COMMAND_S)
     return PROJECT / ".venv-openenv"
 
 
@@ -69,7 +67,7 @@ class Driver:
         ready = self._waiting[0]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert ready.result(ANSWER_S) == "ready"
+        assert ready.result(HANG_S) == "ready"
 
     async def ask(self, client: str, do: str, **more: Any) -> Any:
         """Let *client* do something, and return the result.
@@ -87,13 +85,13 @@ class Driver:
                 self._process.stdin.flush()
             except BrokenPipeError:
                 raise ClientError("DriverEnded", "the process of this client has ended") from None
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(HANG_S):
             return await asyncio.wrap_future(answer)
 
     def kill(self) -> None:
         """Kill the process like a power failure: only the kernel closes its sockets."""
         self._process.kill()
-        self._process.wait(scaled(20))
+        self._process.wait(HANG_S)
 
     def close(self) -> None:
         """End the process with all its clients."""
@@ -101,10 +99,10 @@ class Driver:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                self._process.wait(scaled(20))
+                self._process.wait(HANG_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-        self._reader.join(scaled(20))
+        self._reader.join(HANG_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

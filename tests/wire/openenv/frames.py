@@ -11,9 +11,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.deadlines import scaled
-
-REPLY_S = scaled(60.0)
+from tests.deadlines import HANG_S
 
 
 class Socket:
@@ -27,7 +25,7 @@ class Socket:
 
     async def reply(self) -> dict[str, Any]:
         """Return the next frame."""
-        async with asyncio.timeout(REPLY_S):
+        async with asyncio.timeout(HANG_S):
             frame = await self.inner.recv()
         assert isinstance(frame, str), "frames are text"
         reply: dict[str, Any] = json.loads(frame)
@@ -48,7 +46,7 @@ class Socket:
 
     async def closed(self) -> int:
         """Return the code with which the server closes the socket, and assert that no frame comes before."""
-        async with asyncio.timeout(REPLY_S):
+        async with asyncio.timeout(HANG_S):
             try:
                 frame = await self.inner.recv()
             except ConnectionClosed as closed:

@@ -15,7 +15,7 @@ import docker
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.images import built_once, files_of
 from tests.runner.shared import SharedServers
 from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
@@ -66,7 +66,7 @@ class Place:
 
     def http(self, environment: str = "counting") -> httpx.AsyncClient:
         """Return a plain HTTP client for the environment's base URL."""
-        return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=scaled(90))
+        return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=HANG_S)
 
 
 class Servers(SharedServers[Place]):

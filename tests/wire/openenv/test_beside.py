@@ -8,7 +8,7 @@ import sysconfig
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.wire.catalog import PROJECT
 from tests.wire.openenv.clients import NEWEST, python_of
 
@@ -44,7 +44,7 @@ def test_openenv_core_tasks_is_the_gateways_and_the_rest_of_the_package_is_offic
         [python_of(NEWEST), "-W", "ignore", "-c", PROGRAM, *paths],
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
         check=False,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.wire.gateways import OPERATOR_KEY, Gateway, short_folder
 from tests.wire.openenv.clients import (
     FIRST_ASYNC,
@@ -57,9 +57,7 @@ def target(result: dict[str, Any]) -> int:
 @contextlib.asynccontextmanager
 async def operating(url: str) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
-    ) as http:
+    async with httpx.AsyncClient(base_url=url, headers=headers, verify=False, trust_env=False, timeout=HANG_S) as http:
         yield http
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.openenv.clients import OLDEST, ClientError, Driver, connected
@@ -251,7 +251,7 @@ async def test_a_session_is_known_at_every_replica(place: Place) -> None:
     second.start()
     try:
         here, there = place.url(), f"{second.url}/k/{ALICE}/openenv/counting"
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=scaled(60)) as http:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=HANG_S) as http:
             body = {"jsonrpc": "2.0", "method": "openenv/session/create", "params": {}, "id": 1}
             session = (await http.post(f"{here}/mcp", json=body)).json()["result"]["session_id"]
             call = {"name": "act", "arguments": {"op": "inc"}, "session_id": session}

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.wire.any.places import Pair
 from tests.wire.gateways import TRAINER_KEYS, Gateway
@@ -67,7 +67,7 @@ class Episode:
 
     def _client(self, gateway: Gateway) -> httpx.Client:
         headers = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
-        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60))
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")

@@ -212,10 +212,8 @@ async def test_an_opening_that_is_cancelled_at_any_moment_leaves_no_session(vers
                 if opening.cancelled():
                     assert await replica.upstream.close(session, WHERE) is None
                 else:
-                    assert (
-                        await replica.upstream.close(replica.handles.opened(session, opening.result()), WHERE)
-                        is not None
-                    )
+                    opened = replica.handles.opened(opening.result())
+                    assert await replica.upstream.close(opened, WHERE) is not None
             last = await replica.opened(started.session(), WHERE)
             assert await value(replica, last) == 0
             await replica.upstream.close(last, WHERE)

@@ -30,11 +30,11 @@ from gateway.sessions.cache import session_id
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.replica_client import ReplicaClient
 from gateway.upstreams.transport import HttpTransport
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.fakes.replicas import SECRET, served
 from tests.wire.gateways import short_folder
 from tests.wire.openenv.clients import HERE, NEWEST, python_of
-from tests.wire.processes import START_S, STOP_S
 
 OLDEST, OLDER = "0.2.0", "0.2.3"
 RELEASES = (OLDEST, OLDER, NEWEST)
@@ -89,7 +89,7 @@ class Launcher:
         """End the process with all its servers."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(STOP_S)
+        self._process.wait(HANG_S)
 
 
 class ForkedServer:
@@ -99,7 +99,7 @@ class ForkedServer:
         self._log = folder / "log"
         self._launcher = launcher
         launcher.fork(kind, capacity, log=self._log, path=str(folder / "s") if on_socket else "")
-        pid, self.address = eventually_now(self._started, within_s=START_S)
+        pid, self.address = eventually_now(self._started)
         self._pidfd = os.pidfd_open(pid)
 
     @property
@@ -111,7 +111,7 @@ class ForkedServer:
         """Kill the server without a chance to clean up, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        ended, _, _ = select.select([self._pidfd], [], [], STOP_S)
+        ended, _, _ = select.select([self._pidfd], [], [], HANG_S)
         assert ended, "the server did not end"
 
     def close(self) -> None:
@@ -199,9 +199,9 @@ class Handles:
         self.sessions: dict[SessionId, Session] = {}
         self.rebound = 0
 
-    def opened(self, session: Session, handle: str) -> Session:
-        self.sessions[session.id] = found = replace(session, handle=handle)
-        return found
+    def opened(self, session: Session) -> Session:
+        self.sessions[session.id] = session
+        return session
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
         known = self.sessions.get(id)
@@ -228,8 +228,7 @@ class Replica:
 
     async def opened(self, session: Session, where: Environment, **setup: Any) -> Session:
         """Open *session* and return it as the store has it."""
-        handle = await self.upstream.open(session, where, SessionSetup(**({"spec": {}} | setup)))
-        return self.handles.opened(session, handle)
+        return self.handles.opened(await self.upstream.open(session, where, SessionSetup(**({"spec": {}} | setup))))
 
 
 @asynccontextmanager

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from env_gateway_client import AsyncGateway, Gateway, Timeouts
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire import gateways
 from tests.wire.targets import Folder, Target, World, gateway_target
 
 PROJECT = Path(__file__).resolve().parents[2]
-QUICK = Timeouts(request_s=scaled(60), open_s=scaled(60), call_s=scaled(60), close_s=scaled(60), reconnect_s=scaled(60))
+QUICK = Timeouts(request_s=HANG_S, open_s=HANG_S, call_s=HANG_S, close_s=HANG_S, reconnect_s=HANG_S)
 """Limits after which a test that hangs fails."""
 
 

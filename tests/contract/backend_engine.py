@@ -19,11 +19,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
-
-STARTS_S = 60.0
-ENDS_S = scaled(30.0)
+from tests.runner import logs
 
 
 class OwnEngine:
@@ -44,6 +42,7 @@ class OwnEngine:
         meeting = ["--pidfile", str(self._run / "docker.pid"), "-H", self.url]
         alone = ["--bridge=none", "--iptables=false", "--ip-forward=false", f"--cgroup-parent=/{self._run.name}"]
         with self._log.open("ab") as log:
+            logs.follow(self._log)
             self._process = subprocess.Popen(
                 ["unshare", "-m", "--propagation", "private", "-n", "dockerd", *folders, *meeting, *alone],
                 stdin=subprocess.DEVNULL,
@@ -51,7 +50,7 @@ class OwnEngine:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually_now(self._expect_answer, within_s=STARTS_S)
+        eventually_now(self._expect_answer)
 
     def hang(self) -> None:
         """Suspend the engine until `go_on`: it accepts connections and does not answer."""
@@ -84,14 +83,14 @@ class OwnEngine:
                 client.remove_container(entry["Id"], force=True, v=True)
         self._process.terminate()
         try:
-            self._process.wait(ENDS_S)
+            self._process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
     @contextmanager
     def client(self) -> Iterator[docker.APIClient]:
-        client = docker.APIClient(base_url=self.url, version="auto", timeout=int(scaled(60)))
+        client = docker.APIClient(base_url=self.url, version="auto", timeout=HANG_S)
         try:
             yield client
         finally:

@@ -33,7 +33,7 @@ from tests.contract.backend_world import (
     processes_with,
     run_inside,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.images import built_once
 
 
@@ -57,7 +57,7 @@ def tasks_dir() -> Iterator[Path]:
 def docker_engine() -> Iterator[docker.APIClient]:
     """The real engine. Without it tests are skipped, or fail in CI."""
     try:
-        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=int(scaled(60)))
+        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=HANG_S)
     except DockerException as error:
         if os.environ.get("CI"):
             raise

@@ -33,14 +33,14 @@ from tests.contract.backend_world import (
     remove_folders,
     remove_labelled,
 )
+from tests.deadlines import HANG_S
 
 TCP_SERVER = Path(__file__).with_name("backend_tcp_server.py")
 FORWARDER = Path(__file__).parents[2] / "env_images" / "base" / "envserver" / "forwarder.py"
 PORT = 8000
-SILENCE_S = 5.0
 
 
-async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -> str:
+async def ask(address: str, request: Request, *, silence_s: float = HANG_S) -> str:
     """Send *request* to a worker as the gateway does. Return the body of the response."""
     node = parse_address(address).node
     relay = HttpTransport(dial=DIALERS[node].dial if node else None)

@@ -22,7 +22,7 @@ from gateway.core.environment import CustomTasks, Environment, Limits
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 T = TypeVar("T")
 
@@ -32,13 +32,11 @@ BASE_IMAGES = ("env-gateway/debian-python:trixie", "env-gateway/python:with-ca",
 ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SOCKETS_ON_NODES: dict[str, Path] = {}
 """The folder on this machine of the workers whose addresses name a node, by the node's id."""
-EVENTUALLY_S = scaled(20.0)
-"""Seconds that a test waits for an event. Only a failing test waits this long."""
 
 
 async def eventually(check: Callable[[], Awaitable[T]]) -> T:
     """Call *check* repeatedly until its result is true, and return it. Fail after a deadline."""
-    async with asyncio.timeout(EVENTUALLY_S):
+    async with asyncio.timeout(HANG_S):
         while True:
             if result := await check():
                 return result

@@ -25,6 +25,8 @@ from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.redis.sessions import RedisStore
 from tests.fakes.clock import Clock
+from tests.fakes.eventually import until_now
+from tests.runner import logs
 
 MATH = EnvironmentName("math")
 CODING = EnvironmentName("coding")
@@ -103,7 +105,8 @@ class RedisServer:
         self.socket = directory / "redis.sock"
         self._keeps_all = keeps_all
         self._directory = directory
-        self._process: subprocess.Popen[str] | None = None
+        self._log = directory / "redis.log"
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -113,12 +116,14 @@ class RedisServer:
         """Start the server and wait until it accepts connections."""
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._directory)]
         command += ["--save", "", "--appendonly", "yes" if self._keeps_all else "no", "--appendfsync", "always"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if "eady to accept connections" in line:
-                return
-        raise AssertionError("redis-server ended before it took connections")
+        with self._log.open("ab") as log:
+            logs.follow(self._log)
+            began_at = log.tell()
+            self._process = process = subprocess.Popen(command, stdout=log)
+        until_now(
+            lambda: process.poll() is not None or b"eady to accept connections" in self._log.read_bytes()[began_at:]
+        )
+        assert process.poll() is None, "redis-server ended before it took connections"
 
     def stop(self) -> None:
         """Kill the server, as a crash would: unsaved data are lost."""
@@ -126,8 +131,6 @@ class RedisServer:
             return
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
         self._process = None
 
     def save(self) -> None:

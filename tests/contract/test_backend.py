@@ -28,7 +28,7 @@ from tests.contract.backend_world import (
     socket_of,
     worker_of,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
@@ -199,7 +199,7 @@ async def test_a_worker_that_dies_immediately_is_reported_with_its_last_log_line
     else:
         last_words, left = await world.backend.logs(worker.id), True
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert (await anext(deaths)).id == worker.id
     assert "the worker cannot go on" in (last_words or await world.backend.logs(worker.id))
     await found_running(world, {worker.id: False} if left else {})
@@ -213,7 +213,7 @@ async def test_a_killed_worker_is_among_the_deaths(world: World) -> None:
 
     await world.kill(id, address)
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     assert (death.id, death.reason) == (id, CloseReason.WORKER_LOST)
     assert "SIGKILL" in death.detail or "137" in death.detail
@@ -227,7 +227,7 @@ async def test_every_follower_is_notified_of_a_death(world: World) -> None:
 
     await world.kill(id, address)
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert [(await anext(follower)).id for follower in followers] == [id, id, id]
 
 
@@ -238,7 +238,7 @@ async def test_following_deaths_ends_when_the_backend_closes(world: World) -> No
 
     await world.backend.aclose()
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert await following == []
 
 
@@ -319,7 +319,7 @@ async def test_a_killed_paused_worker_is_among_the_deaths_and_cannot_be_resumed(
 
     await kill()
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert (await anext(deaths)).id == id
     with pytest.raises(BackendError):
         await world.backend.resume(id)

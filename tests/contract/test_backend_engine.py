@@ -27,7 +27,7 @@ from tests.contract.backend_world import (
     labelled,
     worker_of,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -142,7 +142,7 @@ async def test_a_death_while_the_engine_hangs_is_reported_when_the_engine_resume
     await eventually(silent)
     engine.go_on()
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     assert (death.id, death.reason) == (id, CloseReason.WORKER_LOST)
 
@@ -163,7 +163,7 @@ async def test_after_an_engine_was_killed_and_started_again_found_is_right_and_d
         await world.backend.found()
     await asyncio.to_thread(engine.start)
 
-    async with asyncio.timeout(scaled(30)):
+    async with asyncio.timeout(HANG_S):
         told = {(await anext(deaths)).id, (await anext(deaths)).id}
     assert told == {one, other}
     assert {entry.id: entry.running for entry in await world.backend.found()} == {one: False, other: False}

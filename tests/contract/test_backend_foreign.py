@@ -14,7 +14,7 @@ from gateway.core.ports.transport import Request
 from gateway.core.session import CloseReason
 from tests.contract.backend_foreign_world import ForeignWorld, ask, healthy, run_inside
 from tests.contract.backend_world import eventually, new_id, worker_of
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
 
@@ -119,7 +119,7 @@ async def test_a_killed_third_party_worker_is_among_the_deaths(run_world: Foreig
     assert run_world.kill is not None
     await run_world.kill(id, address)
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert (await anext(deaths)).id == id
 
     async def seen() -> bool:
@@ -139,7 +139,7 @@ async def test_a_third_party_worker_that_takes_too_much_memory_is_one_death_with
 
     eating = asyncio.create_task(run_inside(address, "x = bytearray(2**30); x[::4096] = b'x' * len(x[::4096])"))
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     await asyncio.wait({eating})
     assert (death.id, death.reason) == (id, CloseReason.OUT_OF_MEMORY)
@@ -147,7 +147,7 @@ async def test_a_third_party_worker_that_takes_too_much_memory_is_one_death_with
     await foreign_docker_world.backend.stop(id)  # which ends the forwarder
     assert foreign_docker_world.kill is not None
     await foreign_docker_world.kill(other, other_address)
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     assert (death.id, death.reason) == (other, CloseReason.WORKER_LOST)
 
@@ -163,11 +163,11 @@ async def test_a_third_party_worker_that_dies_immediately_is_reported_with_its_l
         await run_world.backend.start(worker, environment)
     except StartFailed as error:
         last_words = str(error)
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             assert (await anext(deaths)).id == worker.id
         assert run_world.left() == []
     else:
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             assert (await anext(deaths)).id == worker.id
         last_words = await run_world.backend.logs(worker.id)
 
@@ -248,7 +248,7 @@ async def test_following_deaths_ends_when_the_backend_closes(foreign_world: Fore
 
     await foreign_world.backend.aclose()
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert await following == []
 
 

@@ -28,7 +28,7 @@ from tests.contract.store_worlds import (
     waiting,
 )
 from tests.contract.store_worlds import worker as starting
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -62,7 +62,7 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
     left = set(tasks)
     while left:
         await end(store, holder)
-        done, left = await asyncio.wait(left, timeout=scaled(30), return_when=asyncio.FIRST_COMPLETED)
+        done, left = await asyncio.wait(left, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
         (task,) = done
         holder = task.result()
         order.append(holder.id)
@@ -72,7 +72,7 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
 
 async def told(claim: asyncio.Task[Session]) -> Session:
     """Return the result of a claim that must be notified, without its replica's own polling."""
-    await asyncio.wait({claim}, timeout=scaled(10))
+    await asyncio.wait({claim}, timeout=HANG_S)
     if not claim.done():
         await hung_up([claim])
         raise AssertionError("nobody told it")
@@ -93,7 +93,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
 async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
     """Return the error of a claim, or None. The claim must not wait."""
     task = asyncio.ensure_future(claim)
-    await asyncio.wait({task}, timeout=scaled(10))
+    await asyncio.wait({task}, timeout=HANG_S)
     if not task.done():
         await hung_up([task])
         raise AssertionError("the claim waits")
@@ -148,9 +148,7 @@ async def test_owners_that_claim_again_after_each_service_do_not_starve_another(
 
     for n in range(1, 10):
         await end(store, holder)
-        done, _ = await asyncio.wait(
-            [*patient, *tasks.values()], timeout=scaled(30), return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait([*patient, *tasks.values()], timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
         (task,) = done
         holder = task.result()
         order.append(holder.owner)

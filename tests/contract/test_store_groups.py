@@ -28,7 +28,7 @@ from tests.contract.store_worlds import (
     queued,
     waiting,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -55,7 +55,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
 
 async def at_once(store: Store, wish: SessionRequest) -> Session:
     """Return the session of *wish*, which may wait but finds a slot."""
-    async with asyncio.timeout(scaled(10)):
+    async with asyncio.timeout(HANG_S):
         return await store.claim(wish, wait_s=LONG_S)
 
 
@@ -70,7 +70,7 @@ async def is_refused(store: Store, wish: SessionRequest) -> bool:
 
 async def granted(tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
     """Return the sorted ids of the granted claims. All *tasks* must end; a grant may still be on its way."""
-    await asyncio.wait(tasks, timeout=scaled(10))
+    await asyncio.wait(tasks, timeout=HANG_S)
     assert all(task.done() for task in tasks), "some still wait"
     return sorted(task.result().id for task in tasks)
 
@@ -300,7 +300,7 @@ async def _served(store: Store, tasks: dict[str, asyncio.Task[Session]], before:
     order = [before]
     while len(order) <= count:
         await end(store, order[-1])
-        done, _ = await asyncio.wait(tasks.values(), timeout=scaled(10), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks.values(), timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
         [session] = [task.result() for task in done]
         del tasks[session.id]
         order.append(session)

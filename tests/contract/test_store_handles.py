@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from gateway.core.errors import PoolExhausted
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CapacityWanted, CloseReason, Notice, Session, SessionState
+from gateway.core.session import CapacityWanted, CloseReason, Session, SessionState
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     MATH,
-    TURNS,
     World,
     add_ready,
     end,
@@ -37,7 +35,7 @@ async def with_handle(store: Store, id: str = "s1", handle: str = HANDLE, *, idl
     """Return an open session with a handle."""
     wish = opening(id, idle_s=idle_s)
     await store.claim(wish, wait_s=0)
-    return await store.opened(wish.id, wish.lease, handle=handle)
+    return await store.opened(wish.id, wish.lease, handle=handle, scorer="5" * 64)
 
 
 async def slots_of(store: Store, id: WorkerId = W1) -> tuple[int, int]:
@@ -103,7 +101,7 @@ async def test_a_session_that_is_already_open_keeps_its_handle(store: Store) -> 
     assert await store.find(session.id) == session
 
 
-async def test_a_successor_does_not_have_the_handle_of_its_predecessor(store: Store) -> None:
+async def test_a_successor_has_neither_handle_nor_scorer_of_its_predecessor(store: Store) -> None:
     await add_ready(store, slots=2)
     first, second = await with_handle(store, "s1"), await with_handle(store, "s2")
     await store.begin_close(first.id, CloseReason.DELETED)
@@ -115,8 +113,8 @@ async def test_a_successor_does_not_have_the_handle_of_its_predecessor(store: St
     assert of_same_id is not None
     assert of_other_id is not None
     for begun in (of_same_id, of_other_id):
-        assert begun.handle == ""
-        assert (await store.find(begun.id)).handle == ""
+        assert (begun.handle, begun.scorer) == ("", "")
+        assert await store.find(begun.id) == begun
 
 
 async def test_an_id_that_is_claimed_again_does_not_have_the_handle_of_its_first_session(store: Store) -> None:
@@ -370,27 +368,30 @@ async def test_a_draining_worker_that_is_limited_stays_draining(store: Store) ->
         await store.claim(opening("s2"), wait_s=0)
 
 
-async def heard(notices: AsyncIterator[Notice]) -> list[Notice]:
-    """Return the next notice, or an empty list if none comes soon."""
-    first = asyncio.ensure_future(anext(notices))
-    for _ in range(TURNS):
-        if first.done():
-            return [first.result()]
-        await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.wait({first})
-    return []
+async def test_a_session_keeps_the_scorer_that_it_was_opened_with(store: Store) -> None:
+    await add_ready(store)
+    wish = opening("s1")
+    await store.claim(wish, wait_s=0)
+
+    session = await store.opened(wish.id, wish.lease, scorer="5" * 64)
+    again = await store.opened(wish.id, wish.lease, scorer="6" * 64)
+    closing = await store.begin_close(wish.id, CloseReason.DELETED)
+
+    assert session.scorer == again.scorer == "5" * 64
+    assert closing is not None
+    assert closing.scorer == "5" * 64
 
 
 async def test_a_limit_notifies_that_capacity_is_wanted_if_claims_wait(store: Store) -> None:
     await add_ready(store, slots=2)
     await opened(store, opening("s1"))
     await opened(store, opening("s2"))
-    waits = await queued(store, opening("s3"))
     notices = store.notices()
+    waits = await queued(store, opening("s3"))
+    assert await anext(notices) == CapacityWanted(MATH)
 
     await store.limit_worker(W1, 1)
 
-    assert await heard(notices) == [CapacityWanted(MATH)]
+    assert await anext(notices) == CapacityWanted(MATH)
     waits.cancel()
     await asyncio.wait({waits})

@@ -43,7 +43,7 @@ from tests.contract.store_worlds import (
     opening,
 )
 from tests.contract.store_worlds import worker as a_worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -835,7 +835,7 @@ class StoreMachine(RuleBasedStateMachine):
                 continue
             # Served or expired: the model knows which, and the claim must know it soon.
             del self.claims[lease]
-            self.run(asyncio.wait({task}, timeout=scaled(5)))
+            self.run(asyncio.wait({task}, timeout=HANG_S))
             assert task.done(), "a claim was settled and not woken"
             outcome = task.exception() or task.result()
             if isinstance(outcome, Session):

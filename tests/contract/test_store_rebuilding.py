@@ -91,9 +91,10 @@ async def test_openings_wait_until_the_store_is_rebuilt_and_are_then_served_in_o
     with pytest.raises(PoolExhausted):
         await lost.claim(opening("s0"), wait_s=0)
 
-    tasks = [await queued(lost, opening(f"s{n}")) for n in range(3)]
-    assert await held(lost) == {"w1": 0}
     notices = lost.notices()
+    tasks = [await queued(lost, opening(f"s{n}")) for n in range(3)]
+    assert [await anext(notices) for _ in tasks] == [CapacityWanted(MATH)] * 3
+    assert await held(lost) == {"w1": 0}
     await lost.rebuilt(fence=0)
 
     assert [(await task).id for task in tasks[:2]] == ["s0", "s1"]
@@ -103,7 +104,7 @@ async def test_openings_wait_until_the_store_is_rebuilt_and_are_then_served_in_o
 
 
 async def test_a_known_session_works_before_the_store_is_rebuilt_and_its_slot_stays_reserved(lost: Store) -> None:
-    session = served(opening("s1"), handle="here")
+    session = replace(served(opening("s1"), handle="here"), scorer="5" * 64)
     await lost.adopt(running(), [session], fence=0)
     task = await queued(lost, opening("s2"))
 

@@ -40,7 +40,7 @@ from tests.contract.store_worlds import (
     served,
     waiting,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 
 pytest_plugins = ["tests.contract.store_fixtures"]
@@ -435,7 +435,7 @@ async def test_slots_are_leased_once_even_if_redis_is_killed_repeatedly_under_lo
         await until(lambda few=few: done >= few)  # type: ignore[misc]  # mypy sees no default here
         await restart(mortal)
         await insisted(lambda: stores[0].rebuilt(fence=0))
-    await asyncio.wait(episodes, timeout=scaled(60))
+    await asyncio.wait(episodes, timeout=HANG_S)
 
     assert [task.exception() for task in episodes] == [None] * 150
     assert most <= slots
@@ -451,7 +451,7 @@ async def insisted(ask: Callable[[], Awaitable[T]]) -> T:
         except StoreUnavailable as exc:
             raise AssertionError("the store does not answer") from exc
 
-    return await eventually(asked, within_s=40)
+    return await eventually(asked)
 
 
 async def claimed(store: Store, wish: SessionRequest) -> Session:

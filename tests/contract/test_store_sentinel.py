@@ -21,7 +21,7 @@ from gateway.core.session import SessionState
 from gateway.stores.redis.sentinel import Master, MasterPool
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.sentinels import SERVICE, Failover
 
@@ -82,7 +82,7 @@ async def test_sessions_and_waiting_claims_outlive_the_master(servers: Failover,
     assert (await store.find(session.id)).state is SessionState.OPEN
     assert await waiting(store) == 1
     await end(store, session)
-    await asyncio.wait({waits}, timeout=scaled(20))
+    await asyncio.wait({waits}, timeout=HANG_S)
     assert waits.result().id == "waits", "it heard of it from the new master"
 
 
@@ -109,14 +109,14 @@ async def test_connections_in_use_leave_a_former_master_that_resumes(tmp_path: P
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(servers.stop)
         servers.start()
-        options = {"retry": Retry(NoBackoff(), 0), "protocol": 2, "socket_timeout": scaled(60)}
+        options = {"retry": Retry(NoBackoff(), 0), "protocol": 2, "socket_timeout": HANG_S}
         master = Master(servers.url, max_connections=4, options=options)
         stack.push_async_callback(master.aclose)
         stack.push_async_callback(master.client.aclose)
         pubsub = master.client.pubsub()
         stack.push_async_callback(pubsub.aclose)
         await pubsub.subscribe("news")
-        await pubsub.get_message(timeout=scaled(20))
+        await pubsub.get_message(timeout=HANG_S)
         await master.client.ping()
 
         silent = servers.pause()
@@ -126,7 +126,7 @@ async def test_connections_in_use_leave_a_former_master_that_resumes(tmp_path: P
         await eventually(lambda: at(master, servers.master))
         servers.go_on(silent)
 
-        await asyncio.wait({write}, timeout=scaled(20))
+        await asyncio.wait({write}, timeout=HANG_S)
         assert isinstance(write.exception(), RedisConnectionError), "it did not run on the former master"
         await master.client.set("written", "after it")
         with servers.client(servers.master) as client:

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 PROGRAM = Path(__file__).with_name("dashboard_browsing.py")
 
@@ -24,10 +24,10 @@ def browse(url: str, key: str, screenshots: Path, plan: dict[str, Any]) -> dict[
     command += ["--entrypoint", "python3", "env-gateway/browser:latest", "/program.py", url, key, "/screenshots"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(plan), capture_output=True, text=True, check=False, timeout=scaled(240)
+            command, input=json.dumps(plan), capture_output=True, text=True, check=False, timeout=COMMAND_S
         )
     finally:
-        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=scaled(60))
+        subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

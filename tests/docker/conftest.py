@@ -14,7 +14,7 @@ from gateway.node.gate import Gate
 from gateway.node.policy import Rules
 from gateway.node.serve import serving_gate
 from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 
 @pytest.fixture
@@ -45,6 +45,6 @@ async def gate(gate_socket: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the gate."""
     transport = httpx.AsyncHTTPTransport(uds=str(gate_socket), verify=False)
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://gate", timeout=scaled(60), trust_env=False
+        transport=transport, base_url="http://gate", timeout=HANG_S, trust_env=False
     ) as client:
         yield client

@@ -12,23 +12,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
+from tests.fakes.eventually import eventually_now
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
 NODES = ("node1", "node2", "node3")
-COMMAND_S = scaled(180.0)
-"""Seconds of the longest command: `up`, or `load` of some hundred MB. The script's own deadlines are shorter."""
-ENGINE_S = int(scaled(100))
-"""Seconds of the longest answer or program in a container: machines may learn each other's names 30 s late."""
-ELECTION_S = scaled(60.0)
-"""Seconds for an election. One takes 10 to 20 s, and a busy machine may need several."""
 NO_LEADER = "The swarm does not have a leader"
 
 LOCKS = Path("/var/lib/swarm-lab")
@@ -48,7 +44,7 @@ ip link add name probe-vx type vxlan id 7 dstport 4789 remote 192.0.2.1
 def expect_namespaces() -> None:
     """Skip a test that needs a lab where machines cannot have networks of their own. With CI set, fail instead."""
     command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-ec", PROBE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(30), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
     if done.returncode:
         why = f"no namespaces, bridge, veth or vxlan here: {done.stderr.strip()[:200]}"
         if os.environ.get("CI"):
@@ -107,7 +103,7 @@ class Lab:
         On a busy machine the managers miss each other's heartbeats and elect a leader again. A command that is refused
         meanwhile has no effect, so this method repeats it, as an operator would.
         """
-        deadline = time.monotonic() + ELECTION_S
+        deadline = time.monotonic() + HANG_S
         while True:
             done = subprocess.run(
                 ["docker", "--host", self.url(node), *command],
@@ -129,7 +125,7 @@ class Lab:
     @contextmanager
     def engine(self, node: str) -> Iterator[docker.APIClient]:
         """A client of a machine's engine."""
-        client = docker.APIClient(base_url=self.url(node), version="auto", timeout=ENGINE_S)
+        client = docker.APIClient(base_url=self.url(node), version="auto", timeout=HANG_S)
         try:
             yield client
         finally:
@@ -194,7 +190,7 @@ def filter_rules(lab: Lab) -> list[str]:
 
     Concurrent tests create their own networks, whose bridges are named ``br-…``, and publish ports in them.
     """
-    listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=scaled(30)).stdout
+    listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=COMMAND_S).stdout
     rules = (line for line in listed.splitlines() if line.startswith("-A"))
     return [rule for rule in rules if lab.net in rule or lab.name in rule or not re.search(r" br-|--dport", rule)]
 
@@ -215,17 +211,26 @@ def read(path: Path) -> str:
         return ""
 
 
-def sees(engine: docker.APIClient, image: str, *, network: str, program: str, arguments: list[Any]) -> str:
-    """Run a Python *program* in its own container in *network*. Return its output."""
-    container = engine.create_container(
-        image,
-        command=["-c", program, *map(str, arguments)],
-        entrypoint=["python3"],
-        host_config=engine.create_host_config(network_mode=network),
-    )["Id"]
+def _started(engine: docker.APIClient, image: str, network: str, command: list[str]) -> str:
+    """Start Python with these arguments. Raises ``AssertionError`` while the engine gives the network up.
+
+    An engine gives an overlay network up after its last container in it has ended, which takes a moment.
+    """
+    host = engine.create_host_config(network_mode=network)
+    container: str = engine.create_container(image, command=command, entrypoint=["python3"], host_config=host)["Id"]
     try:
         engine.start(container)
-        status = engine.wait(container, timeout=ENGINE_S)["StatusCode"]
+    except docker.errors.NotFound as error:
+        engine.remove_container(container, force=True)
+        raise AssertionError(error) from error
+    return container
+
+
+def sees(engine: docker.APIClient, image: str, *, network: str, program: str, arguments: list[Any]) -> str:
+    """Run a Python *program* in its own container in *network*. Return its output."""
+    container = eventually_now(partial(_started, engine, image, network, ["-c", program, *map(str, arguments)]))
+    try:
+        status = engine.wait(container, timeout=HANG_S)["StatusCode"]
         printed: str = engine.logs(container).decode()
         assert status == 0, printed
         return printed.strip()

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.wire.raw import create, new_sid, parse
 
 TURNS = 500
 PAUSE_S = 2.0
 """Seconds between two steps of a session. One machine runs all machines of the cluster."""
-STEP_S = scaled(60.0)
 ENVIRONMENT = "game"
 TASK = {
     "id": "walk",
@@ -76,19 +75,18 @@ class Players:
         self._tasks += [asyncio.ensure_future(self._play(player)) for player in players]
         return list(players)
 
-    async def go_on(self, *, steps: int = 3, within_s: float = 90) -> None:
+    async def go_on(self, *, steps: int = 3) -> None:
         """Return once each live session took *steps* more steps."""
         before = {player: player.steps for player in self.alive}
         await until(
             lambda: all(player.failure or player.broken or player.steps >= n + steps for player, n in before.items()),
-            within_s=within_s,
         )
 
     async def aclose(self) -> None:
         """Let the steps under way end, then end the sessions."""
         self._stopping.set()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STEP_S)
+            await asyncio.wait(self._tasks, timeout=HANG_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,7 +95,7 @@ class Players:
     async def _opened(self) -> Player:
         """Create a session. As trainers do, repeat a create that found no free worker in time."""
         player = Player(new_sid())
-        deadline = time.monotonic() + STEP_S
+        deadline = time.monotonic() + HANG_S
         while True:
             answer = await create(self._http, player.sid, env_name=ENVIRONMENT, task_spec=TASK)
             if answer.status_code == 200:
@@ -140,7 +138,7 @@ async def playing(url: str, key: str) -> AsyncIterator[Players]:
     limits = httpx.Limits(max_connections=200, max_keepalive_connections=100)
     headers = {"X-API-Key": key}
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, verify=False, trust_env=False, timeout=STEP_S, limits=limits
+        base_url=url, headers=headers, verify=False, trust_env=False, timeout=HANG_S, limits=limits
     ) as http:
         players = Players(http)
         try:

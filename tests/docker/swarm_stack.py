@@ -18,7 +18,7 @@ import docker
 import httpx
 
 from gateway.node.tls import make_certificates
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.docker.swarm_lab import NODES, PROJECT_DIR, Lab
 from tests.docker.swarm_players import ENVIRONMENT
 from tests.fakes.eventually import eventually_now
@@ -34,8 +34,6 @@ SLOTS = 5
 MAX_WORKERS = 15
 IDLE_S = 2
 """Seconds, a short time, so that each test begins without workers."""
-READY_S = 120.0
-UPDATE_S = 240.0
 
 CHANGES = f"""
 version: "3.9"
@@ -58,11 +56,11 @@ VARIABLES = {
     "GATEWAY_DEFAULT_ENVIRONMENT": ENVIRONMENT,
     # The gateway's default: an update replaces the nodes, and each is away while its container starts. A call to a
     # machine that is gone must learn of it before the call itself ends as a timeout, after 30 s of silence.
-    "GATEWAY_NODES_LOST_S": f"{min(scaled(8.0), 24.0):.0f}",
+    "GATEWAY_NODES_LOST_S": "24",
     "GATEWAY_NODE_NOTICE_S": "30",
     "GATEWAY_NODE_DRAIN_S": "5",
     # More than the balancer needs to notice, and than the players' client keeps an idle connection (5 s).
-    "GATEWAY_DRAIN_NOTICE_S": f"{min(scaled(6.0), 25.0):.0f}",
+    "GATEWAY_DRAIN_NOTICE_S": "15",
     # No ip_vs: see scripts/swarm-lab.
     "GATEWAY_PUBLISH_MODE": "host",
     "GATEWAY_ENDPOINT_MODE": "dnsrr",
@@ -101,7 +99,7 @@ class SwarmStack:
             f"http://{host}:{port}/admin/v1/episodes?limit=1000",
             headers={"X-API-Key": self.operator},
             verify=False,
-            timeout=scaled(30),
+            timeout=HANG_S,
         )
         return {episode["id"]: episode["name"] for episode in answer.raise_for_status().json()["episodes"]}
 
@@ -114,7 +112,7 @@ class SwarmStack:
                     f"http://{host}:{port}/admin/v1/{what}",
                     headers={"X-API-Key": self.operator},
                     verify=False,
-                    timeout=scaled(5),
+                    timeout=HANG_S,
                 )
             except httpx.HTTPError as error:
                 said.append(str(error))
@@ -152,13 +150,13 @@ class SwarmStack:
         def check() -> None:
             for host, port in self.gateways():
                 try:
-                    answer = httpx.get(f"http://{host}:{port}/readyz", verify=False, timeout=scaled(5))
+                    answer = httpx.get(f"http://{host}:{port}/readyz", verify=False, timeout=HANG_S)
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
                 assert answer.status_code == 200, answer.text
             assert self.node_states() == dict.fromkeys(NODES, "live")
 
-        eventually_now(check, within_s=READY_S)
+        eventually_now(check)
 
     def await_images(self) -> None:
         """Return once every gateway sees the workers' image on all machines. Until then it chooses one that has it."""
@@ -168,7 +166,7 @@ class SwarmStack:
                 headers = {"X-API-Key": self.operator}
                 try:
                     answer = httpx.get(
-                        f"http://{host}:{port}/admin/v1/nodes", headers=headers, verify=False, timeout=scaled(5)
+                        f"http://{host}:{port}/admin/v1/nodes", headers=headers, verify=False, timeout=HANG_S
                     )
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
@@ -178,7 +176,7 @@ class SwarmStack:
                 assert None not in images.values(), images
                 assert len(set(images.values())) == 1, images
 
-        eventually_now(check, within_s=READY_S)
+        eventually_now(check)
 
     def image_ids(self) -> set[str]:
         """The ids of the workers' image on all machines. There is one id once every machine has it."""
@@ -221,7 +219,7 @@ def _told(lab: Lab) -> str:
 @contextmanager
 def docker_archive(image: str, path: Path) -> Iterator[Path]:
     """Save an image of this machine's engine as a file."""
-    engine = docker.APIClient(version="auto", timeout=int(scaled(120)))
+    engine = docker.APIClient(version="auto", timeout=HANG_S)
     try:
         with path.open("wb") as file:
             for piece in engine.get_image(image):

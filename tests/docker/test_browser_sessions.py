@@ -12,7 +12,7 @@ from typing import Any
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envs.browser_solutions import act, bids, follow, played
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 
@@ -294,7 +294,7 @@ def test_a_container_ends_itself_on_sigterm(docker_engine: docker.APIClient) -> 
             headers={"X-Session-ID": "left-open"},
         )
         docker_engine.kill(worker.container, "SIGTERM")
-        ended = docker_engine.wait(worker.container, timeout=int(scaled(30)))
+        ended = docker_engine.wait(worker.container, timeout=HANG_S)
 
     assert created.status_code == 200
     assert ended["StatusCode"] == 0

@@ -13,7 +13,7 @@ from typing import Any
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.envs.browser_solutions import act, bids, follow
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 from tests.fakes.eventually import eventually_now
@@ -94,7 +94,7 @@ def next_renderer_stopped(worker: BrowserWorker) -> Iterator[None]:
         eventually_now(lambda: watches(worker))
         yield
     finally:
-        watch.join(timeout=scaled(90))
+        watch.join(timeout=HANG_S)
         worker.run("rm", "/tmp/watches")
     assert printed == ["stopped\n"]
 

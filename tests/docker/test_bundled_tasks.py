@@ -30,7 +30,6 @@ def sample(environment: str) -> list[dict[str, Any]]:
     return ordered[::EVERY]
 
 
-@pytest.mark.timeout(1800 if IS_WHOLE else 300)
 @pytest.mark.parametrize(
     "environment", [pytest.param(name, marks=pytest.mark.needs(f"image:{name}")) for name in PLAYS]
 )

@@ -24,7 +24,7 @@ import pytest
 
 from gateway.backends.docker import calls
 from gateway.settings import Settings
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.envs.browser_solutions import written
 from tests.envs.bundled import math_answer, tasks_of
 from tests.fakes.eventually import eventually, eventually_now
@@ -35,13 +35,11 @@ from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
-UP_S = scaled(180)
 
 IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis")
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.wire,
-    pytest.mark.timeout(400),
     pytest.mark.needs("openenv-clients", *(f"image:{name}" for name in IMAGES)),
 ]
 
@@ -83,7 +81,7 @@ class Stack:
         where = ["--file", str(PROJECT_DIR / "compose.yaml"), "--project-directory", str(self.folder)]
         command = ["docker", "compose", *where, "--project-name", self.project, *arguments]
         done = subprocess.run(
-            command, cwd=PROJECT_DIR, env=self._environ(), capture_output=True, text=True, timeout=UP_S
+            command, cwd=PROJECT_DIR, env=self._environ(), capture_output=True, text=True, timeout=COMMAND_S
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -117,7 +115,7 @@ class Stack:
     def admin(self, what: str) -> list[dict[str, Any]]:
         """Return rows of the operator's API."""
         answer = httpx.get(
-            f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, verify=False, timeout=scaled(10)
+            f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, verify=False, timeout=HANG_S
         )
         rows: list[dict[str, Any]] = answer.raise_for_status().json()[what]
         return rows
@@ -213,7 +211,7 @@ def composed() -> dict[str, Any]:
     """Return the services that `docker compose up` would start in the checkout, from the unchanged file."""
     command = ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    printed = subprocess.run(command, cwd=PROJECT_DIR, env=environ, capture_output=True, check=True, timeout=UP_S)
+    printed = subprocess.run(command, cwd=PROJECT_DIR, env=environ, capture_output=True, check=True, timeout=COMMAND_S)
     found: dict[str, Any] = json.loads(printed.stdout)["services"]
     return found
 
@@ -388,7 +386,7 @@ def test_the_commands_of_the_page_back_up_and_restore_redis(stack: Stack, tmp_pa
             env=environ,
             capture_output=True,
             text=True,
-            timeout=scaled(60),
+            timeout=COMMAND_S,
         )
         assert done.returncode == 0, done.stderr
 

@@ -26,7 +26,7 @@ from gateway.node.gate import Gate
 from gateway.node.policy import Rules
 from gateway.node.serve import mountpoint, serving_gate
 from tests.contract.backend_world import ENGINE_URL, healthy, labelled, new_id, remove_labelled, run_inside, worker_of
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once
 from tests.wire.gateways import Gateway, short_folder
@@ -86,7 +86,7 @@ async def gate_and_backend(
     transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with (
         serving_gate(gate, shared_dir / "gate.sock"),
-        httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60), trust_env=False) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=HANG_S, trust_env=False) as client,
     ):
         yield client, backend
         await backend.aclose()
@@ -280,7 +280,7 @@ def composed(**variables: str) -> dict[str, Any]:
         env=kept | {"COMPOSE_PROJECT_NAME": "eg-test", **variables},
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -315,7 +315,7 @@ def test_the_volume_of_compose_is_an_engine_volume_or_the_operators_folder(
             host_config=docker_engine.create_host_config(binds=[f"{instance}-tasks:/tasks"], network_mode="none"),
         )
         docker_engine.start(container["Id"])
-        status = docker_engine.wait(container["Id"], timeout=int(scaled(30)))["StatusCode"]
+        status = docker_engine.wait(container["Id"], timeout=HANG_S)["StatusCode"]
         said = docker_engine.logs(container["Id"]).decode()
     finally:
         remove_labelled(docker_engine, instance)
@@ -455,7 +455,7 @@ def gateway(
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     already_logged = len(gateway.log)
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=scaled(60), trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False) as client:
         yield client
     assert await gateway.sessions() == []
     assert "\nTraceback" not in gateway.log[already_logged:]
@@ -491,7 +491,8 @@ async def refused_with(http: httpx.AsyncClient, *words: str) -> None:
 async def test_a_running_gateway_notices_a_new_an_edited_and_a_removed_task_module(
     gateway: Gateway, http: httpx.AsyncClient, operator: Operator
 ) -> None:
-    await refused_with(http, "Unknown task: riddles/mine")
+    await eventually(lambda: refused_with(http, "Unknown task: riddles/mine"))
+    earlier = {each["id"] for each in await gateway.workers("riddles")}
 
     operator.write(MY_TASK.format(word="one"))
     await eventually(lambda: asks_for(http, "one"))
@@ -500,7 +501,8 @@ async def test_a_running_gateway_notices_a_new_an_edited_and_a_removed_task_modu
 
         operator.write(MY_TASK.format(word="two"))
         await eventually(lambda: asks_for(http, "two"))
-        during = {each["id"]: each["state"] for each in await gateway.workers("riddles")}
+        workers = [each for each in await gateway.workers("riddles") if each["id"] not in earlier]
+        during = {each["id"]: each["state"] for each in workers}
         async with episode(http, BY_ID, environment="riddles") as opened_after:
             rewards = (await reward(opened_before, "one"), await reward(opened_after, "two"))
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.docker.chromium import browse
 from tests.fakes.command import in_process
 from tests.runner.preparation import PROJECT
@@ -49,7 +49,7 @@ def gateway() -> Iterator[Gateway]:
 def play(gateway: Gateway, sid: str, answer: str | None, **more: str) -> None:
     """Open an episode with the headers *more*; answer and end it, unless *answer* is None."""
     headers = {"X-Session-ID": sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"} | more
-    with httpx.Client(base_url=gateway.url, headers=headers, timeout=scaled(60), trust_env=False) as http:
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=HANG_S, trust_env=False) as http:
         body = {"env_name": "unsteady", "split": "train", "index": 1}
         answered = [("/unsteady/call", {"name": "answer", "input": {"text": answer}}), ("/delete", None)]
         for path, content in [("/create", body), *(answered if answer is not None else [])]:

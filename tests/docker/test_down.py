@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -89,7 +89,7 @@ def down(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of *folder*, without a project name in the environment."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "GATEWAY_"))}
     script = folder / "scripts" / "down"
-    return subprocess.run([script], env=environ, capture_output=True, text=True, check=False, timeout=scaled(60))
+    return subprocess.run([script], env=environ, capture_output=True, text=True, check=False, timeout=COMMAND_S)
 
 
 def test_a_project_named_by_the_env_file_is_removed_and_workers_of_other_projects_stay(

@@ -25,7 +25,7 @@ from gateway.catalog.toml import read_environment
 from gateway.core.environment import Relaxations, Server, ServerProtocol
 from gateway.core.errors import ConfigError
 from tests.contract.backend_world import ENGINE_URL, labelled
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.fakes.eventually import until
 from tests.fakes.images import built_once
 
@@ -293,7 +293,7 @@ def instances(engine: docker.APIClient, instance: str) -> list[str]:
 
 def test_the_command_writes_its_findings_and_the_relaxations(env: Env, shared_dir: Path) -> None:
     process = env("add", FUSSY, "-n", "fussy", "--variable", "WRITES=/srv/all/x")
-    out, err = process.communicate(timeout=scaled(120))
+    out, err = process.communicate(timeout=COMMAND_S)
 
     assert process.returncode == 0, err
     assert "writable root" in out
@@ -315,7 +315,7 @@ async def test_a_command_that_is_interrupted_removes_its_container(
     await until(lambda: instances(docker_engine, instance))
     process.send_signal(number)
 
-    process.communicate(timeout=scaled(60))
+    process.communicate(timeout=COMMAND_S)
     assert process.returncode not in (0, -number)  # it exited, and did not die from the signal
     assert not (shared_dir / "env_images").exists()
 
@@ -329,7 +329,7 @@ def test_the_dockerfile_of_the_environment_servers_readme_makes_an_image_that_ca
     image = built_once(docker_engine, "env-gateway-test/env-add-readme", files)
 
     process = env("add", image, "-n", "reversestring")
-    out, err = process.communicate(timeout=scaled(120))
+    out, err = process.communicate(timeout=COMMAND_S)
 
     assert process.returncode == 0, err
     environment = read_environment(shared_dir / "env_images" / "reversestring" / "environment.toml")
@@ -344,7 +344,7 @@ def test_an_image_that_adds_nothing_to_the_base_image_is_refused_with_the_missin
     image = built_once(docker_engine, "env-gateway-test/env-add-bare", files)
 
     process = env("add", image, "-n", "bare")
-    _, err = process.communicate(timeout=scaled(120))
+    _, err = process.communicate(timeout=COMMAND_S)
 
     assert process.returncode == 2
     assert "can't open file '/srv/env/server.py'" in err

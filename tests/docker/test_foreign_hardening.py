@@ -34,7 +34,7 @@ from tests.contract.backend_foreign_world import (
     run_inside,
 )
 from tests.contract.backend_world import ENGINE_URL, eventually, labelled, new_id, remove_labelled, worker_of
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
@@ -261,7 +261,7 @@ async def test_the_end_of_either_container_is_the_workers_death_and_stopping_rem
 
     docker_engine.kill(part(docker_engine, id, role)["Id"], signal="SIGKILL")
 
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         assert (await anext(deaths)).id == id
 
     async def seen() -> bool:
@@ -377,7 +377,7 @@ async def attacker(
     gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir / "s")
     async with serving_gate(gate, shared_dir / "gate.sock"):
         transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60)) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=HANG_S) as client:
             yield Attacker(client, rules, environment)
     remove_labelled(docker_engine, instance)
 

@@ -41,7 +41,7 @@ from tests.contract.backend_world import (
     remove_labelled,
     worker_of,
 )
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -213,7 +213,7 @@ async def test_a_huge_body_is_refused_before_it_is_read_completely(
             yield b" " * 2**16
 
     transport = httpx.AsyncHTTPTransport(uds=str(Path(rules.socket_root).parent / "gate.sock"), verify=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60)) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=HANG_S) as client:
         response = await client.post("/containers/create?name=xx", content=endless())
 
     assert response.status_code == 413
@@ -334,7 +334,7 @@ async def first_lines(path: Path, request: bytes) -> list[bytes]:
     async with raw_connection(path) as (reader, writer):
         writer.write(request)
         writer.write_eof()
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             answered = await reader.read()
     return [line for line in answered.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
 
@@ -402,7 +402,7 @@ async def test_events_report_only_the_gateways_own_containers(
         docker_engine.restart(foreign, timeout=0)
         await gate.post(f"/containers/{container}/start")
 
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             seen = [json.loads(await anext(lines))]
 
     assert [event["Actor"]["ID"] for event in seen] == [container]
@@ -613,7 +613,7 @@ async def test_the_command_serves_until_it_gets_a_signal(shared_dir: Path, envir
 async def test_a_client_that_hangs_up_on_the_events_leaves_no_task_running(gate_socket: Path) -> None:
     async with raw_connection(gate_socket) as (reader, writer):
         writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             await reader.readuntil(b"\r\n\r\n")
         assert streams_passed_on() == 1
 

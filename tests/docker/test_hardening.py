@@ -18,7 +18,7 @@ from gateway.core.environment import Limits, Relaxations
 from gateway.core.errors import StartFailed
 from gateway.core.session import CloseReason
 from tests.contract.backend_world import World, healthy, labelled, run_inside, worker_of
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -294,13 +294,13 @@ async def test_only_the_worker_that_takes_too_much_memory_dies_and_its_death_nam
 
     eating = asyncio.create_task(_eat(address))
 
-    async with asyncio.timeout(scaled(30)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     assert (death.id, death.reason) == (hungry.id, CloseReason.OUT_OF_MEMORY)
     await eating
     assert await healthy(other) == {"status": "ok"}
     await world.kill(neighbour.id, other)
-    async with asyncio.timeout(scaled(30)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
     assert (death.id, death.reason) == (neighbour.id, CloseReason.WORKER_LOST)
 
@@ -326,7 +326,7 @@ async def test_a_worker_lives_on_without_a_report_if_only_its_child_took_too_muc
     assert await healthy(address) == {"status": "ok"}
     hears = asyncio.ensure_future(anext(deaths))
     await docker_world.backend.stop(worker.id)
-    async with asyncio.timeout(scaled(30)):
+    async with asyncio.timeout(HANG_S):
         assert (await hears).id == worker.id  # the first death of all
 
 
@@ -343,7 +343,7 @@ async def test_a_start_that_runs_out_of_memory_reports_it(docker_world: World) -
     else:
         told = "out of memory"  # it died just after the backend's last check: the death reports it
     assert "out of memory" in told
-    async with asyncio.timeout(scaled(30)):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
 
     assert (death.id, death.reason) == (worker.id, CloseReason.OUT_OF_MEMORY)

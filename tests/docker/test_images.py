@@ -22,7 +22,7 @@ from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 from tests.contract.backend_world import door, healthy, remove_labelled
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 
@@ -321,7 +321,7 @@ async def test_a_container_ends_itself_on_sigterm(images: Images, name: str) -> 
         await create(running.http, opened.sid, env_name=name, task_spec=PLAIN[name])
         await shell(opened, "sleep 1000 & echo")
         running.engine.kill(running.container, "SIGTERM")
-        ended = running.engine.wait(running.container, timeout=int(scaled(30)))
+        ended = running.engine.wait(running.container, timeout=HANG_S)
         assert ended["StatusCode"] == 0, running.log()
 
 

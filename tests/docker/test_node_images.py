@@ -23,7 +23,7 @@ from gateway.node.gate import Gate
 from gateway.node.policy import Rules
 from gateway.node.vouchers import Vouchers
 from tests.contract.backend_world import ENGINE_URL, fake_environment
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import cluster
 from tests.fakes.images import built_once
 
@@ -64,7 +64,7 @@ async def node(
     app.check()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://node", timeout=scaled(120), trust_env=False
+        transport=transport, base_url="http://node", timeout=HANG_S, trust_env=False
     ) as client:
         yield client
     await app.aclose()

@@ -12,23 +12,19 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.docker.swarm_lab import NODES, Lab, expect_namespaces, filter_rules, left_of, own_lab, read, sees
 from tests.fakes.eventually import eventually_now
 
-pytestmark = [pytest.mark.docker, pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.docker, pytest.mark.cluster]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 IMAGE = "env-gateway/base:latest"
-NOTICED_S = 90.0
-"""Seconds until the other machines mark a dead one as down. They take about 10 s, and longer if they elect a leader."""
 
 LISTEN = """
 import http.server
 http.server.ThreadingHTTPServer(("", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
-NAMED_S = scaled(75)
-"""Seconds until all machines know a name: engines send it immediately, and repeat lost messages each 30 s."""
 REACH = """
 import socket, sys, time
 deadline = time.monotonic() + float(sys.argv[2])
@@ -97,7 +93,7 @@ def listening(lab: Lab, node: str, name: str) -> str:
         return container
 
     with lab.engine(node) as engine:
-        return eventually_now(start, within_s=NOTICED_S)
+        return eventually_now(start)
 
 
 def remove(lab: Lab, node: str, container: str) -> None:
@@ -113,7 +109,7 @@ def await_state(lab: Lab, node: str, state: str, *, asked: str) -> None:
             raise AssertionError(error) from error
         assert members.get(node) == state, members
 
-    eventually_now(check, within_s=NOTICED_S)
+    eventually_now(check)
 
 
 def await_leader(lab: Lab, wanted: set[str], *, asked: str) -> None:
@@ -129,7 +125,7 @@ def await_leader(lab: Lab, wanted: set[str], *, asked: str) -> None:
         assert leaders <= wanted, leaders
         assert leaders
 
-    eventually_now(check, within_s=NOTICED_S)
+    eventually_now(check)
 
 
 def test_three_engines_are_separate_and_form_one_swarm(lab: Lab) -> None:
@@ -160,7 +156,7 @@ def test_a_container_reaches_another_machines_container_by_name(lab: Lab) -> Non
     there = listening(lab, "node3", "there")
     try:
         with lab.engine("node1") as engine:
-            answer = sees(engine, IMAGE, network="lab", program=REACH, arguments=["there", NAMED_S])
+            answer = sees(engine, IMAGE, network="lab", program=REACH, arguments=["there", HANG_S])
     finally:
         remove(lab, "node3", there)
 
@@ -181,10 +177,10 @@ def test_a_service_has_a_task_on_each_machine_and_its_name_reaches_all(lab: Lab)
     try:
         with lab.engine("node2") as engine:
             found = json.loads(
-                sees(engine, IMAGE, network="lab", program=RESOLVE, arguments=["tasks.everywhere", len(NODES), NAMED_S])
+                sees(engine, IMAGE, network="lab", program=RESOLVE, arguments=["tasks.everywhere", len(NODES), HANG_S])
             )
             answers = {
-                sees(engine, IMAGE, network="lab", program=REACH, arguments=[address, NAMED_S]) for address in found
+                sees(engine, IMAGE, network="lab", program=REACH, arguments=[address, HANG_S]) for address in found
             }
     finally:
         lab.on("node1", "service", "rm", "everywhere")
@@ -204,20 +200,20 @@ def test_a_killed_machine_is_silent_and_a_restarted_one_has_its_disk_again(lab: 
     there = listening(lab, "node3", "doomed")
     engine_address = lab.address("node3")
     with lab.engine("node1") as engine:
-        before = sees(engine, IMAGE, network="lab", program=REACH, arguments=["doomed", NAMED_S])
+        before = sees(engine, IMAGE, network="lab", program=REACH, arguments=["doomed", HANG_S])
         with lab.engine("node3") as other:
             address = other.inspect_container(there)["NetworkSettings"]["Networks"]["lab"]["IPAddress"]
         identity = lab.on("node3", "info", "--format={{.ID}}")
 
         lab.run("kill", "node3")
-
-        container_after = sees(engine, IMAGE, network="lab", program=TRY, arguments=[address, 8000])
-    await_state(lab, "node3", "down", asked="node1")
-    silent = lab.run("exec", "node1", "python3", "-c", TRY, engine_address, "2377")
-    left = [found for found in left_of(lab) if "node3" in found]
-    assert lab.attempt("exec", "node3", "true").returncode != 0
-
-    lab.run("start", "node3")
+        try:
+            container_after = sees(engine, IMAGE, network="lab", program=TRY, arguments=[address, 8000])
+            await_state(lab, "node3", "down", asked="node1")
+            silent = lab.run("exec", "node1", "python3", "-c", TRY, engine_address, "2377")
+            left = [found for found in left_of(lab) if "node3" in found]
+            assert lab.attempt("exec", "node3", "true").returncode != 0
+        finally:
+            lab.run("start", "node3")
     await_state(lab, "node3", "ready", asked="node3")
 
     assert before == "HTTP/1.0 200"
@@ -231,7 +227,7 @@ def test_a_killed_machine_is_silent_and_a_restarted_one_has_its_disk_again(lab: 
     again = listening(lab, "node3", "again")
     try:
         with lab.engine("node1") as engine:
-            assert sees(engine, IMAGE, network="lab", program=REACH, arguments=["again", NAMED_S]) == "HTTP/1.0 200"
+            assert sees(engine, IMAGE, network="lab", program=REACH, arguments=["again", HANG_S]) == "HTTP/1.0 200"
     finally:
         remove(lab, "node3", again)
 
@@ -272,7 +268,7 @@ def test_invalid_settings_of_a_lab_are_refused(variables: dict[str, str]) -> Non
 
 def delete_namespace(lab: Lab) -> None:
     """Delete the namespace's name. Its processes live on, and the name cannot find them any more."""
-    subprocess.run(["ip", "netns", "delete", f"{lab.name}-node1"], check=True, timeout=scaled(30))
+    subprocess.run(["ip", "netns", "delete", f"{lab.name}-node1"], check=True, timeout=COMMAND_S)
 
 
 def kill_engine(lab: Lab) -> None:

@@ -16,7 +16,7 @@ import yaml
 from gateway.backends.docker.container import LABEL_INSTANCE, LABEL_OWNER
 from gateway.settings import PREFIX, Settings, load
 from gateway.settings.keys import parse_keys
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.docker.swarm_lab import PROJECT_DIR
 
 TEXT = (PROJECT_DIR / "deploy" / "swarm" / "stack.yaml").read_text()
@@ -185,7 +185,7 @@ def test_keys_that_the_readme_creates_are_readable_by_their_owner_only_and_ignor
         env={"PATH": path, "GATEWAY_IMAGE": "x"},
         stdin=subprocess.DEVNULL,
         check=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
     )
     made = [path for path in tmp_path.iterdir() if path != programs]
 
@@ -193,7 +193,7 @@ def test_keys_that_the_readme_creates_are_readable_by_their_owner_only_and_ignor
     assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made] == [0, 0, 0]
     names = ["cluster-certs/ca-key.pem", "operator.key", "trainer.key"]
     ignored = subprocess.run(
-        ["git", "check-ignore", *names], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=scaled(60)
+        ["git", "check-ignore", *names], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=COMMAND_S
     )
     assert ignored.stdout.split() == names
 
@@ -214,7 +214,7 @@ def test_the_lab_saves_images_of_this_machines_engine_even_if_docker_host_names_
         "SWARM_LAB_DIR": str(tmp_path / "lab"),
     }
 
-    subprocess.run([script, "load", "an-image"], env=variables, check=True, timeout=scaled(60))
+    subprocess.run([script, "load", "an-image"], env=variables, check=True, timeout=COMMAND_S)
 
     said = calls.read_text().splitlines()
     assert next(line for line in said if " save " in line).startswith("own save --output ")

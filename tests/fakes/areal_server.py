@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +99,7 @@ class World:
 
     async def open(self, environment: Environment = GUESS, **fields: Any) -> Session:
         setup = SessionSetup(**{"spec": {"sample_id": 2}, **fields})
-        handle = await self.upstream.open(self.session, environment, setup)
-        return replace(self.session, handle=handle)
+        return await self.upstream.open(self.session, environment, setup)
 
 
 @contextlib.asynccontextmanager

@@ -22,9 +22,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.deadlines import scaled
-
-HELD_S = scaled(30.0)
+from tests.deadlines import HANG_S
 
 
 @dataclass
@@ -167,7 +165,7 @@ class FakeEngine:
 
     def followed(self) -> None:
         """Wait until one more stream of events is opened."""
-        assert self._followed.acquire(timeout=HELD_S)
+        assert self._followed.acquire(timeout=HANG_S)
 
     def count(self, operation: str) -> int:
         """Return the number of requests of *operation*."""
@@ -186,7 +184,7 @@ class FakeEngine:
             hold = holds.pop(0) if holds else None
         if hold is not None:
             hold.reached.set()
-            hold.released.wait(HELD_S)
+            hold.released.wait(HANG_S)
         if refusal is not None:
             raise refusal
 

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.placement import VOUCHER_HEADER
 from gateway.node.tls import NODE_NAME, client_context, server_context
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files
 from tests.fakes.ports import reserved_port
 from tests.fakes.raw_http import Connection, Request
@@ -222,8 +223,14 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def knowing(files: Files, *nodes: FakeNode, lost_s: float = 2.0, unheard_s: float = 0.0) -> AsyncIterator[Nodes]:
-    """Yield a directory of *nodes* with the gateway's *files*. By default *lost_s* also holds for unheard nodes."""
+async def knowing(
+    files: Files, *nodes: FakeNode, lost_s: float = HANG_S, unheard_s: float = 0.0
+) -> AsyncIterator[Nodes]:
+    """Yield a directory of *nodes* with the gateway's *files*.
+
+    A node that answers late on a busy machine must not be lost, so only tests of a loss have a short *lost_s*. By
+    default it also holds for unheard nodes.
+    """
     tls = client_context(files.ca, files.cert, files.key)
     hosts = [(HOST, node.port) for node in nodes]
     directory = Nodes(hosts, tls=tls, tls_name=NODE_NAME, lost_s=lost_s, unheard_s=unheard_s, every_s=EVERY_S)

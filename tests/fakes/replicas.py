@@ -19,11 +19,9 @@ from gateway.frontends.replicas import ReplicaFrontend
 from gateway.server import HttpServer, listen
 from gateway.server.http import BoundedHttp
 from gateway.upstreams.replica_client import ReplicaClient
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 SECRET = b"the gateway's own"
-WITHIN_S = scaled(30.0)
-"""Seconds that no answer here exceeds."""
 SESSION = Session(
     id=SessionId("0123456789abcdef0123456789abcdef"),
     name="episode",
@@ -85,7 +83,7 @@ async def replica(
         yield holder
 
 
-async def ask(peers: ReplicaClient, url: str, message: bytes = b"hello", *, within_s: float = WITHIN_S) -> bytes:
+async def ask(peers: ReplicaClient, url: str, message: bytes = b"hello", *, within_s: float = HANG_S) -> bytes:
     return await peers.ask(url, "act", SESSION, message, within_s=within_s)
 
 

@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 import redis
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.fakes.ports import reserved_port
+from tests.runner import logs
 
 SERVICE = "games"
 DOWN_MS = (500, 1500)
@@ -22,7 +23,6 @@ DOWN_MS = (500, 1500)
 
 If both noticed simultaneously, each could vote for itself. They would retry only after twice the failover's timeout.
 """
-READY_S = 30.0
 
 
 class Failover:
@@ -66,7 +66,7 @@ class Failover:
         login = ["--requirepass", self._password, "--masterauth", self._password] if self._password else []
         self._run(first, *login)
         self._run(second, *login, "--replicaof", "127.0.0.1", str(first))
-        eventually_now(self._expect_followed, within_s=READY_S)
+        eventually_now(self._expect_followed)
         for port, down_ms in zip(sentinels, DOWN_MS, strict=True):
             config = self._folder / f"sentinel-{port}.conf"
             lines = [
@@ -84,7 +84,7 @@ class Failover:
             config.write_text("\n".join([f"port {port}", "bind 127.0.0.1", f"dir {self._folder}", *lines, ""]))
             self._start(port, str(config), "--sentinel")
         for port in sentinels:
-            eventually_now(partial(self._expect_watched, port), within_s=READY_S)
+            eventually_now(partial(self._expect_watched, port))
 
     def stop(self) -> None:
         """End all processes."""
@@ -92,7 +92,7 @@ class Failover:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
             process.kill()
-            process.wait(scaled(20))
+            process.wait(HANG_S)
         self._processes.clear()
 
     def kill(self) -> None:
@@ -103,7 +103,7 @@ class Failover:
         """End one of the servers or Sentinels as a crash would."""
         process = self._processes.pop(port)
         process.kill()
-        process.wait(scaled(20))
+        process.wait(HANG_S)
 
     def pause(self, port: int = 0) -> int:
         """Let a server, by default the master, accept connections without answers. Return its port for `go_on`."""
@@ -133,7 +133,7 @@ class Failover:
             with self.client(self.master) as client:
                 assert client.info("replication")["role"] == "master"
 
-        eventually_now(check, within_s=READY_S)
+        eventually_now(check)
 
     def _run(self, port: int, *more: str) -> None:
         folder = self._folder / str(port)
@@ -145,10 +145,11 @@ class Failover:
             with self.client(port) as client:
                 client.ping()
 
-        eventually_now(lambda: _expected(check), within_s=READY_S)
+        eventually_now(lambda: _expected(check))
 
     def _start(self, port: int, *arguments: str) -> None:
         with (self._folder / f"{port}.log").open("ab") as log:
+            logs.follow(self._folder / f"{port}.log")
             self._processes[port] = subprocess.Popen(["redis-server", *arguments], stdout=log, stderr=log)
 
     def _expect_followed(self) -> None:

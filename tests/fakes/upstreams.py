@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.environment import Environment, Split, SplitType, TaskSpec
@@ -119,7 +119,7 @@ class CounterImage(OrsFacade):
 
     # -- an episode -----------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """See ``Upstream.open``. Refuses the sample ``nosuch``."""
         if setup.spec.get("sample_id") == "nosuch":
             raise InvalidRequest("sample not found: nosuch")
@@ -130,7 +130,7 @@ class CounterImage(OrsFacade):
         self.setups.append(setup)
         self._plays[session.id] = Play(setup)
         self.tallies.begin(session)
-        return "handle"
+        return replace(session, handle="handle")
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """See ``Upstream.close``."""

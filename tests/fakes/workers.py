@@ -89,6 +89,8 @@ class FakeWorker:
         self.lists_asked = 0
         self.counts_turns = False
         """True if a call's response numbers the turn, as the server of the gateway's own images does."""
+        self.scorer = ""
+        """Version of its scorer; empty: it reports none, like an older image."""
         self.is_running = True
         self._token = ""
         self._server = RawServer(self._serve, path=path)
@@ -173,12 +175,11 @@ class FakeWorker:
             }
             for sid, one in self.sessions.items()
         ]
-        await _json(connection, 200, {"sessions": entries})
+        await _json(connection, 200, {"sessions": entries, "scorer": self.scorer})
 
     async def _create(self, connection: Connection, request: Request) -> None:
         sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")
-        if lease and lease in self.ended_leases:
-            await _json(connection, 410, {"detail": "Session deleted"})
+        if await self._is_over(connection, lease):
             return
         if sid in self.sessions and self.sessions[sid].lease != lease:
             del self.sessions[sid]  # left behind by an earlier opening
@@ -197,13 +198,22 @@ class FakeWorker:
                 await self._die_now()
             case "gate":
                 await self._wait_while_there(connection)
+        if await self._is_over(connection, lease):  # it was deleted while it waited
+            return
         if sid in self.sessions:
             await _json(connection, 400, {"detail": "Session already exists"})
             return
         self.created += 1
         note = request.headers.get("x-session-note", "")
         self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""), note, lease)
-        await _json(connection, 200, {"sid": sid})
+        await _json(connection, 200, {"sid": sid}, f"X-Scorer-Version: {self.scorer}\r\n" if self.scorer else "")
+
+    async def _is_over(self, connection: Connection, lease: str) -> bool:
+        """Refuse to create a session whose lease has ended. Return True if it was refused."""
+        if lease and lease in self.ended_leases:
+            await _json(connection, 410, {"detail": "Session deleted"})
+            return True
+        return False
 
     async def _delete(self, connection: Connection, request: Request) -> None:
         sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import docker
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.wire.stack import INSTANCE_LABEL
 
 SERVER_ROLES = ("", "server")
@@ -53,6 +53,10 @@ class EngineEvents:
             if event.action == action and all(getattr(event, name) == value for name, value in where.items())
         ]
 
+    def forget(self) -> None:
+        """Drop the events so far."""
+        self._events.clear()
+
     def most_alive(self, environment: str) -> int:
         """Return the largest number of workers of *environment* that existed at one moment."""
         alive: set[str] = set()
@@ -76,7 +80,7 @@ class EngineEvents:
         if self._stream is not None:
             self._stream.close()
         if self._thread is not None:
-            self._thread.join(scaled(10))
+            self._thread.join(HANG_S)
         self._engine.close()
 
     def _follow(self) -> None:

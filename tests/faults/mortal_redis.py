@@ -12,9 +12,10 @@ from pathlib import Path
 
 import redis
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now, until
 from tests.faults.world import World
+from tests.runner import logs
 from tests.wire.stack import Redis
 
 LOOK_EVERY_S = 0.05
@@ -50,6 +51,7 @@ class MortalRedis(Redis):
         ]
         command += ["--appendonly", "yes" if self._keeps_all else "no", "--appendfsync", "always"]
         with (self._at / "redis.log").open("ab") as log:
+            logs.follow(self._at / "redis.log")
             self._server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | self._variables)
         eventually_now(self._expect_answer)
 
@@ -62,7 +64,7 @@ class MortalRedis(Redis):
         """Kill the server, as a crash would."""
         assert self._server is not None
         self._server.kill()
-        self._server.wait(scaled(20))
+        self._server.wait(HANG_S)
 
     def save(self) -> None:
         """Save the present state. A later start restores it and nothing newer."""
@@ -97,8 +99,8 @@ def mortal(world: World) -> MortalRedis:
 
 async def is_whole(world: World, rebuilt_before: int) -> None:
     """Return once the store was rebuilt after *rebuilt_before* rebuilds, and every replica reports it as whole."""
-    await until(lambda: world.log.count("store_rebuilt") > rebuilt_before, within_s=60)
-    deadline = time.monotonic() + scaled(60)
+    await until(lambda: world.log.count("store_rebuilt") > rebuilt_before)
+    deadline = time.monotonic() + HANG_S
     while await world.metric("gateway_store_whole") != len(world.gateways):
         assert time.monotonic() < deadline
         await asyncio.sleep(LOOK_EVERY_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.faults.players import counted, opened
 from tests.faults.world import World, environment_toml
@@ -25,10 +25,6 @@ TASKS = Path(__file__).parent / "tasks" / "unruly"
 """The folder from which AReaL trainers choose a task."""
 PAUSE_S = 0.25
 """Seconds between two steps of a session."""
-GOES_ON_S = scaled(60.0)
-"""Seconds that a step may take on a loaded machine. No test asserts that a step is quick."""
-LATE_S = 10.0
-"""Seconds past a session's allowed lifetime after which it counts as not expired."""
 Count = Callable[[int], Awaitable[int]]
 """Takes a step at a replica and returns the number of the step."""
 
@@ -153,7 +149,7 @@ class Crowd:
             self.nothing_is_wrong()
             return all(member.steps >= before[member.name] + steps for member in self.members)
 
-        deadline = time.monotonic() + GOES_ON_S
+        deadline = time.monotonic() + HANG_S
         while not on():
             behind = [member.name for member in self.members if member.steps < before[member.name] + steps]
             if time.monotonic() > deadline:
@@ -176,7 +172,7 @@ class Crowd:
         leaving = list(members or self.members)
         for member in leaving:
             member.leaving = True
-        await asyncio.wait([self._tasks[member.name] for member in leaving], timeout=GOES_ON_S)
+        await asyncio.wait([self._tasks[member.name] for member in leaving], timeout=HANG_S)
         self.nothing_is_wrong()
         for member in leaving:
             assert member.end is not None
@@ -187,7 +183,7 @@ class Crowd:
         """Stop stepping all sessions, and leave them open."""
         for member in self.members:
             member.leaving = True
-        await asyncio.wait(self._tasks.values(), timeout=GOES_ON_S)
+        await asyncio.wait(self._tasks.values(), timeout=HANG_S)
         self.nothing_is_wrong()
 
     def stop(self) -> None:
@@ -230,7 +226,7 @@ async def their_own_lists(world: World) -> dict[str, set[str]]:
         id = str(worker["id"])
         token = hmac.new(secret, id.encode(), "sha256").hexdigest()
         transport = httpx.AsyncHTTPTransport(uds=str(worker["address"]).removeprefix("unix:"), verify=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=scaled(30)) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=HANG_S) as http:
             try:
                 answer = await http.get("/sessions", headers={"X-Worker-Token": token})
             except httpx.TransportError as error:  # it ended after the list was made
@@ -253,7 +249,7 @@ async def no_slot_is_leased_twice(world: World) -> None:
 
 async def gone_at(world: World, name: str) -> float:
     """Return the time at which the session ended (``time.monotonic()``)."""
-    await eventually(lambda: is_gone(world, name), within_s=60)
+    await eventually(lambda: is_gone(world, name))
     return time.monotonic()
 
 
@@ -264,7 +260,7 @@ async def is_gone(world: World, name: str) -> None:
 async def patient_create(http: httpx.AsyncClient) -> RawEpisode:
     """Create a session, and retry when the gateway asks for it. Fail on any other answer."""
     sid = new_sid()
-    deadline = time.monotonic() + scaled(60)
+    deadline = time.monotonic() + HANG_S
     while True:
         answer = await create(http, sid, env_name="unruly", task_spec={})
         if answer.status_code == 200:

@@ -14,12 +14,11 @@ import pytest
 from gateway.core.ids import EnvironmentName, Owner, WorkerId
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import Worker, WorkerState
-from gateway.pool.audit import EVERY_S, PATIENCE_S
 from gateway.sessions.cache import session_id
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.backend_world import new_id
-from tests.deadlines import scaled
-from tests.fakes.eventually import WITHIN_S, eventually, until
+from tests.deadlines import HANG_S
+from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, opened, step, workers_of
 from tests.faults.world import IMAGE, PREFIX, WORKER_LABEL, World, environment_toml, running
@@ -64,14 +63,14 @@ async def test_a_worker_that_only_the_engine_or_only_the_store_knows_is_found(wo
             ghosts = await _haunt(world, digest)
             world.gateway.restart()
             await _is_gone(world, ghosts.ghost)  # immediately: the gateway listens after its first audit
-            await eventually(lambda: _is_exorcised(world, ghosts), within_s=WITHIN_S)  # during the first requests
+            await eventually(lambda: _is_exorcised(world, ghosts))  # during the first requests
         else:
             lost, closed = await _lost(world), await _closed(world)
             ghosts = await _haunt(world, digest)
             # No request waits for this audit. Its last report is the container, after `PATIENCE_S`.
             removed = f"worker={ghosts.stray} reason=orphan"
-            await until(lambda: removed in world.log[already_logged:], within_s=EVERY_S + PATIENCE_S + WITHIN_S)
-            await eventually(lambda: _is_exorcised(world, ghosts), within_s=WITHIN_S)
+            await until(lambda: removed in world.log[already_logged:])
+            await eventually(lambda: _is_exorcised(world, ghosts))
 
         assert await counted(live) == 2
         fresh = await opened(http, "haunted")  # its one worker does not count as running
@@ -94,7 +93,7 @@ async def test_a_worker_that_died_while_no_gateway_ran_is_reported_immediately(w
         world.gateway.kill()
         container = world.container(worker)
         container.kill()
-        await asyncio.to_thread(container.wait, timeout=scaled(60))
+        await asyncio.to_thread(container.wait, timeout=HANG_S)
         world.gateway.restart()
 
         assert "worker_lost" in (await step(lost, "count")).error

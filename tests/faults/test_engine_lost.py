@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.contract.backend_engine import OwnEngine, own_engine
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, opened, step, workers_of
@@ -99,11 +99,11 @@ async def test_while_the_engine_hangs_sessions_go_on_and_creates_end_and_afterwa
         assert {answer.status_code for answer in told} <= {429, 503}, [answer.text for answer in told]
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in told)
 
-        fresh = await eventually(lambda: _opened(http, "unruly"), within_s=60)
+        fresh = await eventually(lambda: _opened(http, "unruly"))
         assert await counted(fresh) == 1
-        await eventually(lambda: _is_gone(world, worker), within_s=60)
+        await eventually(lambda: _is_gone(world, worker))
         assert "worker_lost" in (await step(doomed, "count")).error
-        await eventually(lambda: _full(world), within_s=60)
+        await eventually(lambda: _full(world))
         assert await counted(await opened(http, "doomed")) == 1
         await everybody.goes_on()
         await eventually(lambda: no_slot_is_leased_twice(world))
@@ -156,11 +156,11 @@ async def test_after_the_engine_was_killed_and_started_again_its_sessions_are_lo
         # A 503 reports the loss where the new engine has not yet reported the death.
         afterwards = [(await step(episode, "count")).body for episode in lost]
         assert all("worker_lost" in body for body in afterwards), afterwards
-        await eventually(lambda: _full(world, others_than=before), within_s=60)
+        await eventually(lambda: _full(world, others_than=before))
         assert "worker_lost" in (await step(doomed, "count")).error
         measured("the pool is full again after the engine's return", time.monotonic() - began_at, "s")
         sid, answer = await waiting
-        fresh = await eventually(lambda: _opened(http, "unruly"), within_s=60)
+        fresh = await eventually(lambda: _opened(http, "unruly"))
         assert await counted(fresh) == 1
         # The pending create got a worker that died, and reports it, or a worker that lives, and succeeds.
         assert answer.status_code in (200, 429, 503), answer.text
@@ -194,7 +194,7 @@ async def _asked(world: World) -> float:
 async def _told(world: World) -> dict[str, str]:
     told = {}
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
-    async with httpx.AsyncClient(timeout=scaled(30), verify=False, trust_env=False, headers=headers) as http:
+    async with httpx.AsyncClient(timeout=HANG_S, verify=False, trust_env=False, headers=headers) as http:
         for gateway in world.gateways:
             for path in ("/readyz", "/metrics"):
                 answer = await http.get(gateway.url + path)

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
-from tests.faults.invariants import at_rest, no_bugs
+from tests.faults.invariants import at_rest, hold, no_bugs
 from tests.faults.players import Ended, delete_all, opened
 from tests.faults.steady import Steady, no_slot_is_leased_twice
 from tests.faults.world import IMAGE, PREFIX, WORKER_LABEL, World, environment_toml, running
@@ -187,7 +187,7 @@ async def test_each_kind_of_leftover_is_found(world: World, said: str) -> None:
 
 async def _is_said(world: World, said: str) -> None:
     with pytest.raises(AssertionError) as found:
-        await at_rest(world, within_s=0)
+        await hold(world)
     assert re.search(said, str(found.value))
 
 
@@ -224,7 +224,7 @@ async def test_a_step_that_is_lost_or_runs_twice_is_found(numbers: list[int]) ->
         return next(left)
 
     session = Steady("steady", 0, count, can_move=False)
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         await session.run()
 
     assert session.wrong == [f"steady: step {numbers[2]} follows step 2"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import httpx
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.faults.held_back import running_held
 from tests.faults.invariants import nothing_left
@@ -44,12 +44,10 @@ async def test_a_frozen_leaders_successor_serves_the_creates_and_the_old_leader_
             began_at = time.monotonic()
             os.kill(world.gateways[leader].pid, signal.SIGSTOP)
             try:
-                await eventually(lambda: _leads(world, other), within_s=30)
+                await eventually(lambda: _leads(world, other))
                 measured("the other replica leads after", time.monotonic() - began_at, "s")
                 for _ in range(WORKERS - 1):
-                    done, _pending = await asyncio.wait(
-                        creates, timeout=scaled(60), return_when=asyncio.FIRST_COMPLETED
-                    )
+                    done, _pending = await asyncio.wait(creates, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
                     assert done, "nobody is served while the leader is frozen"
                     creates = [task for task in creates if task not in done]
                     held += [task.result() for task in done]
@@ -97,7 +95,7 @@ async def test_a_start_that_a_frozen_leader_decided_is_refused_when_its_write_ar
             await until(world.held.is_holding.is_set)
             os.kill(world.gateways[0].pid, signal.SIGSTOP)
             try:
-                await eventually(lambda: _leads(world, 1), within_s=30)
+                await eventually(lambda: _leads(world, 1))
                 episode = await opening
                 (worker,) = await world.workers(1)
                 world.held.release()
@@ -126,7 +124,7 @@ async def _leader(world: World) -> int:
 
 
 async def _is_leading(world: World, replica: int) -> bool:
-    async with httpx.AsyncClient(timeout=scaled(30), verify=False, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=HANG_S, verify=False, trust_env=False) as http:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         text = (await http.get(f"{world.gateways[replica].url}/metrics", headers=headers)).text
     (value,) = [line.split()[1] for line in text.splitlines() if line.startswith("gateway_leader ")]

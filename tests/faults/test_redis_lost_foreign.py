@@ -52,7 +52,7 @@ async def test_sessions_of_a_third_party_worker_go_on_and_it_is_replaced_if_redi
             await _waited(old[1])
             await delete_all(old)
             if not keeps_all:
-                await until(lambda: first in {event.worker for event in world.events.of("destroy")}, within_s=30)
+                await until(lambda: first in {event.worker for event in world.events.of("destroy")})
             for episode in fresh:
                 await _waited(episode)
             await delete_all(fresh)

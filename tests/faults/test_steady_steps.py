@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import redis
 
 from gateway.stores.redis.client import scripts
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.faults.invariants import nothing_left
 from tests.faults.players import counted, delete_all, open_many
@@ -65,7 +65,7 @@ def overheard(world: World) -> Iterator[list[str]]:
             yield heard
         finally:
             monitor.connection.disconnect()
-            following.join(scaled(10))
+            following.join(HANG_S)
 
 
 def _follow(monitor: redis.client.Monitor, heard: list[str]) -> None:

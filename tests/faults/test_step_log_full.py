@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folder
 
@@ -43,7 +43,7 @@ def test_steps_go_on_when_the_disk_of_the_log_is_full() -> None:
         gateway.start()
         try:
             headers = {"X-API-Key": TRAINER_KEYS["alice"], "X-Session-ID": "one"}
-            with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=scaled(60)) as http:
+            with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S) as http:
                 assert http.post("/create", json={"env_name": "probe", "task_spec": {}}).status_code == 200
                 step = {"name": "echo", "input": {"text": "x" * 1000}}
                 assert http.post("/probe/call", json=step).status_code == 200

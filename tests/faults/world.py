@@ -18,7 +18,7 @@ import httpx
 import redis
 
 from gateway.settings import Settings
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once, files_of
 from tests.faults.engine_events import EngineEvents
@@ -33,8 +33,6 @@ WORKER_LABEL = "env-gateway.worker"
 ROLE_LABEL = "env-gateway.role"
 PREFIX = "{gateway}:"
 POOLS = 32
-LOG_SHOWN = 20_000
-"""Number of characters of the gateways' logs that a failed test prints."""
 ENGINE = "unix:///var/run/docker.sock"
 """The machine's own engine."""
 Table = Mapping[str, object]
@@ -177,7 +175,7 @@ class World:
         """Return a trainer's client of one replica, with an unlimited number of connections."""
         headers = {"X-API-Key": TRAINER_KEYS[owner]}
         return httpx.AsyncClient(
-            transport=_ManyPools(), base_url=self.gateways[replica].url, headers=headers, timeout=scaled(120)
+            transport=_ManyPools(), base_url=self.gateways[replica].url, headers=headers, timeout=HANG_S
         )
 
     async def sessions(self, replica: int = 0) -> list[dict[str, Any]]:
@@ -212,7 +210,7 @@ class World:
     async def _operators(self, path: str, replica: int = 0) -> httpx.Response:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         # Frequent plain connections: reading certificates for each of them would take longer than the rest.
-        async with httpx.AsyncClient(headers=headers, verify=False, timeout=scaled(30), trust_env=False) as http:
+        async with httpx.AsyncClient(headers=headers, verify=False, timeout=HANG_S, trust_env=False) as http:
             response = await http.get(self.gateways[replica].url + path)
         assert response.status_code == 200, response.text
         return response
@@ -284,9 +282,6 @@ def started(world: W) -> Iterator[W]:
     try:
         world.start()
         yield world
-    except BaseException:
-        print(world.log[-LOG_SHOWN:])  # part of the test's report, because the folder is removed
-        raise
     finally:
         world.close()
 

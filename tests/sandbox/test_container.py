@@ -11,7 +11,7 @@ import docker
 import pytest
 from envserver.sandbox import Box
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 IMAGE = "env-gateway/base:latest"
 ENVSERVER = Path(__file__).parents[2] / "env_images" / "base"
@@ -69,7 +69,7 @@ def host_config(client: docker.APIClient) -> dict[str, object]:
 def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     bubblewrap = shutil.which("bwrap")
     assert bubblewrap is not None
-    client = docker.APIClient(timeout=int(scaled(120)))
+    client = docker.APIClient(timeout=HANG_S)
     command = [
         *("setpriv", "--reuid", "100000", "--regid", "100000", "--clear-groups"),
         *("--inh-caps", _RIGHTS, "--ambient-caps", _RIGHTS),
@@ -85,7 +85,7 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     )["Id"]
     try:
         client.start(container)
-        status = client.wait(container, timeout=int(scaled(100)))["StatusCode"]
+        status = client.wait(container, timeout=HANG_S)["StatusCode"]
         words = client.logs(container, stdout=True, stderr=True).decode()
     finally:
         client.remove_container(container, force=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes
+from envserver.sandbox.bootstrap import Dates
 
 from tests.envserver.eventually import eventually
 from tests.sandbox.conftest import LIMITS, MIB
@@ -16,6 +17,24 @@ async def prepare(sandbox: Sandbox) -> None:
     await said(
         sandbox, "echo prepared > /root/state; rm /usr/bin/sed; mkdir /srv/made; chmod 750 /srv/made; useradd jack"
     )
+
+
+@pytest.mark.parametrize(
+    ("since_ns", "is_new"),
+    [
+        pytest.param(0, True, id="at the start"),
+        pytest.param(1_500_000_000, True, id="later"),
+        pytest.param(-10_000_000, True, id="at the last tick of the kernel's clock"),
+        pytest.param(-700_000_000, True, id="in the second of the start, by a program that cuts the fraction off"),
+        pytest.param(-100_000_001, False, id="shortly before, with a fraction"),
+        pytest.param(-1_700_000_000, False, id="an earlier whole second"),
+    ],
+)
+def test_a_file_time_of_the_build_becomes_the_moment_and_an_earlier_one_stays(since_ns: int, is_new: bool) -> None:
+    began = 1_795_918_327_700_000_000
+    dates = Dates(moment=5, began=began)
+
+    assert dates.of(began + since_ns) == (5 if is_new else began + since_ns)
 
 
 async def test_a_layer_that_was_lost_with_its_spawner_is_named_and_can_be_built_again(sandboxes: Sandboxes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.fakes.user import need_other_users
 
 PACKAGE = Path(__file__).parents[2] / "env_images" / "base" / "envserver"
@@ -58,7 +58,7 @@ def test_a_plain_user_opens_sandboxes_in_which_only_root_exists(home: Path) -> N
         [*become, "/usr/bin/python3", "-B", "-c", _PROGRAM, str(PACKAGE), str(home)],
         capture_output=True,
         text=True,
-        timeout=scaled(100),
+        timeout=COMMAND_S,
         check=False,
         env={"PATH": "/usr/bin:/bin"},
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from envserver.sandbox import Box
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 PACKAGE = Path(__file__).parents[2] / "env_images" / "base" / "envserver"
 SERVER_UID = 100_000
@@ -99,7 +99,7 @@ def test_a_server_without_the_right_to_become_root_opens_sandboxes_through_its_l
         [*become, "/usr/bin/python3", "-B", "-c", _PROGRAM, str(home / "envserver"), str(box.path), str(work)],
         capture_output=True,
         text=True,
-        timeout=scaled(100),
+        timeout=COMMAND_S,
         check=False,
         env={"PATH": "/usr/bin:/bin"},
     )

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.environment import Environment
 from gateway.server import HttpServer, configured
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.service.stack import Replica, Stack, environment, stack
 
 Json = dict[str, Any]
@@ -39,7 +39,7 @@ class Client:
 
     async def hear(self) -> Json:
         """Read one frame."""
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             reply: Json = json.loads(await self.connection.recv())
         return reply
 
@@ -56,7 +56,7 @@ class Client:
 
     async def closed(self) -> int:
         """Wait until the server closes the socket, and return the close code."""
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             await self.connection.wait_closed()
         assert self.connection.close_code is not None
         return self.connection.close_code
@@ -98,18 +98,6 @@ class World:
         return reply
 
 
-@contextlib.contextmanager
-def impatience(world: World, **deadlines: Any) -> Iterator[None]:
-    """Give the default environment short *deadlines* (fields of `OpenEnv`) while the block runs."""
-    catalog = world.gateway.catalog
-    patient = catalog.default
-    catalog.replace(replace(patient, openenv=replace(patient.openenv, **deadlines)))
-    try:
-        yield
-    finally:
-        catalog.replace(patient)
-
-
 def code(reply: Json) -> str:
     """Return the code of an error frame."""
     assert reply["type"] == "error", reply
@@ -134,7 +122,7 @@ async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, st
         listener.listen(1024)
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
-        async with httpx.AsyncClient(base_url=base, timeout=scaled(30), trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(base_url=base, timeout=HANG_S, trust_env=False, verify=False) as client:
             try:
                 yield client, base, server
             finally:

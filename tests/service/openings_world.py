@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,8 +23,8 @@ from gateway.core.ports.upstream import Upstream
 from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.stores.memory.sessions import MemoryStore
-from tests.deadlines import scaled
-from tests.fakes.eventually import WITHIN_S, eventually
+from tests.deadlines import HANG_S
+from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend
 from tests.service.stack import OWNER, Replica, environment
 
@@ -54,7 +54,7 @@ class Rooms:
         self.before_open: Callable[[Session], Any] | None = None
         """Hook that runs while a worker opens the next session."""
 
-    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
         """See ``Upstream.open``."""
         if (hook := self.before_open) is not None:
             self.before_open = None
@@ -63,7 +63,7 @@ class Rooms:
             raise self.failures.pop(0)
         assert session.id not in self.held[session.worker], "it was opened beside itself"
         self.held[session.worker].add(session.id)
-        return "a handle"
+        return replace(session, handle="a handle")
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """See ``Upstream.close``."""
@@ -259,7 +259,7 @@ class World:
 
     async def _at_rest(self) -> None:
         await asyncio.gather(*self.calls.late)
-        await self.gateway.closer.settle(scaled(WITHIN_S))
+        await self.gateway.closer.settle(HANG_S)
 
 
 async def _nothing(_: Any) -> None:

@@ -12,7 +12,7 @@ from gateway.core.session import Session, SessionState
 from gateway.core.worker import WorkerLoad, WorkerState
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeWorker
-from tests.service.pool_parts import SETTLED_S, Engine, Episode, Process
+from tests.service.pool_parts import Engine, Episode, Process
 
 
 class Checked:
@@ -59,7 +59,7 @@ class Checked:
         self._look()
 
     async def settle(self) -> None:
-        """Wait at most `SETTLED_S` until the parts agree.
+        """Wait until the parts agree.
 
         Raises:
             AssertionError: The parts do not agree in time.
@@ -70,7 +70,7 @@ class Checked:
             if self.alive():
                 await self._check_settled()
 
-        await eventually(check, within_s=SETTLED_S)
+        await eventually(check)
 
     async def _check_settled(self) -> None:
         try:

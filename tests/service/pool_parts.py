@@ -29,8 +29,6 @@ from tests.service.stack import Replica, environment
 IDLE_S: Final = 290.0
 """Seconds until an idle session expires. No sum of the test's time steps equals it, so the milliseconds that
 Redis' clock adds never decide an expiry."""
-SETTLED_S: Final = 20.0
-"""Seconds within which the gateway settles. It takes some hundredths of a second; a loaded machine takes longer."""
 STEP_S: Final = 10.0
 PAUSING_S: Final = 0.01
 """Seconds that the engine takes to pause a worker: long enough for a trainer to need the worker meanwhile."""

@@ -22,14 +22,13 @@ from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup, SessionState
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeWorker
 from tests.service.pool_checks import Checked
 from tests.service.pool_parts import (
     BIG,
     IDLE_S,
-    SETTLED_S,
     SOLO,
     STEP_S,
     Engine,
@@ -309,7 +308,7 @@ class PoolWorld(Checked):
         if not self.processes:
             await self.start()
         process = self.processes[0]
-        await eventually(self._check_none_opens, within_s=SETTLED_S)  # other moves test a hang-up during an opening
+        await eventually(self._check_none_opens)  # other moves test a hang-up during an opening
         await self.pass_time(2 * LEASE_S)
         for episode in self._episodes():
             for task in (episode.creating, episode.stepping):
@@ -324,11 +323,11 @@ class PoolWorld(Checked):
         await self.settle()
         await self.pass_time(400.0)
         # A session that no trainer deletes expires, and only then is its worker idle.
-        await eventually(self._check_no_session_is_left, within_s=SETTLED_S)
+        await eventually(self._check_no_session_is_left)
         for _ in range(3):
             await self.settle()
             await self.pass_time(400.0)
-        await eventually(self._check_nothing_is_left, within_s=SETTLED_S)
+        await eventually(self._check_nothing_is_left)
 
     async def _let_go(self, task: asyncio.Task[Any]) -> None:
         """Wait for the end of a task that may still reach a gate."""
@@ -394,13 +393,13 @@ class PoolWorld(Checked):
     @staticmethod
     async def over(task: asyncio.Task[Any]) -> None:
         """Wait for the end of a task that does not wait at a gate."""
-        await asyncio.wait({task}, timeout=scaled(SETTLED_S))
+        await asyncio.wait({task}, timeout=HANG_S)
         assert task.done(), f"{task} does not end"
         error_of(task)
 
     @staticmethod
     async def _until(claim: Callable[[], bool], what: str) -> None:
-        deadline = asyncio.get_running_loop().time() + scaled(SETTLED_S)
+        deadline = asyncio.get_running_loop().time() + HANG_S
         while not claim():
             assert asyncio.get_running_loop().time() < deadline, f"waited in vain: {what}"
             await asyncio.sleep(0.002)

@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend
 
@@ -185,7 +186,7 @@ class Replica(Gateway):
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}",
                 headers={"X-Session-ID": "one"},
-                timeout=scaled(30),
+                timeout=HANG_S,
                 trust_env=False,
                 verify=False,  # reading the CA certificates takes longer than most tests
                 limits=limits,
@@ -314,6 +315,22 @@ async def stack(
     finally:
         await built.aclose()
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def impatience(gateway: Gateway, **deadlines: Any) -> Iterator[None]:
+    """Give the default environment *deadlines* (``timeouts``, ``areal``, ``openenv``) while the block runs.
+
+    Each is a mapping of fields. Calls outside of the block keep the usual deadlines, which no slow machine exceeds.
+    """
+    catalog = gateway.catalog
+    patient = catalog.default
+    tables = {name: replace(getattr(patient, name), **fields) for name, fields in deadlines.items()}
+    catalog.replace(replace(patient, **tables))
+    try:
+        yield
+    finally:
+        catalog.replace(patient)
 
 
 @contextlib.asynccontextmanager

@@ -15,11 +15,10 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.worker import WorkerState
 from gateway.sessions.cache import session_id
 from gateway.sessions.service import ActiveSession
-from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
-from tests.service.stack import IDLE_S, OWNER, Replica, environment, running, stack, tasks
+from tests.service.stack import IDLE_S, OWNER, Replica, environment, impatience, running, stack, tasks
 from tests.service.wire import call, hang_up, under_way
 
 ONE_SLOT: dict[str, Any] = {"slots": 1, "max_workers": 1}
@@ -85,10 +84,11 @@ async def test_a_start_waits_for_a_slot_and_for_the_setup() -> None:
 
 
 async def test_a_start_that_finds_no_slot_in_time_is_503_and_leaves_the_queue() -> None:
-    async with running(environment(**ONE_SLOT, areal=Areal(start_s=0.1)), **TASKS) as (stack, gateway, client):
+    async with running(environment(**ONE_SLOT), **TASKS) as (stack, gateway, client):
         await started(client)
 
-        refused = await start(client)
+        with impatience(gateway, areal={"start_s": 0.1}):
+            refused = await start(client)
 
         assert status(refused) == (503, "capacity")
         assert await gateway.waiting() == 0
@@ -108,10 +108,11 @@ async def test_a_full_queue_refuses_immediately() -> None:
 
 
 async def test_the_deadline_of_a_start_counts_the_wait_and_the_setup() -> None:
-    async with running(environment(areal=Areal(start_s=scaled(0.5))), **TASKS) as (stack, gateway, client):
+    async with running(**TASKS) as (stack, gateway, client):
         await started(client)
 
-        late = await start(client, "gate")
+        with impatience(gateway, areal={"start_s": 2.0}):
+            late = await start(client, "gate")
 
         assert status(late) == (500, "environment_lost")
         assert await gateway.used() == 1
@@ -309,8 +310,9 @@ async def test_a_second_step_waits_for_the_first() -> None:
 
 
 async def test_of_256_concurrent_starts_as_many_succeed_as_there_are_slots_and_the_rest_leave_nothing() -> None:
-    crowded = environment(slots=4, max_workers=2, areal=Areal(start_s=2.0))
+    crowded = environment(slots=4, min_workers=2, max_workers=2, areal=Areal(start_s=8.0))
     async with running(crowded, **TASKS) as (stack, gateway, client):
+        await gateway.eventually_workers(2, state=WorkerState.READY)
         answers = await asyncio.gather(*(start(client) for _ in range(256)))
 
         episodes = {answer.json()["episode_id"] for answer in answers if answer.status_code == 200}

@@ -32,7 +32,7 @@ from gateway.core.worker import BackendWorker, Worker
 from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import RedisWorld
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend
@@ -64,7 +64,7 @@ class Walk(Played):
     @tool(inline=True, concurrent=True)
     async def wait(self, word: str) -> StepResult:
         self.ran.append(word)
-        async with asyncio.timeout(scaled(20)):
+        async with asyncio.timeout(HANG_S):
             await self.doors.setdefault(word, asyncio.Event()).wait()
         return StepResult(word)
 

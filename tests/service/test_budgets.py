@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from gateway.frontends.ors.create import KEPT_MAX_BYTES
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import World, world
 from tests.service.stack import environment, tasks
@@ -98,7 +98,7 @@ async def test_a_refusal_reaches_a_client_that_still_sends_its_body() -> None:
     async with world(environment(), **SMALL, **TASKS) as here, half_sent(here, "/create", ALICE, MIB - 4096):
         await eventually_held(here, MIB - 5000, MIB)
         async with half_sent(here, "/create", ALICE, MIB) as reader:
-            async with asyncio.timeout(scaled(20)):
+            async with asyncio.timeout(HANG_S):
                 assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
 
 
@@ -156,7 +156,7 @@ async def test_openings_in_the_queue_count_until_they_are_answered() -> None:
             answer = await here.http.post("/create", json=large, headers=_headers(ALICE, "w3"))
             for name in ("first", "w0", "w1"):
                 await here.http.post("/delete", headers=_headers(ALICE, name))
-            await asyncio.wait(openings, timeout=scaled(20))
+            await asyncio.wait(openings, timeout=HANG_S)
         await eventually_held(here, 0, 0)
 
     assert (answer.status_code, answer.json()["code"]) == (429, "too_many_bytes")

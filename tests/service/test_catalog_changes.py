@@ -23,7 +23,7 @@ from gateway.app import Gateway
 from gateway.backends import process
 from gateway.content import load_content
 from gateway.settings import Settings
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 
 README = (Path(__file__).parents[2] / "env_images" / "base" / "README.md").read_text()
@@ -172,7 +172,7 @@ async def world(root: Path) -> AsyncIterator[World]:
     transport = httpx.ASGITransport(app=gateway.app)
     async with (
         gateway.running(),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=scaled(30)) as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=HANG_S) as http,
     ):
         yield World(root, gateway, http)
 

@@ -19,7 +19,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli.main import app
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.fakes.command import Command, Done, in_process
 
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
@@ -66,7 +66,7 @@ def served(catalog: Path, **settings: str) -> Done:
     """Run ``gateway serve`` as a separate process, because it leaves its listening sockets open at its end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     variables = inherited | places(catalog) | settings
-    done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=scaled(60))
+    done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=COMMAND_S)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -186,6 +186,7 @@ async def test_the_outcome_of_a_session_is_in_its_tasks_record() -> None:
         assert record == {
             "environment": "math",
             "task": "t4",
+            "scorer": None,
             "attempts": 2,
             "finished": 2,
             "mean": 1.0,

@@ -19,7 +19,7 @@ from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind
 from gateway.tasks.resolver import session_setup
 from gateway.tasks.task_ref import TaskRef
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.service.foreign_world import image
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
@@ -42,7 +42,7 @@ def offered(group_size: int, **more: Any) -> dict[str, Any]:
 
 async def create(client: httpx.AsyncClient, sid: str, handle: int) -> None:
     body = {"env_name": "math", "split": "train:mine", "index": handle}
-    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid}, timeout=scaled(30))
+    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid}, timeout=HANG_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -196,7 +196,7 @@ async def test_each_draw_of_a_sample_names_the_group_that_its_sessions_form() ->
         async def opened(draw: dict[str, Any], member: int) -> None:
             headers = {"X-Session-ID": f"{draw['number']}-{member}", **grouped(draw["group"], drawn["group_size"])}
             body = {"env_name": "math", "split": draw["split"], "index": draw["index"]}
-            answer = await client.post("/create", json=body, headers=headers, timeout=scaled(30))
+            answer = await client.post("/create", json=body, headers=headers, timeout=HANG_S)
             assert answer.status_code == 200, answer.text
 
         first, second = drawn["draws"]

@@ -377,7 +377,7 @@ async def test_an_opening_polls_an_unreachable_server_and_opens_once_it_is_back(
             if self.signs < 10:
                 raise UpstreamGone("no connection to the worker", sent=False)
 
-        async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
+        async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
             if self.signs < 10:
                 raise UpstreamGone("no connection to the worker", sent=False)
             return await super().open(session, environment, setup)

@@ -13,7 +13,7 @@ from gateway.sessions.cache import session_id
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
-from tests.service.stack import IDLE_S, OWNER, environment, running, tasks
+from tests.service.stack import IDLE_S, OWNER, environment, impatience, running, tasks
 from tests.service.wire import hang_up, under_way
 
 COOKIE = "nemo_math"
@@ -481,10 +481,11 @@ async def test_a_seed_that_fails_says_why_and_releases_its_slot(task: str, statu
 
 
 async def test_a_seed_waits_for_the_setup_and_a_full_pool_says_when_to_come_again() -> None:
-    async with running(environment(slots=1, max_workers=1, open_s=0.2), **TASKS) as (_, gateway, http):
+    async with running(environment(slots=1, max_workers=1), **TASKS) as (_, gateway, http):
         assert (await Agent(http).seed("slow")).json() == {"prompt": "slow"}
 
-        full = await Agent(http).seed()
+        with impatience(gateway, timeouts={"open_s": 0.2}):
+            full = await Agent(http).seed()
 
         refused(full, 503)
         assert int(full.headers["retry-after"]) > 0

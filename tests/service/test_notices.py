@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.service.stack import Stack, environment, stack
 from tests.service.wire import call, create, delete, under_way
@@ -55,7 +55,7 @@ async def test_a_step_that_runs_at_one_replica_is_aborted_when_another_replica_e
             await until(lambda: built.backend.only.waiting == 1)
 
             cancelled = await one.post("/areal/math/api/episode/cancel", json={"episode_id": episode})
-            done, _ = await asyncio.wait({step}, timeout=scaled(10))  # the gate at which the step waits stays shut
+            done, _ = await asyncio.wait({step}, timeout=HANG_S)  # the gate at which the step waits stays shut
 
         assert cancelled.status_code == 200
         assert done, "the step goes on without its episode"

@@ -14,8 +14,8 @@ from gateway.core.session import CloseReason
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start
-from tests.service.openenv_world import Client, World, code, impatience, message, world
-from tests.service.stack import IDLE_S, environment, tasks
+from tests.service.openenv_world import Client, World, code, message, world
+from tests.service.stack import IDLE_S, environment, impatience, tasks
 
 ONE_SLOT: dict[str, Any] = {"slots": 1, "max_workers": 1}
 TASKS = tasks(
@@ -48,7 +48,7 @@ async def test_a_step_beyond_its_deadline_ends_the_episode_and_the_next_reset_wo
     async with world(environment(**ONE_SLOT), tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
 
-        with impatience(gw, step_s=0.2):
+        with impatience(gw.gateway, openenv={"step_s": 0.2}):
             late = await client.step("quiet")
 
         assert code(late) == "EXECUTION_ERROR"
@@ -166,7 +166,7 @@ async def test_a_wait_that_ends_without_a_slot_is_capacity_reached_and_closes() 
     async with world(environment(**ONE_SLOT)) as gw, gw.client() as holder, gw.client() as waiter:
         await holder.reset()
 
-        with impatience(gw, reset_s=0.2):
+        with impatience(gw.gateway, openenv={"reset_s": 0.2}):
             reply = await waiter.ask("reset")
 
         assert code(reply) == "CAPACITY_REACHED"
@@ -199,7 +199,7 @@ async def test_a_setup_beyond_the_deadline_leaves_nothing() -> None:
     async with world(environment(**ONE_SLOT), tasks=TASKS) as gw, gw.client() as client:
         await client.reset(index=0)
 
-        with impatience(gw, reset_s=0.5):
+        with impatience(gw.gateway, openenv={"reset_s": 0.5}):
             assert code(await client.ask("reset", {"task": "gate"})) == "EXECUTION_ERROR"
 
         await gw.gateway.eventually_used(0)

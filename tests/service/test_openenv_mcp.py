@@ -11,8 +11,8 @@ from gateway.core.ids import Owner
 from gateway.frontends.session_ids import SessionIds
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start
-from tests.service.openenv_world import Client, Json, World, code, impatience, message, serving, world
-from tests.service.stack import SECRET, environment
+from tests.service.openenv_world import Client, Json, World, code, message, serving, world
+from tests.service.stack import SECRET, environment, impatience
 
 TEXT = {"type": "text", "text": '{"x": 1}', "annotations": None, "meta": None}
 RESULT = {
@@ -234,7 +234,7 @@ async def test_missing_capacity_and_failed_worker_starts_are_server_errors_with_
     async with world(environment(slots=1, max_workers=1)) as gw:
         async with gw.client() as holder:
             await holder.reset()
-            with impatience(gw, reset_s=0.2):
+            with impatience(gw.gateway, openenv={"reset_s": 0.2}):
                 full = await gw.rpc("tools/call", name="go_on")
         await gw.gateway.eventually_used(0)
         await gw.stack.backend.only.die()

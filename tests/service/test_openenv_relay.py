@@ -12,7 +12,7 @@ import pytest
 from gateway.core.environment import OpenEnv, ResetMapping, ServerProtocol
 from gateway.core.ids import Owner
 from gateway.core.session import CloseReason
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, Foreign, foreign, image
@@ -25,7 +25,7 @@ PLACES = image(ServerProtocol.OPENENV, resets=ResetMapping(keys=("seed", "split"
 async def raw(client: Client, frame: str) -> str:
     """Send a frame and return its reply as raw text."""
     await client.connection.send(frame)
-    async with asyncio.timeout(scaled(20)):
+    async with asyncio.timeout(HANG_S):
         reply = await client.connection.recv()
     assert isinstance(reply, str)
     return reply

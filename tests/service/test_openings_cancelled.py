@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.session import CloseReason, Session, SessionState
 from tests.contract.store_worlds import RedisWorld
-from tests.deadlines import scaled
-from tests.fakes.eventually import WITHIN_S, until
+from tests.deadlines import HANG_S
+from tests.fakes.eventually import until
 from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
 from tests.service.openings_world import MATH, SUMS, Calls, Way, World
 from tests.service.stack import OWNER
@@ -23,7 +23,7 @@ TURNS: Final = 1000
 async def is_stopped(request: asyncio.Task[Any], calls: Calls) -> bool:
     """Wait until a request reaches the call where it is to be stopped. Return False if it ends without that call."""
     stop = asyncio.ensure_future(calls.is_stopped.wait())
-    await asyncio.wait({request, stop}, timeout=scaled(WITHIN_S), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({request, stop}, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     return calls.is_stopped.is_set()
 
@@ -36,7 +36,7 @@ async def hang_up(request: asyncio.Task[Any], calls: Calls, *, times: int = 1) -
         request.cancel()
         await asyncio.sleep(0)
     calls.goes_on.set()
-    await asyncio.wait({request}, timeout=scaled(WITHIN_S))
+    await asyncio.wait({request}, timeout=HANG_S)
     assert request.done(), "it goes on though its trainer hung up"
 
 
@@ -137,7 +137,7 @@ async def test_a_trainer_that_hangs_up_at_any_moment_leaves_nothing_in_redis(
             await asyncio.sleep(0)
 
         request.cancel()
-        await asyncio.wait({request}, timeout=scaled(WITHIN_S))
+        await asyncio.wait({request}, timeout=HANG_S)
 
         if not request.cancelled():
             assert (await request).state is SessionState.OPEN

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import SessionError, StoreUnavailable
 from gateway.core.session import CloseReason, SessionState
 from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
 from tests.service.openings_world import STORE_CALLS, Calls, Way, World
@@ -43,6 +43,50 @@ async def test_a_claim_that_failed_with_the_store_is_released_once_the_store_ans
     await world.start()
 
     with pytest.raises(StoreUnavailable):
+        await world.open()
+
+    await world.holds_nothing()
+
+
+IS_RELEASED = pytest.mark.parametrize("is_released", [False, True], ids=["closing", "released"])
+
+
+async def _ended_while_it_opens(reason: CloseReason, *, is_released: bool, has_episode: bool = False) -> World:
+    """Return a world in which the store ends the session of the next opening just before it is noted as open."""
+    calls = Calls()
+    world = World(calls)
+    await world.start()
+    if has_episode:
+        await world.open()
+
+    async def ends() -> None:
+        (session,) = await world.store.sessions()
+        await world.store.begin_close(session.id, reason)
+        if is_released:
+            await world.store.release(session.id, session.lease)
+
+    calls.before["opened"] = ends
+    return world
+
+
+@IS_RELEASED
+@pytest.mark.parametrize("kind", ["open", "reset"])
+async def test_an_opening_that_the_store_gave_up_begins_again(kind: str, is_released: bool) -> None:
+    """The leader takes a replica that is silent for some seconds for gone, and ends what it opens."""
+    world = await _ended_while_it_opens(CloseReason.OPEN_FAILED, is_released=is_released, has_episode=kind == "reset")
+
+    opened = await (world.open() if kind == "open" else world.reset())
+
+    assert opened.state is SessionState.OPEN
+    assert len(world.rooms.all()) == 1
+    await world.holds_one()
+
+
+@IS_RELEASED
+async def test_an_opening_whose_session_was_ended_on_purpose_does_not_begin_again(is_released: bool) -> None:
+    world = await _ended_while_it_opens(CloseReason.OPERATOR, is_released=is_released)
+
+    with pytest.raises(SessionError):
         await world.open()
 
     await world.holds_nothing()

@@ -243,7 +243,6 @@ def walks(examples: int, steps: int = 30) -> settings:
     )
 
 
-@pytest.mark.timeout(600)
 def test_a_gateway_on_the_memory_store_keeps_its_invariants() -> None:
     walk(GatewayMachine, settings=walks(24))
 
@@ -257,6 +256,5 @@ def redis_machine(redis_server: RedisServer) -> type[GatewayMachine]:
 
 
 @pytest.mark.redis
-@pytest.mark.timeout(600)
 def test_a_gateway_on_redis_keeps_its_invariants(redis_machine: type[GatewayMachine]) -> None:
     walk(redis_machine, settings=walks(6))

@@ -156,6 +156,10 @@ def _image(episode: dict[str, Any]) -> None:
     episode["image"] = "sha256:another"
 
 
+def _scorer(episode: dict[str, Any]) -> None:
+    episode["scorer"] = "5" * 64
+
+
 def _environment(episode: dict[str, Any]) -> None:
     episode["environment"] = "mathe"
 
@@ -176,6 +180,7 @@ def _blob(episode: dict[str, Any]) -> None:
         (_odd_operation, 400, "operation"),
         (_secret, 400, "had secrets, which are not recorded"),
         (_image, 400, "sha256:another"),
+        (_scorer, 400, "was judged by the scorer 5555"),
         (_environment, 404, "mathe"),
         (_blob, 400, "is not stored any more"),
     ],

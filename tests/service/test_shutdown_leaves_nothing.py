@@ -18,7 +18,7 @@ import pytest
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 from gateway.stores.memory.sessions import MemoryStore
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import Replica, Stack, environment, stack
 from tests.wire.gateways import short_folder
@@ -111,7 +111,7 @@ def gateway() -> Iterator[ServerProcess]:
 
 @contextlib.asynccontextmanager
 async def client(gateway: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.address, timeout=scaled(60), trust_env=False, verify=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.address, timeout=HANG_S, trust_env=False, verify=False) as http:
         yield http
 
 

@@ -31,7 +31,7 @@ from gateway.content import load_content
 from gateway.core.ports.store import Store
 from gateway.server import HttpServer, configured, listen
 from gateway.settings import Settings
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.wire.gateways import short_folder
 
 KEY = "a-key-of-alice"
@@ -189,7 +189,7 @@ class Ors:
     """A client that calls a tool over a kept connection."""
 
     def __init__(self, port: int, accept: str) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
         self._headers = {"X-Session-ID": "one", "X-API-Key": KEY, "Accept": accept, "Content-Type": "application/json"}
         self._post("/create", {"env_name": "echo", "split": "train", "index": 0})
 
@@ -211,7 +211,7 @@ class Areal(Ors):
     """A client that steps an AReaL episode over a kept connection. AReaL's own client keeps no connection."""
 
     def __init__(self, port: int) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
         self._headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
         begun = self._post("/areal/echo/api/episode/start", {"sample_id": 0, "config": {}})
         self._episode = json.loads(begun)["episode_id"]
@@ -239,7 +239,7 @@ class OpenEnv:
 
     def _ask(self, frame: object) -> str:
         self._socket.send(json.dumps(frame))
-        text = str(self._socket.recv(timeout=scaled(30)))
+        text = str(self._socket.recv(timeout=HANG_S))
         assert json.loads(text)["type"] == "observation", text
         return text
 

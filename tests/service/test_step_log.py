@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,10 +16,12 @@ import pytest
 
 from gateway.core.environment import StepLogging, StepLogPolicy
 from gateway.core.session import CloseReason
+from gateway.core.worker import WorkerState
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import call, create, delete, hang_up, under_way
 
+ONE, TWO = "1" * 64, "2" * 64
 OPERATOR = {"X-API-Key": "operator-key-1"}
 LOG: dict[str, Any] = {
     "step_log_bytes": 2**30,
@@ -50,6 +53,13 @@ async def shown(client: httpx.AsyncClient, id: str) -> dict[str, Any]:
     return episode
 
 
+async def recorded(client: httpx.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+    """Return the task records of ``math``."""
+    answer = await client.get("/admin/v1/records", params={"environment": "math", **query}, headers=OPERATOR)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
 def content(folder: Path, pattern: str = "*") -> list[bytes]:
     """Return the content of each file in *folder*."""
     return [path.read_bytes() for path in folder.glob(pattern)]
@@ -75,6 +85,46 @@ async def test_an_episode_is_shown_with_its_task_and_every_step(tmp_path: Path) 
     assert step["action"] == {"tool": "echo", "input": {"x": 1}}
     assert step["blocks"] == [{"text": '{"x": 1}'}]
     assert step["began_at"] >= line["opened_at"]
+
+
+async def test_the_version_of_the_scorer_is_in_each_episode_and_no_mean_mixes_two(tmp_path: Path) -> None:
+    math = environment(min_workers=1)
+    async with logging(tmp_path, math, tasks_math=tasks(train=[{"id": "t"}])) as (built, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        rewards = {"": 0.25, "no version": 0.5, ONE: 0.75, TWO: 1.0}
+        for sid, (scorer, reward) in enumerate(rewards.items()):
+            built.backend.only.scorer = scorer
+            await create(client, str(sid), id="t", summary={"reward": reward})
+            await call(client, sid=str(sid))
+            await delete(client, str(sid))
+        await gateway.records.write()
+        lines = await listed(client)
+        chosen = await listed(client, scorer=ONE)
+        (record,) = await recorded(client)
+        former = await recorded(client, former=1)
+        exported = (await client.get(f"/admin/v1/episodes/{lines[0]['id']}/record", headers=OPERATOR)).json()
+        page = (await client.get("/dashboard/episodes", headers=OPERATOR)).text
+
+    assert [line["scorer"] for line in lines] == [TWO, ONE, None, None]
+    assert [line["reward"] for line in chosen] == [0.75]
+    assert (record["scorer"], record["mean"], record["attempts"]) == (TWO, 1.0, 1)
+    assert [(one["scorer"], one["mean"], one["attempts"]) for one in former] == [
+        (None, 0.375, 2),
+        (ONE, 0.75, 1),
+        (TWO, 1.0, 1),
+    ]
+    assert exported["episode"]["scorer"] == exported["records"][0]["scorer"] == TWO
+    assert "mean reward 1 without 3 episodes of former scorers" in page
+
+
+async def test_the_scorer_of_an_image_that_reports_none_is_the_image(tmp_path: Path) -> None:
+    async with logging(tmp_path, replace(environment(), image_id="sha256:5")) as (_, gateway, client):
+        await create(client)
+        (held,) = await gateway.store.sessions()
+        await delete(client)
+        (line,) = await listed(client)
+
+    assert held.scorer == line["scorer"] == "sha256:5"
 
 
 async def test_episodes_that_fail_for_different_reasons_look_different(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gateway.core.errors import ConfigError
 from gateway.settings import Settings
 from gateway.tasks.registry import TaskRegistry
 from tests.contract.store_worlds import RedisWorld
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.workers import FakeBackend
 from tests.service.stack import TASKS, environment
 from tests.service.wire import call, create, result
@@ -62,7 +62,7 @@ async def test_a_gateway_with_another_secret_is_refused_and_the_sessions_of_the_
     transport = httpx.ASGITransport(app=first.app)
     async with (
         first.running(),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=scaled(30)) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=HANG_S) as client,
     ):
         await create(client)
 

@@ -17,7 +17,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Role, add_key, revoke_key
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import World, world
-from tests.service.stack import environment, tasks
+from tests.service.stack import environment, impatience, tasks
 from tests.service.wire import under_way
 
 TASKS: dict[str, Any] = {"tasks": tasks(train=[{"question": "1+1"}], test=[{"question": "2+2"}])}
@@ -95,10 +95,10 @@ async def test_a_key_at_its_limit_waits_and_no_opening_of_another_key_waits_behi
 
 
 async def test_an_opening_that_waited_at_the_limit_says_so(tmp_path: Path) -> None:
-    one = environment(open_s=0.2)
-    async with tenants(tmp_path, one, busy=KeyLimits(max_sessions=1)) as here:
+    async with tenants(tmp_path, environment(), busy=KeyLimits(max_sessions=1)) as here:
         assert (await here.create("busy", "a")).status_code == 200
-        refused = await here.create("busy", "b")
+        with impatience(here.here.gateway, timeouts={"open_s": 0.2}):
+            refused = await here.create("busy", "b")
 
     assert refused.status_code == 429
     assert "the key 'busy' has 1" in refused.json()["detail"]

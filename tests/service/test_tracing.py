@@ -17,7 +17,7 @@ from gateway.core.ports.transport import TRACE
 from gateway.frontends.asgi import trace_of
 from gateway.frontends.tracing import span_exporter
 from gateway.upstreams.openenv.websocket import WebSocketPool
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.ports import reserved_port
 from tests.fakes.raw_http import Connection, RawServer
@@ -186,7 +186,7 @@ async def test_the_trace_context_reaches_a_third_party_openenv_server() -> None:
     TRACE.set(((b"traceparent", PARENT.encode()),))
     async with serve_sockets(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        connection = await WebSocketPool().open(f"tcp:127.0.0.1:{port}", "/ws", answer_s=scaled(10))
+        connection = await WebSocketPool().open(f"tcp:127.0.0.1:{port}", "/ws", answer_s=HANG_S)
         await until(lambda: given)
         await connection.close(within_s=5)
 

@@ -11,7 +11,7 @@ from gateway.core.errors import PoolExhausted
 from gateway.core.session import EpisodeRequest, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.sessions.cache import session_id
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
 from tests.service.stack import OWNER, environment, running
@@ -248,7 +248,7 @@ async def test_an_environment_that_does_not_start_does_not_delay_other_environme
         async with under_way(*(create(client, sid=f"s{n}", env_name="broken") for n in range(8))):
             await until(lambda: len(stack.backend.workers) == 8)
 
-            async with asyncio.timeout(scaled(5)):  # far below the start time of the broken environment
+            async with asyncio.timeout(HANG_S):  # far below the start time of the broken environment
                 served = await create(client)
 
         assert served.status_code == 200

@@ -14,11 +14,11 @@ from gateway.core.leader_lease import LEASE_S
 from gateway.core.worker import Worker, WorkerState
 from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
-from tests.fakes.eventually import WITHIN_S, until
+from tests.fakes.eventually import until
 from tests.fakes.workers import FakeBackend
-from tests.service.stack import OWNER, Replica, environment, running, stack
+from tests.service.stack import OWNER, Replica, environment, impatience, running, stack
 from tests.service.wire import EVENT_STREAM, call, create, delete, detail, events, under_way
 
 
@@ -219,8 +219,9 @@ async def test_an_episode_whose_teardown_fails_in_its_worker_counts_as_an_infras
 
 
 async def test_a_create_that_its_worker_does_not_answer_in_time_releases_its_slot() -> None:
-    async with running(environment(slots=1, max_workers=1, setup_s=0.3)) as (stack, gateway, client):
-        answer = await create(client, on_create="gate")
+    async with running(environment(slots=1, max_workers=1)) as (stack, gateway, client):
+        with impatience(gateway, timeouts={"setup_s": 0.3}):
+            answer = await create(client, on_create="gate")
 
         assert answer.status_code in (500, 504)
         await gateway.eventually_used(0)
@@ -383,7 +384,7 @@ async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_a
                 await until(lambda: backend.stopped)
 
                 auditing = asyncio.ensure_future(later.audit.once())
-                await asyncio.wait({auditing}, timeout=scaled(WITHIN_S))
+                await asyncio.wait({auditing}, timeout=HANG_S)
                 backend.may_answer.set()
                 findings = await auditing
                 await later.eventually_workers(0, "coding")

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.trainers.runs import VENVS
 from tests.wire.catalog import PROJECT
 
-pytestmark = [pytest.mark.wire, pytest.mark.needs("trainers"), pytest.mark.timeout(scaled(300))]
+pytestmark = [pytest.mark.wire, pytest.mark.needs("trainers")]
 CLASSES = {
     "AnyText",
     "GatewayAgent",
@@ -33,7 +33,7 @@ def test_every_adapter_fits_its_trainers_interface() -> None:
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=scaled(240),
+        timeout=COMMAND_S,
     )
 
     assert done.returncode == 0, done.stderr[-4000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deadlines import scaled
 from tests.trainers.runs import RUNS
 
 pytestmark = [
@@ -12,7 +11,6 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.redis,
     pytest.mark.needs("trainers", "image:math"),
-    pytest.mark.timeout(scaled(600)),
 ]
 
 

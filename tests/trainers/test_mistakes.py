@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S, HANG_S
 from tests.trainers.page import PAGE
 from tests.trainers.runs import VENVS
 from tests.wire.catalog import EMBEDDED, PROJECT, serving
 from tests.wire.gateways import Gateway
 
-pytestmark = [pytest.mark.wire, pytest.mark.needs("trainers"), pytest.mark.timeout(scaled(300))]
+pytestmark = [pytest.mark.wire, pytest.mark.needs("trainers")]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_page_shows_the_errors_of_unmodified_clients(gateway: Gateway) -> No
         env=os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"},
         capture_output=True,
         text=True,
-        timeout=scaled(240),
+        timeout=COMMAND_S,
     )
 
     assert done.returncode == 0, done.stderr[-4000:]
@@ -49,26 +49,26 @@ def test_the_page_shows_the_errors_of_unmodified_clients(gateway: Gateway) -> No
 def test_a_repeated_create_gets_the_same_session_only_for_the_same_task(gateway: Gateway) -> None:
     def create(index: int) -> httpx.Response:
         body = {"env_name": "math", "split": "train", "index": index}
-        return httpx.post(f"{gateway.url}/create", json=body, headers={"X-Session-ID": "again"}, timeout=scaled(60))
+        return httpx.post(f"{gateway.url}/create", json=body, headers={"X-Session-ID": "again"}, timeout=HANG_S)
 
     assert [create(index).json() for index in (0, 0)] == [{"sid": "again"}] * 2
     refused = create(1)
     assert (refused.status_code, refused.json()["detail"]) == (400, "Session already exists")
     assert "`400 Session already exists`" in PAGE.read_text()
-    httpx.post(f"{gateway.url}/delete", headers={"X-Session-ID": "again"}, timeout=scaled(60))
+    httpx.post(f"{gateway.url}/delete", headers={"X-Session-ID": "again"}, timeout=HANG_S)
 
 
 def test_areal_gets_the_answers_of_the_page(gateway: Gateway) -> None:
     def start(environment: str, sample: int) -> httpx.Response:
         return httpx.post(
-            f"{gateway.url}/areal/{environment}/api/episode/start", json={"sample_id": sample}, timeout=scaled(60)
+            f"{gateway.url}/areal/{environment}/api/episode/start", json={"sample_id": sample}, timeout=HANG_S
         )
 
     def answer(environment: str, text: str) -> dict[str, object]:
         id = start(environment, 0).json()["episode_id"]
         action = {"episode_id": id, "action": {"type": "text", "content": text}}
-        reply = httpx.post(f"{gateway.url}/areal/{environment}/api/episode/step", json=action, timeout=scaled(60))
-        httpx.post(f"{gateway.url}/areal/{environment}/api/episode/cancel", json={"episode_id": id}, timeout=scaled(60))
+        reply = httpx.post(f"{gateway.url}/areal/{environment}/api/episode/step", json=action, timeout=HANG_S)
+        httpx.post(f"{gateway.url}/areal/{environment}/api/episode/cancel", json={"episode_id": id}, timeout=HANG_S)
         return dict(reply.json())
 
     missing = start("math", 99_999)

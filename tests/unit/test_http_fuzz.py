@@ -26,11 +26,12 @@ from starlette.types import Receive, Scope, Send
 from gateway.frontends.asgi import respond
 from gateway.server import HttpServer
 from gateway.server.http import BoundedHttp
+from tests.deadlines import HANG_S
 
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("HTTP_FUZZ_EXAMPLES", "300"))
 BODY_MAX_BYTES = 1000
-pytestmark = pytest.mark.timeout(60 + EXAMPLES // 20)
+pytestmark = pytest.mark.timeout(HANG_S + EXAMPLES)
 
 
 @dataclass(frozen=True)

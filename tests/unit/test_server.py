@@ -15,9 +15,7 @@ from gateway.core.errors import ConfigError
 from gateway.frontends.asgi import respond
 from gateway.server import HttpServer, listen
 from gateway.server.http import BoundedHttp
-from tests.deadlines import scaled
-
-WAIT_S = scaled(10.0)
+from tests.deadlines import HANG_S
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +45,7 @@ async def served(
 
 
 async def read(reader: asyncio.StreamReader, until: bytes) -> bytes:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(HANG_S):
         return await reader.readuntil(until)
 
 
@@ -143,7 +141,7 @@ async def test_a_stalled_body_is_refused_and_the_application_gets_a_disconnect(
     async with served(reading) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nfirst")
         answer = await read(reader, b"}")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             assert await reader.read() == b""
             await is_over.wait()
 
@@ -155,7 +153,7 @@ async def test_a_body_that_is_too_slow_on_average_is_refused_even_with_short_pau
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.server.http.BODY_LEAST_S", 0.1)
-    monkeypatch.setattr("gateway.server.http.BODY_S", scaled(3600.0))
+    monkeypatch.setattr("gateway.server.http.BODY_S", HANG_S)
     is_over = asyncio.Event()
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +167,7 @@ async def test_a_body_that_is_too_slow_on_average_is_refused_even_with_short_pau
             writer.write(byte)
             await writer.drain()
         answer = await read(reader, b"}")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             assert await reader.read() == b""
             await is_over.wait()
 
@@ -189,7 +187,7 @@ async def test_the_time_for_a_body_grows_with_its_received_bytes(monkeypatch: py
 
     async with served(reading) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nfirst")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             await has_begun.wait()
         writer.write(b" half")
 
@@ -199,7 +197,7 @@ async def test_the_time_for_a_body_grows_with_its_received_bytes(monkeypatch: py
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.server.http.HEAD_S", 0.05)
     async with served() as (reader, _):
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             assert await reader.read() == b""
 
 
@@ -228,7 +226,7 @@ async def test_a_leaving_server_still_accepts_connections_and_closes_each_after_
         for answer, one in ((kept, reader), (new, new_reader)):
             assert answer.startswith(b"HTTP/1.1 200")
             assert answer.count(b"connection: close") == 1
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(HANG_S):
                 assert await one.read() == b""
         new_writer.close()
 
@@ -253,7 +251,7 @@ async def test_a_leaving_server_closes_only_connections_whose_answer_had_not_sta
         go_on.clear()
         async with served(slow, told=servers.append) as (reader, writer):
             writer.write(b"GET " + path + b" HTTP/1.1\r\nhost: h\r\n\r\n")
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(HANG_S):
                 await begun.wait()
             servers[-1].leave()
             go_on.set()
@@ -279,7 +277,7 @@ def test_a_client_that_does_not_read_is_cut_off(
         async with served(endless) as (reader, writer):
             writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
             await read(reader, b"200")
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(HANG_S):
                 await ended.wait()  # the client does not read meanwhile
 
     run(cut_off())
@@ -298,7 +296,7 @@ async def streamed(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_an_http_10_client_gets_a_response_of_unknown_length_without_chunks() -> None:
     async with served(streamed) as (reader, writer):
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
 
     assert b"transfer-encoding" not in head
@@ -316,7 +314,7 @@ async def test_an_http_11_client_gets_a_response_of_unknown_length_in_chunks() -
 async def test_an_http_10_client_gets_a_response_of_known_length_as_it_is() -> None:
     async with served() as (reader, writer):
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             answer = await reader.read()
 
     assert b"content-length: 5" in answer
@@ -333,7 +331,7 @@ async def test_a_request_without_exactly_one_host_is_refused(hosts: bytes) -> No
 
     async with served(noting) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\n" + hosts + b"content-length: 3\r\n\r\nabcGET / HTTP/1.1\r\nhost: h\r\n\r\n")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             answer = await reader.read()
 
     assert answer.startswith(b"HTTP/1.1 400")
@@ -354,7 +352,7 @@ async def test_a_request_without_exactly_one_host_is_refused(hosts: bytes) -> No
 async def test_other_versions_and_codings_are_refused(head: bytes) -> None:
     async with served() as (reader, writer):
         writer.write(head + b"\r\n5\r\nhello\r\n0\r\n\r\n")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HANG_S):
             assert (await reader.read()).startswith(b"HTTP/1.1 400")
 
 
@@ -388,7 +386,7 @@ async def test_a_bad_request_behind_a_response_that_is_being_sent_does_not_mix_w
         await read(reader, b"half")
         writer.write(b"not HTTP\r\n\r\n")
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(HANG_S):
                 assert await reader.read() == b""
         finally:
             gate.set()

@@ -17,10 +17,8 @@ from websockets.exceptions import ConnectionClosed
 from gateway.server import HttpServer, listen
 from gateway.server.http import BoundedHttp
 from gateway.server.websocket import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedSocket
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
-
-WAIT_S = scaled(10.0)
 
 
 class Echo:
@@ -73,7 +71,7 @@ async def asked(client: ClientConnection, text: str) -> str | bytes:
 
 
 async def test_a_message_of_16_mib_is_accepted_and_a_larger_message_closes_the_socket_with_1009() -> None:
-    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(url) as client:
         assert await asked(client, "a" * FRAME_MAX_BYTES) == str(FRAME_MAX_BYTES)
 
         with pytest.raises(ConnectionClosed) as closed:
@@ -85,7 +83,7 @@ async def test_a_message_of_16_mib_is_accepted_and_a_larger_message_closes_the_s
 
 async def test_the_shutdown_waits_for_a_pending_answer_and_closes_with_1001() -> None:
     app = Echo()
-    async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as busy, connect(url) as idle:
+    async with asyncio.timeout(HANG_S), served(app) as (server, url), connect(url) as busy, connect(url) as idle:
         await busy.send("wait")
         await app.holds.wait()
 
@@ -103,7 +101,7 @@ async def test_the_shutdown_waits_for_a_pending_answer_and_closes_with_1001() ->
 
 async def test_a_message_that_arrives_after_the_close_is_never_processed() -> None:
     app = Echo()
-    async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as client:
+    async with asyncio.timeout(HANG_S), served(app) as (server, url), connect(url) as client:
         assert await asked(client, "x") == "1"
         client.transport.pause_reading()  # the client package answers a close as soon as it reads the close
 
@@ -121,7 +119,7 @@ async def test_a_message_that_arrives_after_the_close_is_never_processed() -> No
 
 async def test_no_log_shows_the_path_because_it_may_contain_a_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(f"{url}/k/a-secret-key/ws") as client:
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(f"{url}/k/a-secret-key/ws") as client:
         await client.send("x")
         await client.recv()
 
@@ -130,7 +128,7 @@ async def test_no_log_shows_the_path_because_it_may_contain_a_key(caplog: pytest
 
 
 async def test_messages_are_not_compressed() -> None:
-    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(url) as client:
         assert client.response is not None
         assert "Sec-WebSocket-Extensions" not in client.response.headers
 
@@ -144,7 +142,7 @@ async def test_sockets_use_keepalive_and_a_user_timeout_to_detect_lost_clients(m
         made.append(transport.get_extra_info("socket"))
 
     monkeypatch.setattr(BoundedSocket, "connection_made", remember)
-    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url):
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(url):
         (server_side,) = made
         assert server_side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert server_side.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LOST_AFTER_S * 1000

@@ -25,14 +25,13 @@ from gateway.core.environment import CustomTasks, Environment, Isolation, Limits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.engine import FakeEngine, Hold
 from tests.fakes.user import ordinary_user
 
 ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
-REACHED_S = scaled(10.0)
 
 
 def worker(id: str = "w1", environment: Environment = ENVIRONMENT) -> Worker:
@@ -64,7 +63,7 @@ def sockets(folder: Path) -> Path:
 @pytest.fixture
 async def backend(engine: FakeEngine, sockets: Path) -> AsyncIterator[DockerBackend]:
     made = DockerBackend(
-        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=0.2)
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=HANG_S)
     )
     yield made
     await made.aclose()
@@ -81,7 +80,7 @@ def mode_of(path: Path) -> int:
 
 
 async def reached(hold: Hold) -> None:
-    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+    assert await asyncio.to_thread(hold.reached.wait, HANG_S)
 
 
 async def test_a_container_is_fully_hardened_unless_the_environment_loosens_it(
@@ -534,14 +533,18 @@ async def test_a_stop_sends_a_signal_before_it_removes_the_container(
 
 
 async def test_a_container_that_does_not_end_is_removed_by_force_after_the_grace_period(
-    backend: DockerBackend, engine: FakeEngine, sockets: Path
+    engine: FakeEngine, sockets: Path
 ) -> None:
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=0.2)
+    )
     engine.stubborn = True
     await backend.start(worker(), ENVIRONMENT)
 
     await backend.stop(WorkerId("w1"))
 
     assert left(engine, sockets) == []
+    await backend.aclose()
 
 
 async def test_a_stop_holds_no_thread_during_the_grace_period(engine: FakeEngine, sockets: Path) -> None:
@@ -555,7 +558,7 @@ async def test_a_stop_holds_no_thread_during_the_grace_period(engine: FakeEngine
     await backend.start(worker(), ENVIRONMENT)
     stopping = asyncio.create_task(backend.stop(WorkerId("w1")))
 
-    async with asyncio.timeout(REACHED_S):
+    async with asyncio.timeout(HANG_S):
         await backend.start(worker("w2"), ENVIRONMENT)  # on the only thread
 
     assert not stopping.done()
@@ -698,7 +701,7 @@ async def test_containers_of_another_gateway_are_not_found_reported_or_removed(
             instance=name,
             owner=who,
             paths=HostPaths(socket_dir=sockets / name / who),
-            pace=EnginePace(stop_grace_s=0.2),
+            pace=EnginePace(stop_grace_s=HANG_S),
         )
         for name, who in (("ours", "0" * 16), (instance, owner))
     )

@@ -27,7 +27,7 @@ from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.session import CloseReason
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
 from tests.fakes.eventually import until
 
@@ -35,7 +35,6 @@ ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
 LABELS = owned_filter("ours", "")
-REACHED_S = scaled(10.0)
 REASON_S = 2.0
 """Seconds that `unlucky` waits for a reason. Each test that uses it takes that long."""
 
@@ -62,14 +61,14 @@ async def backend(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
         url=engine.url,
         instance="ours",
         paths=HostPaths(socket_dir=folder / "sockets"),
-        pace=EnginePace(stop_grace_s=0.2),
+        pace=EnginePace(stop_grace_s=HANG_S),
     )
     yield made
     await made.aclose()
 
 
 async def reached(hold: Hold) -> None:
-    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+    assert await asyncio.to_thread(hold.reached.wait, HANG_S)
 
 
 async def started(backend: DockerBackend, engine: FakeEngine, id: str = "w1") -> FakeContainer:
@@ -147,7 +146,7 @@ async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
         url=engine.url,
         instance="ours",
         paths=HostPaths(socket_dir=folder / "sockets"),
-        pace=EnginePace(stop_grace_s=0.2, reason_s=REACHED_S),
+        pace=EnginePace(stop_grace_s=HANG_S, reason_s=HANG_S),
     )
     yield made
     engine.release()
@@ -161,7 +160,7 @@ async def unlucky(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
         url=engine.url,
         instance="ours",
         paths=HostPaths(socket_dir=folder / "sockets"),
-        pace=EnginePace(stop_grace_s=0.2, reason_s=REASON_S),
+        pace=EnginePace(stop_grace_s=HANG_S, reason_s=REASON_S),
     )
     yield made
     await made.aclose()
@@ -216,7 +215,7 @@ async def test_a_death_is_reported_even_if_the_engine_does_not_report_its_reason
     hold = engine.hold("GET inspect")
 
     engine.die(container)
-    async with asyncio.timeout(REACHED_S):
+    async with asyncio.timeout(HANG_S):
         death = await anext(deaths)
 
     assert (death.id, death.reason) == ("w1", CloseReason.WORKER_LOST)
@@ -245,7 +244,7 @@ async def test_an_engine_that_reports_every_oom_is_not_queried_for_reasons(
 @pytest.fixture
 async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[DeathWatcher]:
     """Yield a watcher of *backend*'s workers that delays deaths as long as a reason may still arrive."""
-    made = DeathWatcher(engine.url, LABELS, reason_s=REACHED_S, late_s=REACHED_S)
+    made = DeathWatcher(engine.url, LABELS, reason_s=HANG_S, late_s=HANG_S)
     yield made
     engine.release()
     await made.aclose()
@@ -535,7 +534,7 @@ async def test_an_undo_that_fails_repeatedly_is_logged_once(caplog: pytest.LogCa
     with pytest.raises(StartFailed):
         await launches.run(refused, undo)
     await until(lambda: len(tries) == 5)
-    await launches.drain(REACHED_S)
+    await launches.drain(HANG_S)
 
     assert [record.levelname for record in caplog.records if "launch_not_undone" in record.message] == ["ERROR"]
 

@@ -18,7 +18,7 @@ from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.engine import FakeEngine, Hold
 
 ENVIRONMENT = Environment(
@@ -26,7 +26,6 @@ ENVIRONMENT = Environment(
 )
 FORWARDER = "env-gateway/forwarder"
 FAR = "registry.example/far:1"
-REACHED_S = scaled(10.0)
 GIB = 2**30
 
 
@@ -70,7 +69,7 @@ async def backend(engine: FakeEngine) -> AsyncIterator[DockerBackend]:
 
 
 async def reached(hold: Hold) -> None:
-    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+    assert await asyncio.to_thread(hold.reached.wait, HANG_S)
 
 
 # -- images

@@ -17,7 +17,7 @@ from gateway.core.environment import Environment, Limits, Relaxations, Server, V
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
 
 ENVIRONMENT = Environment(
@@ -31,7 +31,6 @@ ENVIRONMENT = Environment(
 )
 FORWARDER = "env-gateway/base:latest"
 OWN = replace(ENVIRONMENT, name=EnvironmentName("own"), image="env-gateway/fake", server=Server(), command=("x",))
-REACHED_S = scaled(10.0)
 
 
 class Engine(FakeEngine):
@@ -89,7 +88,7 @@ def sockets(folder: Path) -> Path:
 @pytest.fixture
 async def backend(engine: Engine, sockets: Path) -> AsyncIterator[DockerBackend]:
     made = DockerBackend(
-        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=0.2)
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=HANG_S)
     )
     yield made
     await made.aclose()
@@ -112,7 +111,7 @@ def parts(engine: Engine) -> tuple[FakeContainer, FakeContainer]:
 
 
 async def reached(hold: Hold) -> None:
-    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+    assert await asyncio.to_thread(hold.reached.wait, HANG_S)
 
 
 async def test_a_third_party_image_runs_unmodified_and_as_hardened_as_an_own_image(

@@ -63,7 +63,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 async def processes(folder: Path) -> AsyncIterator[ProcessBackend]:
-    made = ProcessBackend(socket_dir=folder, sandbox_dir=folder / "sandboxes", stop_grace_s=0.5)
+    made = ProcessBackend(socket_dir=folder, sandbox_dir=folder / "sandboxes", stop_grace_s=20)
     yield made
     await made.aclose()
 

@@ -22,9 +22,7 @@ from gateway.core.environment import Environment, Isolation, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from tests.deadlines import scaled
-
-ENDS_S = scaled(20.0)
+from tests.deadlines import HANG_S
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def sockets() -> Iterator[Path]:
 
 @pytest.fixture
 async def backend(sockets: Path) -> AsyncIterator[ProcessBackend]:
-    made = ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "sandboxes", stop_grace_s=0.5)
+    made = ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "sandboxes", stop_grace_s=20)
     yield made
     await made.aclose()
 
@@ -56,7 +54,7 @@ def worker(environment: Environment, id: str = "w1") -> Worker:
 
 async def content(path: Path) -> str:
     """Wait until the file at *path* has content, and return it; a deadline bounds the wait."""
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         while True:
             if path.exists() and (text := path.read_text()):  # noqa: ASYNC240  # a local file
                 return text
@@ -65,7 +63,7 @@ async def content(path: Path) -> str:
 
 async def gone(pid: int) -> None:
     """Wait until process *pid* has ended."""
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         while True:
             try:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: ASYNC240
@@ -162,7 +160,7 @@ async def test_the_children_of_a_worker_die_with_it(backend: ProcessBackend, tmp
     await backend.start(worker(environment), environment)  # the worker starts a child and ends
     child = int(await content(tmp_path / "child"))
 
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         assert (await anext(deaths)).id == "w1"
     await gone(child)
 
@@ -176,7 +174,7 @@ async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_death(
     escaped = int(await content(tmp_path / "child"))
 
     try:
-        async with asyncio.timeout(ENDS_S):
+        async with asyncio.timeout(HANG_S):
             assert (await anext(deaths)).id == "w1"
         await backend.stop(WorkerId("w1"))
     finally:
@@ -190,7 +188,7 @@ async def test_the_log_of_a_dead_worker_stays_until_it_is_stopped(backend: Proce
     deaths = backend.deaths()
     await backend.start(worker(environment), environment)
 
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         await anext(deaths)
     dead = [entry.running for entry in await backend.found()]
     log = await backend.logs(WorkerId("w1"))
@@ -309,7 +307,7 @@ async def test_a_tail_keeps_the_end_of_the_output() -> None:
                 stream.write(b"line %d\n" % number)
 
     await asyncio.to_thread(talk)
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         await reading
 
     assert tail.lines(2) == "line 99998\nline 99999\n"

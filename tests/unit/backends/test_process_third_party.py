@@ -39,7 +39,7 @@ async def backend(sockets: Path) -> AsyncIterator[ProcessBackend]:
     made = ProcessBackend(
         socket_dir=sockets,
         sandbox_dir=sockets / "sandboxes",
-        stop_grace_s=0.5,
+        stop_grace_s=20,
         environ={"PATH": os.environ["PATH"], "GATEWAY_SECRET": "s3cret"},
     )
     yield made

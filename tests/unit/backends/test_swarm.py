@@ -23,6 +23,7 @@ from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.placement import NodeId
 from gateway.core.session import CloseReason
 from gateway.core.worker import BackendWorker, Death, EnvironmentLoad, Worker, WorkerLoad
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, image_id, knowing
@@ -160,7 +161,7 @@ async def running(
     files: tuple[Files, Files],
     folder: Path,
     *names: str,
-    lost_s: float = 1.0,
+    lost_s: float = HANG_S,
     content: bytes = b"image",
     away: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
@@ -192,9 +193,13 @@ async def running(
         yield made
 
 
+SOON_LOST = pytest.mark.parametrize("two", [1.0], indirect=True, ids=["soon lost"])
+
+
 @pytest.fixture
-async def two(files: tuple[Files, Files], folder: Path) -> AsyncIterator[Cluster]:
-    async with running(files, folder, "n1", "n2") as made:
+async def two(request: pytest.FixtureRequest, files: tuple[Files, Files], folder: Path) -> AsyncIterator[Cluster]:
+    """Yield two nodes, which are lost after the parameter in seconds."""
+    async with running(files, folder, "n1", "n2", lost_s=getattr(request, "param", HANG_S)) as made:
         yield made
 
 
@@ -305,6 +310,7 @@ async def test_the_error_of_a_check_without_live_nodes_names_the_nodes(
 # -- lost nodes
 
 
+@SOON_LOST
 async def test_each_worker_of_a_lost_node_is_reported_dead_once(two: Cluster) -> None:
     heard: list[Death] = []
 
@@ -332,7 +338,7 @@ async def test_each_worker_of_a_lost_node_is_reported_dead_once(two: Cluster) ->
 
 
 async def test_a_node_that_is_silent_for_a_moment_keeps_its_workers(files: tuple[Files, Files], folder: Path) -> None:
-    async with running(files, folder, "n1", "n2", lost_s=60.0) as two:
+    async with running(files, folder, "n1", "n2") as two:
         await two.start("w1", "w2")
         await two.backend.found()
         lost = two.nodes["n2"]
@@ -347,6 +353,7 @@ async def test_a_node_that_is_silent_for_a_moment_keeps_its_workers(files: tuple
             await two.backend.stop(next(iter(two.engines["n2"].workers)))
 
 
+@SOON_LOST
 async def test_workers_on_a_node_that_comes_back_are_found(two: Cluster) -> None:
     await two.start("w1", "w2")
     node = two.nodes["n2"]
@@ -365,7 +372,7 @@ async def test_workers_on_a_node_that_comes_back_are_found(two: Cluster) -> None
 async def test_a_gateway_that_starts_while_a_node_is_unreachable_waits_for_its_workers(
     files: tuple[Files, Files], folder: Path
 ) -> None:
-    async with running(files, folder, "n1", "n2", lost_s=60.0, away=("n2",)) as two:
+    async with running(files, folder, "n1", "n2", away=("n2",)) as two:
         theirs = replace(worker("w7"), address=node_address("n2", "w7", "worker.sock"))
         two.store.known.append(theirs)
         finding = asyncio.ensure_future(two.backend.found())
@@ -380,6 +387,7 @@ async def test_a_gateway_that_starts_while_a_node_is_unreachable_waits_for_its_w
         assert two.state("n2") is NodeState.LIVE
 
 
+@SOON_LOST
 async def test_a_node_that_never_appears_is_lost_with_the_workers_that_the_store_places_there(two: Cluster) -> None:
     two.store.known.append(replace(worker("w7"), address=node_address("n7", "w7", "worker.sock")))
 
@@ -389,7 +397,7 @@ async def test_a_node_that_never_appears_is_lost_with_the_workers_that_the_store
 
 
 async def test_deaths_are_reported_from_the_engines_of_all_nodes(files: tuple[Files, Files], folder: Path) -> None:
-    async with running(files, folder, "n1", "n2", lost_s=60.0) as two:
+    async with running(files, folder, "n1", "n2") as two:
         deaths = two.backend.deaths()
         await until(lambda: len(two.engines) == 2)
         told = [Death(WorkerId(id), CloseReason.OUT_OF_MEMORY) for id in ("w1", "w2")]
@@ -424,6 +432,7 @@ async def test_draining_an_unknown_node_is_an_error(two: Cluster) -> None:
         await two.backend.drain(NodeId("n9"), True)
 
 
+@SOON_LOST
 async def test_a_replica_that_finds_a_node_lost_reports_no_deaths_until_it_leads(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
@@ -443,6 +452,7 @@ async def test_a_replica_that_finds_a_node_lost_reports_no_deaths_until_it_leads
     assert {(await first).id} == gone
 
 
+@SOON_LOST
 async def test_a_replica_that_does_not_lead_reports_a_lost_worker_once_the_leader_removed_it(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
@@ -459,6 +469,7 @@ async def test_a_replica_that_does_not_lead_reports_a_lost_worker_once_the_leade
     assert (await first).id in gone
 
 
+@SOON_LOST
 async def test_a_node_that_comes_back_before_its_loss_was_reported_is_not_reported(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")

@@ -18,7 +18,7 @@ from gateway.backends.swarm.reports import parse_hosts, read_report
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.placement import NodeId
 from gateway.node.tls import NODE_NAME, client_context, make_certificates
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files, cluster, of
 from tests.fakes.eventually import until
 from tests.fakes.nodes import EVERY_S, HOST, FakeNode, knowing
@@ -141,7 +141,7 @@ async def test_a_node_that_stops_is_silent_and_then_lost(files: tuple[Files, Fil
 
 
 async def test_a_node_that_hangs_is_silent(files: tuple[Files, Files], node: FakeNode) -> None:
-    async with knowing(files[0], node, lost_s=60.0) as nodes:
+    async with knowing(files[0], node) as nodes:
         node.hangs = True
 
         await until(lambda: state(nodes) is NodeState.SILENT)
@@ -164,7 +164,7 @@ async def test_of_two_processes_of_a_node_the_newer_process_is_used(files: tuple
     async with FakeNode(files[1]) as old, FakeNode(files[1]) as new:
         second = new.port
         await new.aclose()
-        async with knowing(files[0], old, new, lost_s=60.0) as nodes:
+        async with knowing(files[0], old, new) as nodes:
             assert nodes.endpoint(N1) == (HOST, old.port)
 
             await new.start()
@@ -238,7 +238,7 @@ async def test_the_error_of_a_refused_request_has_the_nodes_message(files: tuple
 
 @pytest.fixture
 async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nodes]:
-    async with knowing(files[0], node, lost_s=1.0) as made:
+    async with knowing(files[0], node) as made:
         yield made
 
 
@@ -253,7 +253,7 @@ async def ask(url: str, path: str) -> bytes:
     reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nhost: engine\r\n\r\n".encode())
-        async with asyncio.timeout(scaled(10)):
+        async with asyncio.timeout(HANG_S):
             head = await reader.readuntil(b"\r\n\r\n")
             size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
             return await reader.readexactly(size)

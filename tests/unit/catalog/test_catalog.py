@@ -26,6 +26,7 @@ from gateway.core.environment import (
     Relaxations,
     ResetMapping,
     SandboxLimits,
+    Scorer,
     Server,
     ServerProtocol,
     StepLogging,
@@ -556,6 +557,8 @@ WORKERS_ARE_MADE_ANEW = {
         f"custom_tasks.{name}": replace(BASE, custom_tasks=CustomTasks(**{"module": "m", "folder": "f", name: "x"}))
         for name in ("module", "folder", "content")
     },
+    "scorer.files": replace(BASE, scorer=Scorer(files=("*.py",))),
+    "scorer.packages": replace(BASE, scorer=Scorer(packages=("one",))),
     "server.port": replace(BASE, server=Server(port=8000)),
     "server.url": replace(BASE, server=Server(url="http://127.0.0.1:8000")),
     "volumes": replace(BASE, volumes=(Volume(source="data", target="/data"),)),

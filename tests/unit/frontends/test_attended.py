@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 from gateway.core.errors import BodyTooLarge
 from gateway.core.json_text import dump
 from gateway.frontends.asgi import Attended, HungUp, header, headers, read_body, respond, respond_json
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 LEFT: Message = {"type": "http.disconnect"}
 
@@ -87,7 +87,7 @@ async def test_completed_work_is_not_cancelled_by_a_later_disconnect(shown: bool
 async def test_a_disconnect_cancels_the_work_and_the_cancellation_does_not_escape(shown: bool) -> None:
     client, cleaned = Client(shown=shown), []
 
-    async with asyncio.timeout(scaled(10)), Attended(client.scope, client.receive) as trainer:
+    async with asyncio.timeout(HANG_S), Attended(client.scope, client.receive) as trainer:
         asyncio.get_running_loop().call_soon(client.hang_up)
         try:
             await asyncio.get_running_loop().create_future()
@@ -107,7 +107,7 @@ async def test_work_for_a_client_that_already_disconnected_is_cancelled_at_its_f
     client = Client(shown=shown)
     client.hang_up()
 
-    async with asyncio.timeout(scaled(10)), Attended(client.scope, client.receive) as trainer:
+    async with asyncio.timeout(HANG_S), Attended(client.scope, client.receive) as trainer:
         await asyncio.get_running_loop().create_future()
 
     assert trainer.left
@@ -131,7 +131,7 @@ async def test_work_that_swallowed_its_cancellation_sees_that_the_trainer_discon
     async with Attended(client.scope, client.receive) as trainer:
         client.hang_up()
         try:
-            async with asyncio.timeout(scaled(10)):
+            async with asyncio.timeout(HANG_S):
                 await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             pass
@@ -266,7 +266,7 @@ async def test_a_body_beyond_the_limit_is_refused_and_its_rest_is_discarded(mess
     client = Client(*messages)
 
     with pytest.raises(BodyTooLarge, match="exceeds 6 bytes"):
-        async with asyncio.timeout(scaled(5)):
+        async with asyncio.timeout(HANG_S):
             await read_body(scope(), client.receive, 6)
 
     assert not client._messages, "a client whose connection is closed while it sends never reads the answer"

@@ -36,7 +36,7 @@ from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel
 from gateway.node.vouchers import Vouchers
 from gateway.settings import Settings
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes import engine as fakes
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
@@ -46,7 +46,6 @@ from tests.fakes.ports import reserved_port
 
 OURS, FAR, PINNED = "env-gateway/fake", "registry.example/far:1", f"registry.example/pinned@sha256:{'a' * 64}"
 DIGEST = f"sha256:{'d' * 64}"
-WITHIN_S = scaled(20.0)
 Content = bytes | AsyncIterator[bytes]
 IMAGE_MAX_BYTES = 200_000
 
@@ -157,7 +156,7 @@ class NodeClient(httpx.AsyncClient):
 def client_of(files: tuple[Files, Files], port: int) -> NodeClient:
     gateway, other = files
     tls = client_context(gateway.ca, gateway.cert, gateway.key)
-    client = NodeClient(verify=tls, base_url=f"https://127.0.0.1:{port}", trust_env=False, timeout=WITHIN_S)
+    client = NodeClient(verify=tls, base_url=f"https://127.0.0.1:{port}", trust_env=False, timeout=HANG_S)
     client.vouchers = Vouchers(*astuple(other))
     return client
 
@@ -490,7 +489,8 @@ async def test_a_gateway_carries_an_image_from_one_node_to_another(
             tls = client_context(*astuple(files[0]))
             nodes = Nodes(hosts, tls=tls, tls_name=NODE_NAME, every_s=0.05)
             sync = ImageSync(nodes)
-            await nodes.settled()
+            await nodes.settled()  # a node that was too busy to answer counts as polled
+            await until(lambda: {view.name for view in nodes.views()} == {"machine-1", "machine-2"})
             empty = next(view.id for view in nodes.views() if view.name == "machine-1")
 
             assert await sync.pinned(OURS) == image.id
@@ -578,7 +578,7 @@ async def test_an_upload_whose_sender_is_silent_is_aborted(
 
 
 async def reached(hold: Hold) -> None:
-    assert await asyncio.to_thread(hold.reached.wait, WITHIN_S)
+    assert await asyncio.to_thread(hold.reached.wait, HANG_S)
 
 
 async def test_images_are_loaded_one_at_a_time_and_the_queue_is_bounded(
@@ -840,7 +840,7 @@ async def test_the_node_command_serves_both_ports_and_continues_after_sigterm_fo
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(3 * WITHIN_S):
+        async with asyncio.timeout(3 * HANG_S):
             said = b""
             while b"gate_ready" not in said:
                 line = await process.stdout.readline()
@@ -886,7 +886,7 @@ async def test_a_node_that_shuts_down_reports_over_kept_connections_and_accepts_
         writer.close()
 
     async def ended() -> None:
-        async with node(folder, engine, files, drain_s=WITHIN_S) as client:
+        async with node(folder, engine, files, drain_s=HANG_S) as client:
             made.set_result(client)
             await leave.wait()
 

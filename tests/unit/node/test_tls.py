@@ -20,10 +20,9 @@ from typer.testing import CliRunner
 from gateway.cli.main import app
 from gateway.core.errors import ConfigError
 from gateway.node.tls import GATEWAY_NAME, NODE_NAME, client_context, make_certificates, server_context
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import CLIENT, DAY, SERVER, Files, cluster, expired_authority, of, signed
 
-WITHIN_S = scaled(20.0)
 REFUSED = (ssl.SSLError, ConnectionError)
 """The errors of a refusal. ``OSError`` is too broad, because a timeout is one."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -61,7 +60,7 @@ async def echoed(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
         finally:
             writer.close()
 
-    async with asyncio.timeout(WITHIN_S), await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server) as listening:
+    async with asyncio.timeout(HANG_S), await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server) as listening:
         host, port = listening.sockets[0].getsockname()
         reader, writer = await asyncio.open_connection(host, port, ssl=client, server_hostname=NODE_NAME)
         try:
@@ -179,7 +178,7 @@ def test_a_plain_socket_of_a_gateway_refuses_a_server_of_another_name(tmp_path: 
 
     def connect(address: tuple[str, int]) -> None:
         with (
-            socket.create_connection(address, timeout=WITHIN_S) as plain,
+            socket.create_connection(address, timeout=HANG_S) as plain,
             asking(gateway).wrap_socket(plain, server_hostname=NODE_NAME),
         ):
             pass

@@ -21,11 +21,10 @@ from gateway.node.tls import client_context, server_context
 from gateway.node.tunnel import Tunnel
 from gateway.node.worker_sockets import UnderWay
 from gateway.server import listen
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 
-WITHIN_S = scaled(30.0)
 LINE = b"EG1 w1/worker.sock\n"
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -115,7 +114,7 @@ def play(
         made = Tunnel(sockets=folder, tls=tls, max_connections=max_connections)
         listener = listen("127.0.0.1", 0)
         await made.start(listener)
-        async with asyncio.timeout(WITHIN_S), Worker(folder / "w1" / "worker.sock").serving() as worker:
+        async with asyncio.timeout(HANG_S), Worker(folder / "w1" / "worker.sock").serving() as worker:
             client = client_context(gateway.ca, gateway.cert, gateway.key)
             world = World(made, listener.getsockname(), client, worker)
             try:
@@ -123,7 +122,7 @@ def play(
             finally:
                 for writer in world.opened:
                     writer.close()
-                await made.drain(WITHIN_S / 2)
+                await made.drain(HANG_S / 2)
             assert made.connections == 0
 
     run(played())
@@ -334,7 +333,7 @@ def test_a_side_that_does_not_read_the_last_bytes_is_cut_off(
         await asyncio.wait({draining}, timeout=0.3)
         assert not draining.done()
 
-        await world.relay.drain(WITHIN_S / 2)  # there was no request, so the connection counts as idle
+        await world.relay.drain(HANG_S / 2)  # there was no request, so the connection counts as idle
 
         assert world.relay.connections == 0
         await asyncio.wait({draining})
@@ -499,7 +498,7 @@ def test_during_the_drain_idle_connections_are_closed_and_a_running_request_is_a
         far_writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\n: ping\r\n")
         await reader.readuntil(b": ping\r\n")
 
-        leaving = asyncio.ensure_future(world.relay.drain(WITHIN_S))
+        leaving = asyncio.ensure_future(world.relay.drain(HANG_S))
         assert await resting.read(-1) == b""
         with pytest.raises(OSError, match=r"(?i)connect|refused"):
             await world.dial()
@@ -518,7 +517,7 @@ def test_a_request_that_arrives_as_the_drain_begins_is_answered_before_its_conne
 ) -> None:
     async def scene(world: World) -> None:
         (reader, writer), (far_reader, far_writer) = await world.joined()
-        leaving = asyncio.ensure_future(world.relay.drain(WITHIN_S))
+        leaving = asyncio.ensure_future(world.relay.drain(HANG_S))
         await asyncio.sleep(0)
         assert world.relay.is_leaving
         writer.write(b"ask")

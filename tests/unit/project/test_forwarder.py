@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.ports import reserved_port
 from tests.fakes.splicing import serving
 
 PROGRAM = Path(__file__).parents[3] / "env_images" / "base" / "envserver" / "forwarder.py"
-ENDS_S = scaled(20.0)
 RESTING_FILES = 5
 """Descriptors of a forwarder without connections: three standard streams, its socket and its event poll."""
 LISTENING = "00010000"
@@ -38,7 +37,7 @@ class Forwarder:
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect a client to the forwarder; a deadline bounds the whole block."""
-        async with asyncio.timeout(ENDS_S):
+        async with asyncio.timeout(HANG_S):
             reader, writer = await asyncio.open_unix_connection(str(self.path))
             try:
                 yield reader, writer
@@ -163,7 +162,7 @@ async def test_the_server_sees_that_a_client_disconnected(folder: Path) -> None:
         async with forwarder.connected() as (reader, writer):
             writer.write(b"go")
             assert await reader.readexactly(2) == b"ok"
-        async with asyncio.timeout(ENDS_S):
+        async with asyncio.timeout(HANG_S):
             await left.wait()
         await until(lambda: forwarder.open_files == RESTING_FILES)
 
@@ -233,7 +232,7 @@ async def test_a_client_that_does_not_read_blocks_the_server_and_uses_no_memory(
 async def settled(value: Callable[[], int]) -> None:
     """Wait until ten consecutive readings of *value* are equal."""
     last, same = value(), 0
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(HANG_S):
         while same < 10 or last == 0:
             await asyncio.sleep(0.02)
             same = same + 1 if value() == last else 0
@@ -259,9 +258,9 @@ async def test_bytes_that_a_client_sent_before_it_left_arrive_at_a_server_that_r
             sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(client, b"x" * sent))
             await asyncio.wait({sending}, timeout=0.1)
             go_on.set()
-            async with asyncio.timeout(ENDS_S):
+            async with asyncio.timeout(HANG_S):
                 await sending
-        async with asyncio.timeout(ENDS_S):
+        async with asyncio.timeout(HANG_S):
             assert await over == sent
 
 
@@ -330,7 +329,7 @@ async def test_the_forwarder_ends_on_sigterm_while_a_connection_is_open(folder: 
 
         forwarder.process.send_signal(signal.SIGTERM)
 
-        async with asyncio.timeout(ENDS_S):
+        async with asyncio.timeout(HANG_S):
             assert await forwarder.process.wait() == 0
         assert await reader.read() == b""
 

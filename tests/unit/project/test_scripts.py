@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 PROJECT = Path(__file__).resolve().parents[3]
 BASH = shutil.which("bash") or "bash"
@@ -28,7 +28,7 @@ def program(path: Path, *lines: str) -> None:
 def run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run *script* with only these environment variables."""
     command = [BASH, str(script), *arguments]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=scaled(60))
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=COMMAND_S)
 
 
 # -- scripts/bubblewrap ------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class LabScript:
             pass_fds=fds,
             capture_output=True,
             text=True,
-            timeout=scaled(60),
+            timeout=COMMAND_S,
             check=False,
         )
 

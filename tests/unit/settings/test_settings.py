@@ -21,7 +21,7 @@ from gateway.adapters import hold_containers
 from gateway.core.errors import ConfigError
 from gateway.settings import Settings, inherited_environ, is_loopback, load, unknown_variables
 from gateway.settings.keys import parse_keys
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 KEY, OTHER = "a-trainer-key", "an-operator-key"
 
@@ -469,7 +469,7 @@ def test_containers_are_held_by_two_processes_until_both_have_died(tmp_path: Pat
             assert [process.stdout and process.stdout.readline() for process in (one, other)] == [b"held\n"] * 2
             hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://a")).close()
             one.kill()
-            one.wait(scaled(10))
+            one.wait(HANG_S)
             with pytest.raises(ConfigError, match="a:6379 database 0"):
                 hold_containers(settings(state_dir=tmp_path, **DOCKER))
         finally:
@@ -487,7 +487,7 @@ def test_replicas_that_start_together_after_a_change_of_the_store_hold_their_con
     wrong: list[ConfigError] = []
 
     def start() -> None:
-        line.wait(scaled(10))
+        line.wait(HANG_S)
         try:
             held.append(hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://a")))
         except ConfigError as error:
@@ -497,7 +497,7 @@ def test_replicas_that_start_together_after_a_change_of_the_store_hold_their_con
     for replica in replicas:
         replica.start()
     for replica in replicas:
-        replica.join(scaled(30))
+        replica.join(HANG_S)
 
     assert not wrong
     assert len(held) == count
@@ -535,14 +535,14 @@ def test_replicas_that_start_together_agree_on_one_secret(tmp_path: Path) -> Non
     line, found = threading.Barrier(count), []
 
     def start() -> None:
-        line.wait(scaled(10))
+        line.wait(HANG_S)
         found.append(settings(state_dir=tmp_path / "state").read_secret())
 
     replicas = [threading.Thread(target=start) for _ in range(count)]
     for replica in replicas:
         replica.start()
     for replica in replicas:
-        replica.join(scaled(30))
+        replica.join(HANG_S)
 
     assert len(found) == count
     assert len(set(found)) == 1

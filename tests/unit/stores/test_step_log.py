@@ -31,7 +31,7 @@ from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import ENCODED_CALLS
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 
 MATH = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=())
 
@@ -354,7 +354,7 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
     running = asyncio.ensure_future(log.run())
     try:
         log.called(a_call(b"one", b"two"))
-        deadline = time.monotonic() + scaled(30)
+        deadline = time.monotonic() + HANG_S
         while log.lost == 0 and time.monotonic() < deadline:
             log.called(a_call(b"x", b"y"))
             await asyncio.sleep(0)
@@ -374,7 +374,7 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
 
 def _waiting(answers: threading.Event, store: Callable[..., None]) -> Callable[..., None]:
     def stored(*arguments: Any) -> None:
-        answers.wait(scaled(60))
+        answers.wait(HANG_S)
         store(*arguments)
 
     return stored

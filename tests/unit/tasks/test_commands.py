@@ -21,7 +21,7 @@ from gateway.core.errors import GatewayError
 from gateway.tasks.documents import read_yaml
 from gateway.tasks.schema import parse
 from gateway.tasks.signing import read_private, sign
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 
 ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def in_environment(environment: str, code: str) -> str:
         cwd=ROOT / "env_images" / environment,
         capture_output=True,
         text=True,
-        timeout=scaled(60),
+        timeout=COMMAND_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -151,6 +151,7 @@ def test_valid_tasks_are_reported_as_valid(task_file: Path) -> None:
 
     assert done.exit_code == 0, done.output
     assert "each fits the schema; none was tried" in done.output
+    assert done.output.splitlines()[-1].startswith(f"gateway tasks prove {task_file}: ")
 
 
 def test_every_problem_of_every_file_is_reported_with_its_place(tmp_path: Path, task_file: Path) -> None:

@@ -122,7 +122,6 @@ def test_any_yaml_is_a_task_or_refused(text: str) -> None:
                 assert json.loads(compact(task)) == task
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "text", ["1" + ":1" * 300_000, "1" + ":1" * 300_000 + ".5", "9" * 600_000, "0x" + "f" * 600_000]
 )

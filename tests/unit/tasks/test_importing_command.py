@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from gateway.tasks.split_view import read_split
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.fakes.command import Done, in_process
 
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
@@ -183,7 +183,7 @@ def test_a_wrong_argument_or_source_is_reported_and_nothing_is_written(
 def test_a_full_disk_behind_standard_output_is_reported(tmp_path: Path) -> None:
     command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=scaled(60), check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=COMMAND_S, check=False)
 
     assert (done.returncode, done.stderr) == (2, "gateway: standard output: No space left on device\n")
 
@@ -193,7 +193,7 @@ def test_a_closed_pipe_ends_the_import_quietly(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=scaled(60), check=False)
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=COMMAND_S, check=False)
 
     assert (done.returncode, done.stderr) == (1, "")
 

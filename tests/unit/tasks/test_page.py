@@ -65,4 +65,4 @@ def test_the_example_is_a_valid_task() -> None:
 
     assert task["instruction"]
     assert task["evaluation"]["reward_function"]
-    assert set(task["config"]) == {"html"}
+    assert set(task["config"]) == {"pages"}

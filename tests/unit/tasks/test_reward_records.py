@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.tasks.reward_records import FORMAT, canonical, signed, signing_key, verify
+from gateway.tasks.reward_records import FORMAT, FORMER_FORMAT, canonical, signed, signing_key, verify
 from gateway.tasks.signing import BadSignature, NotSigned, key_id, public_pem, trusted_of
 
 KEY = signing_key(b"the gateway's own secret")
@@ -27,6 +28,7 @@ EPISODE: dict[str, Any] = {
     "task": "train/0",
     "task_digest": "d" * 64,
     "image": "sha256:i",
+    "scorer": "5" * 64,
     "seed": 3,
     "policy": "",
     "group_name": "",
@@ -64,7 +66,7 @@ def test_each_reward_has_a_record_that_states_task_image_judge_and_seed_and_the_
 
     for record in records:
         assert (record["format"], record["key"], record["instance"]) == (FORMAT, key_id(KEY.public_key()), "here")
-        for name in ("environment", "task", "task_digest", "image", "seed"):
+        for name in ("environment", "task", "task_digest", "image", "scorer", "seed"):
             assert record[name] == EPISODE[name]
         assert len(record["judge"]) == len(record["chain"]) == 64
     *rewards, end = records
@@ -78,6 +80,25 @@ def test_the_record_of_a_reward_is_verified_without_the_episode_and_the_other_re
     signature = base64.b64decode(record.pop("signature"))
 
     KEY.public_key().verify(signature, f"{FORMAT}\n".encode() + canonical(record))
+
+
+def test_the_judge_is_the_scorer_and_not_the_image_that_it_is_built_into() -> None:
+    def judge(**more: str) -> str:
+        found: str = json.loads(signed({**EPISODE, **more}, KEY, instance="here"))["records"][0]["judge"]
+        return found
+
+    assert judge() == judge(image="sha256:j") != judge(scorer="6" * 64)
+
+
+def test_a_record_of_the_former_format_without_a_scorer_is_still_verified() -> None:
+    line = (Path(__file__).parent / "reward_record_1.jsonl").read_bytes().rstrip(b"\n")
+
+    records = verify(line, TRUSTED)
+
+    assert {record["format"] for record in records} == {FORMER_FORMAT}
+    assert [record["reward"] for record in records] == [0.0, 1.0, 1.0]
+    with pytest.raises(BadSignature):
+        verify(line.replace(FORMER_FORMAT.encode(), FORMAT.encode()), TRUSTED)
 
 
 def test_all_replicas_of_a_gateway_sign_with_one_key() -> None:
@@ -99,6 +120,7 @@ def test_no_flipped_bit_passes(place: int, bit: int) -> None:
         (("episode", "reward"), 0.0),
         (("episode", "seed"), 4),
         (("episode", "image"), "sha256:j"),
+        (("episode", "scorer"), "6" * 64),
         (("episode", "task_digest"), "e" * 64),
         (("episode", "begin", "spec", "evaluation"), {}),
         (("episode", "steps", 1, "action", "input", "answer"), "42"),

@@ -82,6 +82,12 @@ def test_the_short_form_of_a_registration_is_expanded() -> None:
     assert parse(as_arguments, is_registered=True) == meant
 
 
+def test_the_short_form_keeps_what_proves_the_task() -> None:
+    proof = {"reference": "Rome", "reward_floor": 0.1, "reward_full": 2}
+
+    assert parse({"goal": "Say Rome.", **proof}) == {"instruction": "Say Rome.", "config": {}, **proof}
+
+
 def test_a_registration_with_a_complete_task_keeps_its_keys() -> None:
     whole = {"instruction": "go", "config": {"goal": [3, 4]}, "tags": ["a"]}
 
@@ -273,6 +279,9 @@ FITTING: Mapping[str, list[Any]] = {
     "instruction": ["", "i" * 262_144],
     "config": [{}, {"a": [None]}],
     "evaluation": [{}, {"a": 1}, {"reward_function": "f"}, {"reward_function": None}, {"script": "x" * 262_144}],
+    "reference": ["", ["a", {"name": "n", "input": {}}], {"commands": [], "answer": None}, None],
+    "reward_floor": [-1, 0, 0.5, None],
+    "reward_full": [1, None],
     "rate_limit": [{"starts": 1, "per_s": 0.1}, {"starts": 10_000, "per_s": 86_400}, None],
     "anything": [None, True, [1]],
 }
@@ -289,6 +298,9 @@ UNFITTING: Mapping[str, list[Any]] = {
     "instruction": ["i" * 262_145, None, 1],
     "config": [None, [], "a", 1],
     "evaluation": [None, [], "f", {"reward_function": 1}, {"script": " "}, {"script": 1}, {"script": "x" * 262_145}],
+    "reference": [1, True, [1], [{"name": "n"}], [{"input": {}}], [{"name": 1, "input": {}}]],
+    "reward_floor": ["0", True, []],
+    "reward_full": ["1", True],
     "rate_limit": [
         [],
         {},

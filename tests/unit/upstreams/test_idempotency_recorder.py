@@ -27,7 +27,7 @@ from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS, RESULTS, Codec
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import NOTED_BYTES, Records
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually, until
 from tests.fakes.replicas import SESSION, Shared, View
 
@@ -293,7 +293,7 @@ async def test_a_replica_whose_begin_is_still_pending_runs_the_call_when_a_faste
 
     async def ask_a() -> str:
         asked = asyncio.ensure_future(a.calls.run(SESSION, "what", work, within_s=60, key="k", is_asked=True))
-        await asyncio.wait({asked}, timeout=scaled(5))
+        await asyncio.wait({asked}, timeout=HANG_S)
         a.view.gate.set()
         return await asked
 

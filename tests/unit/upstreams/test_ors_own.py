@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionSetup, SessionState
-from gateway.core.worker import Worker
-from gateway.upstreams.ors.own import OrsUpstream, WorkerClient
+from gateway.core.worker import Worker, worker_of
+from gateway.upstreams.ors.own import OrsUpstream, WorkerClient, write_record
 from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer, Request
 
@@ -246,6 +247,32 @@ async def test_open_and_close_send_the_lease_of_the_session_to_the_worker() -> N
         await upstream.close(session, MATH)
 
     assert [request.headers["x-session-lease"] for request in worker.requests] == [session.lease] * 2
+
+
+@pytest.mark.parametrize(
+    ("reported", "scorer"), [("5" * 64, "5" * 64), ("5" * 63, ""), ("latest", ""), ("5" * 65, ""), ("", "")]
+)
+async def test_a_session_has_the_scorer_that_its_worker_reports(reported: str, scorer: str) -> None:
+    reply = b'{"sid":"5e5510"}'
+    head = f"HTTP/1.1 200 OK\r\nx-scorer-version: {reported}\r\ncontent-length: {len(reply)}\r\n\r\n"
+
+    async with asked(Scripted(head.encode() + reply)) as (upstream, session):
+        opened = await upstream.open(session, MATH, SessionSetup(spec={"id": "t1"}))
+
+    assert opened == replace(session, scorer=scorer)
+
+
+async def test_a_listed_session_has_the_scorer_of_its_worker() -> None:
+    worker = Scripted()
+
+    async with asked(worker) as (upstream, session):
+        note = write_record(session, upstream._client.token(session.worker)).decode()
+        entry = {"sid": session.id, "busy": False, "steps": 0, "idle_s": 0.0, "note": note}
+        worker.answers.append((200, json.dumps({"sessions": [entry], "scorer": "5" * 64}).encode()))
+        listed = await upstream.sessions(worker_of(session), MATH)
+
+    assert listed is not None
+    assert [one.session.scorer for one in listed if one.session is not None] == ["5" * 64]
 
 
 async def test_a_wait_for_a_setup_can_be_cancelled() -> None:

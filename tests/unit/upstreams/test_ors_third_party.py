@@ -138,12 +138,12 @@ async def test_secrets_are_sent_where_the_server_reads_them(
     script = Scripted(**replies)
 
     async with serving(script) as (upstream, session, _):
-        handle = await upstream.open(session, MATH, SessionSetup(spec={"a": "\ud800"}, secrets=SECRETS))
+        opened = await upstream.open(session, MATH, SessionSetup(spec={"a": "\ud800"}, secrets=SECRETS))
         await upstream.open(session, MATH, SessionSetup(spec={}, split="train", index=0))
 
     first, second = script.asked("/create")
     body = json.loads(first.body)
-    assert handle == "mathenv"
+    assert opened.handle == "mathenv"
     assert body.get("secrets") == (SECRETS if in_body else None)
     header = first.headers.get("x-secrets")
     assert (header is not None) == in_header

@@ -18,7 +18,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.upstreams.replica_client import ReplicaClient, default_peer_url, read_error, told
-from tests.fakes.replicas import SECRET, SESSION, WITHIN_S, Holder, ask, failing, replica
+from tests.deadlines import HANG_S
+from tests.fakes.replicas import SECRET, SESSION, Holder, ask, failing, replica
 
 
 @pytest.fixture
@@ -246,5 +247,5 @@ def test_the_default_url_of_a_gateway_that_listens_everywhere_is_an_address_of_i
         url = httpx.URL(default_peer_url(host, listener.getsockname()[1]))
 
         assert url.host not in ("0.0.0.0", "::")
-        with socket.create_connection((url.host, url.port or 0), timeout=WITHIN_S):
+        with socket.create_connection((url.host, url.port or 0), timeout=HANG_S):
             pass

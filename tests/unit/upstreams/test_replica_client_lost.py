@@ -22,9 +22,10 @@ from gateway.core.errors import (
 )
 from gateway.frontends.asgi import respond
 from gateway.upstreams.replica_client import SKEW_S, ReplicaClient
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
-from tests.fakes.replicas import SECRET, WITHIN_S, Holder, ask, failing, replica, served
+from tests.fakes.replicas import SECRET, Holder, ask, failing, replica, served
 
 PROJECT = Path(__file__).parents[3]
 
@@ -97,7 +98,7 @@ async def test_the_body_of_an_unsigned_request_is_not_read_into_memory() -> None
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /peers/v1/act HTTP/1.1\r\nhost: h\r\ncontent-length: 100000000\r\n\r\n")
 
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(HANG_S):
             answer = await reader.readuntil(b"}")
 
         assert answer.startswith(b"HTTP/1.1 404")
@@ -209,7 +210,7 @@ async def process() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
 
 async def line(running: asyncio.subprocess.Process) -> bytes:
     assert running.stdout is not None
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(HANG_S):
         return await running.stdout.readline()
 
 
@@ -295,7 +296,7 @@ async def test_a_request_to_a_holder_that_answers_byte_by_byte_ends_at_its_deadl
             await asyncio.sleep(0.02)
 
     async with RawServer(trickle) as server:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(UpstreamTimeout):
                 await ask(peers, server.address.replace("tcp:", "http://"), within_s=0.1)
         await until(lambda: server.open_connections == 0)

@@ -18,13 +18,13 @@ from gateway.upstreams import http1 as connection_module
 from gateway.upstreams import transport as module
 from gateway.upstreams.http1 import HIGH_WATER_BYTES, MAX_HEAD_BYTES
 from gateway.upstreams.transport import HttpTransport, RelayExchange
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer, Script
 
 ONE, TWO = WorkerId("one"), WorkerId("two")
 GET = Request(b"GET", b"/hello?a=b%20c", [(b"accept", b"*/*")])
 POST = Request(b"POST", b"/math/call", [(b"x-session-id", b"s")], b'{"name":"echo"}')
-SILENCE_S = 5.0
 READ_BYTES = 2**18
 """Bytes that asyncio reads at a time. The buffer may exceed its limit by this amount before reading stops."""
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -83,7 +83,7 @@ async def ask(
     request: Request = GET,
     *,
     worker: WorkerId = ONE,
-    silence_s: float = SILENCE_S,
+    silence_s: float = HANG_S,
 ) -> tuple[int, bytes]:
     """Send a request and read the whole answer."""
     exchange = await relay.send(worker, server.address, request, silence_s=silence_s)
@@ -166,7 +166,7 @@ async def test_a_body_is_read_completely_with_every_framing(
 async def test_a_body_that_arrives_with_its_head_is_whole(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-session-faults: []\r\n\r\n"
     async with serve(answering(answer)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
 
         assert exchange.is_whole
         assert await exchange.read(100) == b"abc"
@@ -192,7 +192,7 @@ async def test_an_answer_that_arrives_byte_by_byte_is_read_correctly(relay: Http
         await connection.left()
 
     async with serve(script) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         assert list(exchange.headers) == [(b"x-a", b"1")]
         assert await exchange.read(100) == b"abc"
         await exchange.aclose()
@@ -204,7 +204,7 @@ async def test_headers_are_in_lower_case_and_connection_headers_are_removed(rela
         b"X-Twice: 1\r\nX-Twice: 2\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n0\r\n\r\n"
     )
     async with serve(answering(answer)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
 
         assert list(exchange.headers) == [(b"content-type", b"text/plain"), (b"x-twice", b"1"), (b"x-twice", b"2")]
         await exchange.aclose()
@@ -213,7 +213,7 @@ async def test_headers_are_in_lower_case_and_connection_headers_are_removed(rela
 async def test_headers_of_interim_answers_are_dropped(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\nlink: early\r\n\r\nHTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n"
     async with serve(answering(answer)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
 
         assert list(exchange.headers) == [(b"x-a", b"1")]
         await exchange.aclose()
@@ -230,7 +230,7 @@ async def test_pieces_of_a_body_arrive_as_soon_as_they_are_written(relay: HttpTr
         await connection.left()
 
     async with serve(script) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         pieces = exchange.chunks()
 
         first = await anext(pieces)
@@ -246,7 +246,7 @@ async def test_a_body_beyond_the_limit_is_an_error_and_its_connection_is_not_use
     relay: HttpTransport, serve: Serve
 ) -> None:
     async with serve(answering(OK)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         with pytest.raises(UpstreamError, match="exceeds 1 bytes"):
             await exchange.read(1)
         await exchange.aclose()
@@ -463,7 +463,7 @@ async def test_bytes_after_an_answer_are_not_part_of_it_or_of_the_next_answer(
     relay: HttpTransport, serve: Serve, more: bytes
 ) -> None:
     async with serve(answering(OK + more, OK)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         first = (exchange.status, list(exchange.headers), await exchange.read(100))
         await exchange.aclose()
         second = await ask(relay, server)
@@ -482,7 +482,7 @@ async def test_the_connection_of_a_body_that_was_not_read_completely_is_closed(
         await connection.left()
 
     async with serve(script) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         await exchange.aclose()
         await exchange.aclose()
 
@@ -551,7 +551,7 @@ async def test_a_reset_in_a_body_without_framing_is_an_error(relay: HttpTranspor
 
     may_reset = asyncio.Event()
     async with RawServer(script) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         pieces = exchange.chunks()
         assert await anext(pieces) == b"half"
         may_reset.set()
@@ -601,7 +601,7 @@ async def test_a_large_head_within_the_limit_is_read(relay: HttpTransport, serve
     async with serve(
         answering(b"HTTP/1.1 200 OK\r\nx-filler: " + filler + b"\r\ncontent-length: 2\r\n\r\nok")
     ) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         try:
             assert list(exchange.headers) == [(b"x-filler", filler)]
             assert await exchange.read(100) == b"ok"
@@ -714,7 +714,7 @@ async def test_a_reader_that_pauses_makes_the_worker_pause(relay: HttpTransport,
         await connection.left()
 
     async with serve(script) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         pieces = exchange.chunks()
         await anext(pieces)
         await _settled(lambda: written)
@@ -848,7 +848,7 @@ async def test_a_request_that_waits_for_a_connection_while_its_worker_is_forgott
 
 async def test_an_exchange_can_be_closed_after_its_worker_was_forgotten(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
-        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        exchange = await relay.send(ONE, server.address, GET, silence_s=HANG_S)
         relay.forget(ONE)
         await exchange.aclose()
 
@@ -860,7 +860,7 @@ async def test_requests_to_a_lost_worker_leave_nothing_behind(relay: HttpTranspo
     for number in range(10):
         worker = WorkerId(f"w{number}")
         with pytest.raises(UpstreamGone):
-            await relay.send(worker, f"unix:{folder}/nosuch", GET, silence_s=SILENCE_S)
+            await relay.send(worker, f"unix:{folder}/nosuch", GET, silence_s=HANG_S)
 
     assert len(relay._workers) == 0
 

@@ -23,12 +23,12 @@ from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Request
 from gateway.upstreams import transport as module
 from gateway.upstreams.transport import HttpTransport
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 
 ONE = WorkerId("one")
 GET = Request(b"GET", b"/tasks?split=a%20b")
-SILENCE_S = 5.0
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def answers(connection: Connection) -> None:
 
 
 async def ask(relay: HttpTransport, address: str, request: Request = GET) -> bytes:
-    exchange = await relay.send(ONE, address, request, silence_s=SILENCE_S)
+    exchange = await relay.send(ONE, address, request, silence_s=HANG_S)
     try:
         return await exchange.read(1000)
     finally:

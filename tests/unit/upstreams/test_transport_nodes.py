@@ -22,6 +22,7 @@ from gateway.core.ports.transport import Request
 from gateway.upstreams.http1 import Http1Connection as WorkerConnection
 from gateway.upstreams.openenv.websocket import NotListening, WebSocketPool
 from gateway.upstreams.transport import HttpTransport
+from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, knowing
@@ -52,15 +53,19 @@ async def node(files: tuple[Files, Files], folder: Path) -> AsyncIterator[FakeNo
         yield made
 
 
+SOON_LOST = pytest.mark.parametrize("nodes", [1.0], indirect=True, ids=["soon lost"])
+
+
 @pytest.fixture
-async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nodes]:
-    async with knowing(files[0], node, lost_s=1.0) as made:
+async def nodes(request: pytest.FixtureRequest, files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nodes]:
+    """Yield a directory of one node, which is lost after the parameter in seconds."""
+    async with knowing(files[0], node, lost_s=getattr(request, "param", HANG_S)) as made:
         yield made
 
 
 @pytest.fixture
 async def relay(nodes: Nodes) -> AsyncIterator[HttpTransport]:
-    made = HttpTransport(dial=NodeDialer(nodes).dial)
+    made = HttpTransport(dial=NodeDialer(nodes, connect_s=HANG_S).dial)  # forty handshakes on a busy machine
     yield made
     await made.aclose()
 
@@ -173,6 +178,7 @@ async def test_an_unknown_node_is_reported_as_gone_immediately(relay: HttpTransp
     assert not caught.value.sent
 
 
+@SOON_LOST
 async def test_a_call_waits_for_an_expected_node_until_the_node_is_lost(relay: HttpTransport, nodes: Nodes) -> None:
     nodes.expect(NodeId("n9"))
     asked = asyncio.ensure_future(ask(relay, node_address("n9", "w1", "worker.sock")))
@@ -208,6 +214,7 @@ async def test_a_call_waits_for_a_node_whose_process_is_being_replaced(
         assert await asked == b"ok"
 
 
+@SOON_LOST
 async def test_a_call_to_a_lost_node_fails_and_was_not_sent(relay: HttpTransport, nodes: Nodes, node: FakeNode) -> None:
     await node.aclose()
 
@@ -282,6 +289,7 @@ async def test_a_socket_without_a_listener_on_a_node_is_reported_as_not_listenin
         await WebSocketPool(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
 
 
+@SOON_LOST
 async def test_an_unreachable_node_does_not_mean_that_its_server_is_gone(nodes: Nodes, node: FakeNode) -> None:
     await node.aclose()
 

@@ -20,7 +20,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.sampling import TaskPlace, prepare, turn
 from gateway.tasks.curricula.tables import Records, Rows, Tables, TaskRow, count_rows, parts_of
-from tests.deadlines import scaled
+from tests.deadlines import COMMAND_S
 from tests.unit.tasks.curricula.curriculum_parts import weight_of
 
 MATH, GAME, NONE = EnvironmentName("math"), EnvironmentName("game"), EnvironmentName("none")
@@ -261,7 +261,7 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             check=True,
-            timeout=scaled(120),
+            timeout=COMMAND_S,
         ).stdout
         for seed in ("1", "4242")
     ]

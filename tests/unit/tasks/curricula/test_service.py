@@ -386,4 +386,4 @@ async def test_a_handle_whose_task_was_removed_is_drawn_again_once_its_group_has
             raise AssertionError("the handle still stands for what is gone") from error
         assert offer.spec["id"] == "stays"
 
-    await eventually(is_drawn_for, within_s=2.0)  # A weighing is reused for one second.
+    await eventually(is_drawn_for)  # A weighing is reused for one second.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.curriculum import Outcome
+from gateway.core.curriculum import Outcome, book_of
 from gateway.core.episode import Summary
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
@@ -18,7 +18,7 @@ from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.core.session import CloseReason, Session, SessionState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.curricula.stats import MAX_WAITING, TaskStats
+from gateway.tasks.curricula.stats import MAX_WAITING, SCORERS_KEPT, TaskStats
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.tasks.curricula.curriculum_parts import MATH, Store, add, registry_of, remove
@@ -343,3 +343,88 @@ async def test_records_cannot_be_read_while_the_store_is_away() -> None:
 
     with pytest.raises(StoreUnavailable):
         await known.of(MATH)
+
+
+# -- versions of the scorer -------------------------------------------------------------------------------------------
+
+ONE, TWO = "1" * 64, "2" * 64
+
+
+async def play(stats: TaskStats, scorer: str, *rewards: float) -> None:
+    """Play an episode for each of *rewards* with a scorer of this version, and write the outcomes."""
+    for reward in rewards:
+        played = session(scorer=scorer, lease=f"{scorer} {reward}")
+        stats.current[MATH] = scorer
+        stats.note(played, environment("math"), WON, reward)
+    await stats.write()
+
+
+async def test_rewards_of_two_scorers_are_never_in_one_record() -> None:
+    store = MemoryCurriculumStore()
+    stats = records(store)
+
+    await play(stats, "", 0.25)  # as an older gateway did
+    await play(stats, ONE, 0.0, 0.5)
+    first = await stats.of(MATH)
+    await play(stats, TWO, 1.0)
+
+    assert {task: (one.scorer, one.attempts, one.mean) for task, one in first.items()} == {"first": (ONE, 2, 0.25)}
+    assert [(one.environment, one.scorer, one.recent) for one in (await stats.of(MATH)).values()] == [
+        (MATH, TWO, (1.0,))
+    ]
+    former = {scorer: (await stats.of(MATH, scorer))["first"].recent for scorer in await stats.scorers(MATH)}
+    assert former == {"": (0.25,), ONE: (0.0, 0.5), TWO: (1.0,)}
+
+
+async def test_the_outcome_of_a_former_scorer_that_ends_late_does_not_count_for_the_current_one() -> None:
+    stats = records(MemoryCurriculumStore())
+    late = session(scorer=ONE, lease="late")
+    stats.current[MATH] = ONE
+    await play(stats, TWO, 1.0)
+
+    stats.note(late, environment("math"), WON, 0.0)
+    await stats.write()
+
+    assert (await stats.of(MATH))["first"].recent == (1.0,)
+    assert (await stats.scorers(MATH))[-1] == TWO
+
+
+async def test_a_scorer_that_comes_back_goes_on_with_its_records_in_every_replica() -> None:
+    store = MemoryCurriculumStore()
+    here, there = records(store), records(store)
+    await play(here, ONE, 0.5)
+    await play(there, TWO, 1.0)
+
+    await play(here, ONE)  # nothing is opened
+    assert (await here.of(MATH))["first"].recent == (1.0,)
+    await play(here, ONE, 0.75)
+
+    for replica in (here, there):
+        assert (await replica.of(MATH))["first"].recent == (0.5, 0.75)
+        assert await replica.scorers(MATH) == ["", TWO, ONE]
+
+
+async def test_the_records_of_the_oldest_of_many_scorers_are_removed() -> None:
+    store = MemoryCurriculumStore()
+    stats = records(store)
+    versions = [f"{number:064x}" for number in range(SCORERS_KEPT + 2)]
+    for scorer in versions:
+        await play(stats, scorer, 1.0)
+
+    assert await stats.scorers(MATH) == ["", *versions[2:]]
+    assert not (await store.records(book_of(MATH, versions[0]))).records
+    assert await stats.forget(MATH) == SCORERS_KEPT
+
+
+async def test_the_current_scorer_is_known_while_the_store_is_away_and_written_later() -> None:
+    store = Store()
+    stats = records(store)
+    stats.current[MATH] = ONE
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await stats.write()
+    store.is_away = False
+
+    assert (await stats.scorers(MATH))[-1] == ONE
+    await stats.write()
+    assert await records(store).scorers(MATH) == ["", ONE]

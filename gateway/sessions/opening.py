@@ -39,7 +39,7 @@ from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
+from gateway.core.session import BY_TRAINER, CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
 from gateway.sessions.cache import CachedSession, SessionCache, new_lease, session_id, task_digest
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
@@ -308,6 +308,7 @@ class SessionOpener:
             try:
                 session = await self._open_in_worker(session, opening)
             except (UpstreamGone, WorkerFull, WorkerSilent, _GivenUp) as error:
+                await self._check_wanted(session, error)
                 deaths += isinstance(error, UpstreamGone) and error.sent
                 left_s = opening.open_until - time.monotonic()
                 if left_s <= 0 and isinstance(error, WorkerFull):
@@ -368,17 +369,34 @@ class SessionOpener:
         try:
             return await patiently(opened, for_s=self._patience_s)
         except (SessionClosed, SessionNotFound) as error:
-            holder = partial(self._store.find, session.id)
-            try:
-                found = await patiently(holder, for_s=self._patience_s)
-                reason = found.reason if found.lease == session.lease else None
-            except SessionClosed as closed:
-                reason = CloseReason(closed.reason)
-            except SessionNotFound:
-                reason = None
-            if reason is CloseReason.OPEN_FAILED:
-                raise _GivenUp(reason) from error
+            if await self._ended_as(session) is CloseReason.OPEN_FAILED:
+                raise _GivenUp(CloseReason.OPEN_FAILED) from error
             raise
+
+    async def _check_wanted(self, session: Session, error: Exception) -> None:
+        """Check that an opening may begin again after *error*: a worker also refuses a session that was ended.
+
+        Raises:
+            SessionNotFound: The session's trainer ended it.
+            SessionClosed: An operator ended it, or it expired.
+        """
+        reason = await self._ended_as(session)
+        if reason in BY_TRAINER:
+            raise SessionNotFound(f"the session {session.name!r} was ended while it was opened") from error
+        if reason is not None and reason not in _BEGUN_AGAIN:
+            raise SessionClosed(reason) from error
+
+    async def _ended_as(self, session: Session) -> CloseReason | None:
+        """Return why an opening's session ended; None if another opening holds its name."""
+        try:
+            found = await patiently(partial(self._store.find, session.id), for_s=self._patience_s)
+        except SessionClosed as closed:
+            return CloseReason(closed.reason)
+        except SessionNotFound:
+            return CloseReason.DELETED
+        if found.lease != session.lease:
+            return None
+        return found.reason or CloseReason.OPEN_FAILED  # its slot is still being released
 
     async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:
         """Mark a silent worker as suspect, so that it gets no more sessions; then release the opening's slot."""
@@ -429,6 +447,10 @@ class SessionOpener:
             session.task,
             open_s,
         )
+
+
+_BEGUN_AGAIN: Final = frozenset((CloseReason.OPEN_FAILED, CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY))
+"""Ends of an opening's session after which the opening begins again with another worker."""
 
 
 class _GivenUp(SessionClosed):

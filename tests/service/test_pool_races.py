@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 
 from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.session import CloseReason
 from gateway.core.worker import BackendWorker, EnvironmentLoad, WorkerState
 from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
-from tests.deadlines import scaled
+from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend
@@ -179,25 +181,30 @@ async def test_a_death_reported_to_another_replica_first_cancels_calls_at_this_r
                     with contextlib.suppress(BackendError):
                         await replica.worker_stops.lost(worker.worker.id)
 
-                done, _ = await asyncio.wait({calling}, timeout=scaled(10))
+                done, _ = await asyncio.wait({calling}, timeout=HANG_S)
                 built.backend.unstoppable.clear()
 
                 assert done, "the call hangs"
                 assert "worker" in calling.result().text, calling.result().text
 
 
-async def test_a_session_that_is_deleted_while_its_worker_opens_it_does_not_stay_in_the_worker() -> None:
+@pytest.mark.parametrize("reason", [CloseReason.DELETED, CloseReason.CANCELLED, CloseReason.OPERATOR])
+@pytest.mark.parametrize("knows_leases", [True, False], ids=["refused", "created"])
+async def test_a_session_that_is_ended_while_its_worker_opens_it_stays_ended(
+    knows_leases: bool, reason: CloseReason
+) -> None:
     async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
         async with under_way(create(client, on_create="gate")) as [creating]:
             await until(lambda: any(one.waiting for one in stack.backend.workers.values()))
             worker = stack.backend.only
-            await gateway.sessions.close(OWNER, "one")
+            worker.knows_leases = knows_leases
+            await gateway.sessions.end(OWNER, "one", reason, wait_s=HANG_S)
             worker.gate.set()
 
             answer = await creating
 
         assert answer.status_code in (404, 410), answer.text
         await until(lambda: worker.sessions == {})
-        assert worker.created == 1, "the worker did open it"
-        assert worker.deleted.count(session_id(OWNER, "one")) == 2
+        assert worker.created == (0 if knows_leases else 1)
+        assert worker.deleted.count(session_id(OWNER, "one")) == (1 if knows_leases else 2)
         assert (await create(client)).status_code == 200

@@ -12,7 +12,7 @@ from tests.fakes.user import need_other_users
 from tests.wire.areal_client import ArealClient
 from tests.wire.catalog import EMBEDDED, on_stack, serving
 from tests.wire.gateways import Gateway, short_folder
-from tests.wire.os_episodes import MAX_TURNS, Play, bash, playing, tasks_of
+from tests.wire.os_episodes import MAX_TURNS, TREE, Play, bash, playing, tasks_of
 
 pytestmark = [pytest.mark.wire, pytest.mark.sandbox]
 
@@ -134,7 +134,7 @@ async def test_a_group_of_eight_starts_in_one_state_and_shares_nothing_and_each_
     right = COUNT["reference"]["answer"]
     plays = [Play(client, started) for started in await asyncio.gather(*(client.start(0) for _ in range(8)))]
 
-    listings = await asyncio.gather(*(play.run("find /var/lib /root -ls | sort | sha256sum") for play in plays))
+    trees = await asyncio.gather(*(play.run(TREE) for play in plays))
     await asyncio.gather(*(play.run(f"echo {play.id} > /root/mine") for play in plays))
     kept = await asyncio.gather(*(play.run("cat /root/mine") for play in plays))
     verdicts = await asyncio.gather(
@@ -142,7 +142,7 @@ async def test_a_group_of_eight_starts_in_one_state_and_shares_nothing_and_each_
     )
 
     assert len({play.prompt for play in plays}) == 1
-    assert len(set(listings)) == 1, listings
+    assert len(set(trees)) == 1, trees
     assert kept == [play.id for play in plays]
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0] * 4
     await eventually(lambda: nothing_is_open(gateway))

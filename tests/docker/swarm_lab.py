@@ -26,6 +26,10 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
 NODES = ("node1", "node2", "node3")
 NO_LEADER = "The swarm does not have a leader"
+"""An engine's refusal while the managers elect. The command had no effect."""
+TIMED_OUT = ("context deadline exceeded", "code = Unavailable", "code = DeadlineExceeded")
+"""An engine's answers when the leader to which it passed a command was lost. The command may have had its effect."""
+NOT_REPEATABLE = {"create", "rm"}
 
 LOCKS = Path("/var/lib/swarm-lab")
 PLACES = 8
@@ -100,9 +104,10 @@ class Lab:
     def on(self, node: str, *command: str, environ: Mapping[str, str] | None = None) -> str:
         """Run the docker command on a machine's engine, from outside, and return its output.
 
-        On a busy machine the managers miss each other's heartbeats and elect a leader again. A command that is refused
-        meanwhile has no effect, so this method repeats it, as an operator would.
+        On a busy machine the managers miss each other's heartbeats and elect a leader again. This method repeats a
+        command that failed because of it, as an operator would, if its repetition does no harm.
         """
+        lost = (NO_LEADER,) if NOT_REPEATABLE & set(command) else (NO_LEADER, *TIMED_OUT)
         deadline = time.monotonic() + HANG_S
         while True:
             done = subprocess.run(
@@ -112,7 +117,7 @@ class Lab:
                 text=True,
                 timeout=COMMAND_S,
             )
-            if done.returncode and NO_LEADER in done.stderr and time.monotonic() < deadline:
+            if done.returncode and any(words in done.stderr for words in lost) and time.monotonic() < deadline:
                 time.sleep(1.0)
                 continue
             assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -138,9 +143,17 @@ class Lab:
 
     def members(self, asked: str = "node1") -> dict[str, str]:
         """Return the state of each machine by name, as the machine *asked* reports it."""
-        with self.engine(asked) as engine:
-            # A machine that has just joined has no description yet.
-            return {node["Description"].get("Hostname", ""): node["Status"]["State"] for node in engine.nodes()}
+        return {name: state for name, state, _ in self._listed(asked)}
+
+    def leaders(self, asked: str) -> set[str]:
+        """Return the machine that leads the managers, as the machine *asked* reports it. Empty while they elect."""
+        return {name for name, _, role in self._listed(asked) if role == "Leader"}
+
+    def _listed(self, asked: str) -> list[tuple[str, str, str]]:
+        """Return each machine's name, state and role. A machine that has just joined has the name ``Unknown``."""
+        words = "{{.Hostname}}|{{.Status}}|{{.ManagerStatus}}"
+        rows = [line.split("|") for line in self.on(asked, "node", "ls", "--format", words).splitlines()]
+        return [(name, state.lower(), role) for name, state, role in rows]
 
 
 @contextmanager

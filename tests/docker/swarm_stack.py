@@ -251,6 +251,7 @@ def _make_secrets(stack: SwarmStack) -> None:
         "node-cert": (certificates / "node.pem").read_text(),
         "node-key": (certificates / "node-key.pem").read_text(),
     }
-    with stack.lab.engine(NODES[0]) as engine:
-        for name, value in values.items():
-            engine.create_secret(f"env-gateway-{name}-1", value.encode())
+    for name, value in values.items():
+        file = stack.folder / f"secret-{name}"
+        file.write_text(value)
+        stack.lab.on(NODES[0], "secret", "create", f"env-gateway-{name}-1", str(file))

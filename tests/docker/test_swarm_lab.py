@@ -103,10 +103,7 @@ def remove(lab: Lab, node: str, container: str) -> None:
 
 def await_state(lab: Lab, node: str, state: str, *, asked: str) -> None:
     def check() -> None:
-        try:
-            members = lab.members(asked)
-        except docker.errors.APIError as error:  # no leader yet
-            raise AssertionError(error) from error
+        members = lab.members(asked)
         assert members.get(node) == state, members
 
     eventually_now(check)
@@ -114,14 +111,7 @@ def await_state(lab: Lab, node: str, state: str, *, asked: str) -> None:
 
 def await_leader(lab: Lab, wanted: set[str], *, asked: str) -> None:
     def check() -> None:
-        with lab.engine(asked) as engine:
-            try:
-                nodes = engine.nodes()
-            except docker.errors.APIError as error:  # no leader yet
-                raise AssertionError(error) from error
-        leaders = {
-            node["Description"].get("Hostname", "") for node in nodes if node.get("ManagerStatus", {}).get("Leader")
-        }
+        leaders = lab.leaders(asked)
         assert leaders <= wanted, leaders
         assert leaders
 

@@ -6,6 +6,7 @@ no part of a result that starts with white space. It joins the chunks of a serve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -27,6 +28,10 @@ LONGEST_CHARS: Final = 16_384
 
 White space takes at most 3 bytes a character. Other text of a result is cut earlier.
 """
+_LINE_ENDS: Final = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""What clients may take for the end of a line: the format has the first three, ``str.splitlines`` has them all."""
+_RAW_LINE_ENDS: Final = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")
+"""Those that JSON may contain unescaped, in UTF-8."""
 
 
 class Event(NamedTuple):
@@ -38,7 +43,7 @@ class Event(NamedTuple):
 
 def event(name: str, data: str) -> bytes:
     """Write an event. Lines of *data* with more than `LONGEST_CHARS` characters are split into several lines."""
-    lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = _LINE_ENDS.split(data)
     folded = [line[at : at + LONGEST_CHARS] for line in lines for at in range(0, len(line) or 1, LONGEST_CHARS)]
     # An environment's text may contain lone surrogates, which UTF-8 can't encode.
     written = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
@@ -46,7 +51,9 @@ def event(name: str, data: str) -> bytes:
 
 
 def result(payload: bytes) -> bytes:
-    """Write compact JSON as ``chunk`` events and one ``end`` event."""
+    """Write compact JSON as ``chunk`` events and one ``end`` event, with line ends of Unicode as escapes."""
+    if not payload.isascii():
+        payload = _RAW_LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), payload)
     if len(payload) <= SLICE_CHARS:  # the usual case: compact JSON has no raw line break and starts with a bracket
         return b"event: end\r\ndata: %b\r\n\r\n" % payload
     slices = safe_slices(payload.decode())

@@ -150,7 +150,7 @@ async def test_a_task_tool_with_the_name_of_an_environment_tool_collides(start: 
         ("fail", {"text": "one\n  two\r\nthree"}, ["one", "  two", "three"]),
         ("fail", {"text": ""}, [""]),
         ("fail", {"text": "\ud800"}, ["?"]),
-        ("bad", {}, ["'bad' returned str; expected ToolOutput"]),
+        ("bad", {}, ["'bad' returned str; expected StepResult"]),
         ("leave", {}, ["over"]),
         ("leave_lane", {}, ["SystemExit: over"]),
     ],

@@ -182,6 +182,19 @@ async def test_an_id_that_cannot_be_played_is_refused_and_holds_no_slot(
     assert created.status == 200
 
 
+async def test_a_whole_task_may_consist_of_an_id(start: Start, folder: Path) -> None:
+    (folder / "train.jsonl").write_text('{"id": "a", "n": 1}\n')
+    server = await start(Reader, tasks=str(folder))
+
+    for sid, id in (("s1", "custom/none"), ("s2", "a")):
+        created = await server.ask(
+            "POST", "/create", sid=sid, body={"task_spec": {"id": id}}, headers={"X-Task-Is-Whole": "1"}
+        )
+        assert created.status == 200, created.json
+    sessions = (await server.ask("GET", "/sessions")).json["sessions"]
+    assert sorted(one["task_id"] for one in sessions) == ["a", "custom/none"]
+
+
 async def test_an_environments_own_task_is_found_by_its_id_before_a_registered_task(start: Start, folder: Path) -> None:
     (folder / "test.jsonl").write_text('{"id": "a/1", "n": 1}\n\n{"other": "elsewhere", "id": "\\u00e9", "n": 2}\n')
     registry.register("a/1", "reader", {"n": 3})

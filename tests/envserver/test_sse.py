@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.envserver.raw import events
 
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 RAW_WHITE_SPACE = [chr(code) for code in range(0x20, 0x3001) if chr(code).isspace()]
 
 
@@ -54,6 +55,17 @@ def test_twenty_thousand_equal_characters_survive_in_short_lines(character: str)
     assert max(map(len, frames.split(b"\r\n"))) <= 65_536
 
 
+@pytest.mark.parametrize("size", [1, responses.SLICE_CHARS])
+@pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
+def test_a_client_that_splits_at_any_line_end_reads_the_whole_result(end: str, size: int) -> None:
+    value = {"text": f"a\\{end}b" * size}
+
+    lines = responses.sse_result(encode(value)).decode().splitlines()
+
+    assert all(line.startswith(("event: ", "data: ")) for line in lines if line)
+    assert json.loads("".join(line.removeprefix("data: ") for line in lines if line.startswith("data: "))) == value
+
+
 def test_a_small_result_is_one_event() -> None:
     assert responses.sse_result(b'{"ok":true}') == b'event: end\r\ndata: {"ok":true}\r\n\r\n'
 
@@ -71,6 +83,7 @@ def test_a_result_one_character_longer_than_a_slice_is_two_events() -> None:
         ("one", ["one"]),
         ("one\ntwo\r\nthree\rfour", ["one", "two", "three", "four"]),
         ("end\n", ["end", ""]),
+        (LINE_ENDS, [""] * (len(LINE_ENDS) + 1)),
         ("x" * 20_000, ["x" * 16_384, "x" * 3_616]),
         ("\ud800", ["?"]),
     ],

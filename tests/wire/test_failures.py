@@ -19,7 +19,7 @@ pytestmark = pytest.mark.wire
     [
         pytest.param("fail", {}, "the first line\nthe second line", id="an error of two lines"),
         pytest.param("raise_empty", {}, "Unknown SSE error", id="an error without a message"),
-        pytest.param("wrong_type", {}, "'wrong_type' returned str; expected ToolOutput", id="a wrong type"),
+        pytest.param("wrong_type", {}, "'wrong_type' returned str; expected", id="a wrong type"),
     ],
 )
 async def test_an_error_of_a_tool_reaches_the_trainer(

@@ -6,7 +6,7 @@ import sys
 import httpx
 import pytest
 
-from tests.wire.raw import MAX_LINE_BYTES, episode
+from tests.wire.raw import MAX_LINE_BYTES, episode, parse
 from tests.wire.sdks import Client, Sdk, text
 from tests.wire.targets import OFFICIAL, ONE_GATEWAY, on, with_clients
 
@@ -33,6 +33,20 @@ async def test_an_output_of_any_length_arrives_complete(client: Client, sdk: Sdk
 async def test_all_spaces_of_an_output_arrive(client: Client, sdk: Sdk, length: int) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         assert text(await session.call_tool("spaces", {"n": length})) == " " * length
+
+
+@on(*ONE_GATEWAY)
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"], ids=ascii)
+async def test_a_client_that_reads_lines_gets_a_whole_result(http: httpx.AsyncClient, end: str) -> None:
+    said = f"a{end}b" * CUT
+    asked = {"name": "echo", "input": {"text": said}}
+    async with episode(http) as opened:
+        headers = opened.headers | {"Accept": "text/event-stream"}
+        async with http.stream("POST", "/probe/call", headers=headers, json=asked) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+
+    assert [line for line in lines if not line.startswith(("event: ", "data: "))] == []
+    assert parse("\n".join([*lines, "", ""]).replace("\nevent: ", "\n\nevent: ")).text == said
 
 
 @with_clients(*ONE_GATEWAY)

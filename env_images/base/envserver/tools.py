@@ -150,7 +150,7 @@ class Tool:
         if not isinstance(result, StepResult):
             if hasattr(result, "close"):
                 result.close()  # a coroutine that is never awaited would warn
-            raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected ToolOutput")
+            raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected {StepResult.__name__}")
         output = result.wire()
         return encode({"ok": True, "output": output}), output["reward"], output["finished"]
 

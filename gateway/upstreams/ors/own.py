@@ -199,6 +199,8 @@ class OrsUpstream:
         if note := write_record(session, self._client.token(session.worker)):
             headers.append((b"x-session-note", note))
         headers.append((FAULTS_HEADER, b"1"))
+        if setup.of_split:  # the gateway's own task, so it is no reference to a task of the environment's class
+            headers.append((b"x-task-is-whole", b"1"))
         place = (session.worker, session.address, b"/create")
         answer = await self._client.ask(*place, body=wish, headers=headers, silence_s=environment.timeouts.setup_s)
         status = answer.status

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.json_text import dump
 from gateway.upstreams import sse
+
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 @pytest.mark.parametrize(
@@ -24,14 +29,24 @@ def test_an_event_has_its_name_and_one_data_field_for_each_line(name: str, data:
     assert sse.event(name, data) == wire
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(LINE_ENDS)))
 def test_no_data_can_escape_from_its_event(data: str) -> None:
-    head, *lines, last, end = sse.event("error", data).decode().split("\r\n")
+    head, *lines, last = sse.event("error", data).decode().splitlines()
 
-    assert (head, last, end) == ("event: error", "", "")
+    assert (head, last) == ("event: error", "")
     assert lines
     assert all(line.startswith("data: ") for line in lines)
-    assert all("\n" not in line and "\r" not in line for line in lines)
+
+
+@pytest.mark.parametrize("size", [1, sse.SLICE_CHARS])
+@pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
+def test_a_client_that_splits_at_any_line_end_reads_the_whole_result(end: str, size: int) -> None:
+    value = {"text": f"a\\{end}b" * size}
+
+    lines = sse.result(dump(value)).decode().splitlines()
+
+    assert all(line.startswith(("event: ", "data: ")) for line in lines if line)
+    assert json.loads("".join(line.removeprefix("data: ") for line in lines if line.startswith("data: "))) == value
 
 
 def test_a_lone_surrogate_in_a_message_causes_no_crash() -> None:

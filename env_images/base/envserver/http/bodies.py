@@ -37,6 +37,8 @@ from envserver.schema.validators import (
 NO_BODY = None
 """For the checks, an absent body equals ``null``."""
 _NOT_A_MODEL = ("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
+_REFERENCE = {"id", "env_type"}
+"""Keys of a task that only names a task of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,18 @@ class Create:
     kept."""
     tells_faults: bool = False
     """Whether answers carry the faults of the author's code, with their tracebacks."""
+    is_whole: bool = False
+    """Whether *task_spec* is the whole task, even if it consists of an id only. Else, such a task is a reference."""
     digest: int = 0
     """Digest of the request, including its secrets. A retry with the same digest gets the existing session."""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether *task_spec* names a task that the server has to find, and contains nothing else."""
+        spec = self.task_spec
+        if spec is None or self.is_whole or len(spec) > len(_REFERENCE):
+            return False
+        return isinstance(spec.get("id"), str) and spec.keys() <= _REFERENCE
 
     def __post_init__(self) -> None:
         has_reference = self.split is not None and self.index is not None

@@ -6,6 +6,7 @@ clients strip all of it instead of the single space that the format allows.
 """
 
 import os
+import re
 from collections.abc import Callable
 
 from envserver.http.bodies import CallBody
@@ -28,6 +29,10 @@ SLICE_CHARS = 4096
 LONGEST_CHARS = 16_384
 """Longest line in characters. A line stays within 64 KiB, because white space takes at most 3 bytes a character and
 only a run of it gets this long."""
+_LINE_ENDS = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""What clients may take for the end of a line: the format has the first three, ``str.splitlines`` has them all."""
+_RAW_LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")
+"""Those that JSON may contain unescaped, in UTF-8."""
 
 
 class Delivery:
@@ -189,7 +194,9 @@ def sse_task_id(value: str) -> bytes:
 
 
 def sse_result(payload: bytes) -> bytes:
-    """Return compact JSON as ``chunk`` events and one ``end``."""
+    """Return compact JSON as ``chunk`` events and one ``end``, with line ends of Unicode as escapes."""
+    if not payload.isascii():
+        payload = _RAW_LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), payload)
     # The usual case needs no copy to text: JSON starts with a bracket and has no line break outside strings.
     if len(payload) <= SLICE_CHARS:
         return b"event: end\r\ndata: %b\r\n\r\n" % payload
@@ -200,7 +207,7 @@ def sse_result(payload: bytes) -> bytes:
 
 def sse_error(text: str) -> bytes:
     """Return an ``error`` event with a data line per line of *text*. Lines above 16,384 characters are folded."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = _LINE_ENDS.split(text)
     folded = [line[i : i + LONGEST_CHARS] for line in lines for i in range(0, len(line) or 1, LONGEST_CHARS)]
     # "replace": an author's text may contain lone surrogates, which UTF-8 cannot carry.
     data = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)

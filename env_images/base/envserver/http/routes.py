@@ -240,6 +240,7 @@ class Routes:
             lease=lease,
             note=note,
             tells_faults=b"x-session-faults" in target.request.headers,
+            is_whole=b"x-task-is-whole" in target.request.headers,
             digest=digest,
         )
         session = self._sessions.create(sid, create)

@@ -335,7 +335,8 @@ class Calls:
     def _tool(self, session: Session, name: str | None) -> Tool | str:
         """Return the tool *name*, or the reason why it cannot be called."""
         if name is None:
-            return "this environment has no default tool; call one by its name"
+            names = ", ".join(sorted({**session.kind.tools, **session.task_tools}))
+            return f"this environment has no default tool; call one by its name, with its arguments: {names}"
         own, further = session.kind.tools.get(name), session.task_tools.get(name)
         if own is not None and further is not None:
             return (

@@ -20,7 +20,7 @@ from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind
 from envserver.sessions.calls import Calls
 from envserver.sessions.session import Session, deleted
-from envserver.tasks.registered import Registered, is_reference
+from envserver.tasks.registered import Registered
 from envserver.tasks.sets import TaskSets
 from envserver.tools import task_tools_of
 
@@ -154,7 +154,7 @@ class Sessions:
         sandboxing = self._sandboxing.get(session.kind.name)
         spec = session.create.task_spec
         has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
-        if spec is not None and not has_wait and not is_reference(spec):  # /create answers immediately
+        if spec is not None and not has_wait and not session.create.is_reference:  # /create answers immediately
             session.task = Task(spec)
             session.environment = self._prepared(session)
             session.opened.set()
@@ -187,7 +187,7 @@ class Sessions:
             await self._set_up(session)
 
     async def _task(self, kind: Kind, create: Create) -> Task:
-        if create.task_spec is not None and is_reference(create.task_spec):
+        if create.task_spec is not None and create.is_reference:
             return Task(await self._registered.resolve(kind, create.task_spec))
         if create.task_spec is not None:
             return Task(create.task_spec)

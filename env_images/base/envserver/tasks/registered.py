@@ -32,7 +32,6 @@ MAX_LISTED = 10_000
 MAX_DESCRIPTION_CHARS = 500
 MAX_SHOWN_CHARS = 100
 """Longest text from a task's configuration that a listing shows."""
-_REFERENCE = {"id", "env_type"}
 
 
 class TaskModules:
@@ -139,11 +138,6 @@ def _place(error: BaseException) -> str:
             place = f" ({os.path.basename(file)}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
-
-
-def is_reference(spec: Mapping[str, Any]) -> bool:
-    """Return True if *spec* names a task and contains nothing else."""
-    return len(spec) <= len(_REFERENCE) and isinstance(spec.get("id"), str) and spec.keys() <= _REFERENCE
 
 
 class Registered:

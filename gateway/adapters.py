@@ -113,7 +113,7 @@ def make_stores(settings: Settings, replica: str) -> Stores:
 
 
 async def start_store(store: Store) -> None:
-    """Connect to *store*, and wait if it is still starting. Raises ``StoreUnavailable``."""
+    """Connect to *store*, and wait if it is still starting. Raises ``StoreUnavailable``, for a refusal at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + STORE_WAIT_S
     while True:
@@ -121,7 +121,7 @@ async def start_store(store: Store) -> None:
             await store.start()
             await store.ping()
         except StoreUnavailable as error:
-            if loop.time() > deadline:
+            if error.is_refusal or loop.time() > deadline:
                 raise
             logger.warning("store_unavailable during=start error=%s", error)
             await asyncio.sleep(1)

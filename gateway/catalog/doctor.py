@@ -139,14 +139,10 @@ async def _redis(settings: Settings) -> list[Finding]:
     try:
         known = await facts(settings.store)
     except StoreUnavailable as error:
-        return [
-            Finding(
-                check="redis",
-                status=Status.FAILED,
-                detail=f"{place}: {error.detail}",
-                fix="start Redis (a checkout: scripts/redis), or set GATEWAY_STORE",
-            )
-        ]
+        fix = "start Redis (a checkout: scripts/redis), or set GATEWAY_STORE"
+        if error.is_refusal:
+            fix = "correct user and password in GATEWAY_STORE=redis://USER:PASSWORD@HOST, or the user's rights in Redis"
+        return [Finding(check="redis", status=Status.FAILED, detail=f"{place}: {error.detail}", fix=fix)]
     found = [Finding(check="redis", detail=f"Redis {known.version} at {place}, {known.answer_s * 1000:.1f} ms")]
     if known.policy not in ("", "noeviction") and known.max_bytes:
         found.append(

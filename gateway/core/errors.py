@@ -223,10 +223,14 @@ class EnvironmentUnavailable(GatewayError):
 
 
 class StoreUnavailable(GatewayError):
-    """The store does not answer. Callers must never treat this as "not found"."""
+    """The store does not answer. Callers must never treat this as "not found".
+
+    With ``is_refusal`` it answers and refuses this gateway: an operator has to correct its password or its rights.
+    """
 
     code = "store_unavailable"
     retryable = True
+    is_refusal: bool = False
 
 
 class NotLeading(GatewayError):

@@ -23,12 +23,21 @@ from typing import Any, Protocol, TypeVar
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 
 from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.stores.redis.records import packed, text
-from gateway.stores.redis.sentinel import Master, is_sentinel, read_url
+from gateway.stores.redis.sentinel import Master, is_sentinel, read_url, unencoded
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +63,15 @@ RECONNECT_S = 0.5
 AT_ONCE = 500
 """Maximum number of notes, sessions or waiting claims in one script, which is a few milliseconds of Redis's time."""
 
+SHOWN_CHARS = 200
+FORM = "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"
 SHARED = ("base", "waiting", "owners", "admission", "slots", "groups", "serving", "sessions")
 """Files in ``lua/shared``, in load order: each file uses definitions of the files before it."""
 
 _FOREIGN = (RedisError, OSError, TimeoutError)
 """Exceptions that redis-py raises when Redis does not answer, or answers with an error."""
+_REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
+"""Those of them that no wait mends. Their texts are Redis's own, without passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,9 @@ def place_of(url: str) -> str:
         parts = parse_url(url)
     except ValueError:
         # redis-py's message may contain a part of the password.
-        raise ValueError("must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]") from None
+        raise ValueError(f"must be {FORM}{unencoded(url)}") from None
+    if not url.startswith("unix://") and unencoded(url):  # a path may have an @
+        raise ValueError(f"must be {FORM}{unencoded(url)}")
     server = parts.get("path") or _address(parts.get("host", "localhost"), parts.get("port", 6379))
     return f"{server} database {parts.get('db', 0)}"
 
@@ -191,6 +206,7 @@ class RedisClient:
         """Load every script into Redis before the first requests, and start to follow the Sentinels' master."""
         if self._master is not None and self._following is None:
             self._following = asyncio.get_running_loop().create_task(self._follow(self._master))
+        await self.ask("PING")  # Redis answers a large command before a login with an error that names no login
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
@@ -285,11 +301,24 @@ class RedisClient:
             if self._answers:
                 self._answers = False
                 logger.warning("store_lost error=%s", exc)
+            for told in (exc, exc.__cause__):  # redis-py wraps what it gets while it connects
+                if isinstance(told, _REFUSALS):
+                    raise _refusal(f"the store refuses this gateway: {told}") from exc
+                if isinstance(told, ResponseError):
+                    raise StoreUnavailable(f"the store answers with an error: {str(told)[:SHOWN_CHARS]}") from exc
+            if isinstance(exc, MasterNotFoundError) and AuthenticationError.__name__ in str(exc):
+                raise _refusal("the Sentinels refuse this gateway: sentinel_password is wrong or missing") from exc
             raise StoreUnavailable("the store does not answer") from exc
         if not self._answers:
             self._answers = True
             logger.info("store_back")
         return answer
+
+
+def _refusal(message: str) -> StoreUnavailable:
+    error = StoreUnavailable(message)
+    error.is_refusal = True
+    return error
 
 
 def _raise_ours(answer: str) -> None:

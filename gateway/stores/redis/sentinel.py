@@ -32,6 +32,8 @@ _URL: Final = re.compile(
     r"redis(?P<tls>s?)\+sentinel://(?:(?P<username>[^:/?#]*):(?P<password>[^/?#]*)@)?(?P<hosts>[^@/?#]+)"
     r"/(?P<service>[^/?#]+)(?:/(?P<db>[0-9]{1,5}))?(?:\?(?P<query>[^#]*))?(?:#.*)?"
 )
+_RAW_PASSWORD: Final = re.compile(r"[^/?#]*(?:/[^?#]*@|(?:/[^?#]*)?\?[^=#]*@|[^#]*#.*@)")
+"""The rest of a URL whose host stands behind what ends the host's part."""
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
 _OPTIONS: Final = {"sentinel_username", "sentinel_password"}
 
@@ -53,6 +55,12 @@ def is_sentinel(url: str) -> bool:
     return url.startswith(("redis+sentinel://", "rediss+sentinel://"))
 
 
+def unencoded(url: str) -> str:
+    """Return how to mend a password in *url* that has a raw ``/``, ``?`` or ``#``. Else, return an empty text."""
+    is_raw = _RAW_PASSWORD.match(url.partition("://")[2])
+    return "; write /, ? and # of a password as %2F, %3F and %23" if is_raw else ""
+
+
 def read_url(url: str) -> SentinelUrl:
     """Parse a Sentinel URL.
 
@@ -65,7 +73,7 @@ def read_url(url: str) -> SentinelUrl:
     sentinels = tuple((host["ipv6"] or host["name"], int(host["port"] or PORT)) for host in hosts if host)
     is_known = len(sentinels) == len(hosts) and all(0 < port < 65536 for _, port in sentinels)
     if not found or not is_known or not options.keys() <= _OPTIONS:
-        raise ValueError(f"must be {FORM}")
+        raise ValueError(f"must be {FORM}{unencoded(url)}")
     tls = {"ssl": True} if found["tls"] else {}
     login = {name: unquote(found[name] or "") or None for name in ("username", "password")}
     sentinel_login = {name: options.get(f"sentinel_{name}") or None for name in ("username", "password")}

@@ -17,7 +17,7 @@ from gateway.app import Gateway
 from gateway.catalog.doctor import examine, failures
 from gateway.content import load_content
 from gateway.server import HttpServer, configured, listen
-from gateway.settings import Settings, load
+from gateway.settings import Settings, load, service_links
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ def serve(
         log_format="json" if log_as_json else None,
     )
     logs.configure(settings.log_level, settings.log_format)
+    if links := service_links():
+        logger.info("service_links_ignored variables=%s", ",".join(links))
     uvloop.run(serve_until_ended(settings))
 
 

@@ -29,6 +29,11 @@ from gateway.settings.keys import Keyring, parse_keys
 PREFIX = "GATEWAY_"
 COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY", "GATEWAY_OPERATOR_KEY"))
 """Variables of commands and the demo, which are not settings: the URL of a gateway and its keys."""
+_LINK_NAME = re.compile(
+    r"GATEWAY(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR|START|END))?)"
+    r"|GATEWAY_ENV_\w+"
+)
+_LINK_VALUES = ((re.compile(r"GATEWAY(_\w+)?_PORT"), r"(tcp|udp|sctp)://"), (re.compile(r"GATEWAY(_\w+)?_NAME"), "/"))
 
 
 OWN_CATALOG = Path("env_images")
@@ -251,13 +256,19 @@ class Settings(BaseSettings):
             return value
         return tuple(name.strip() for entry in given for name in entry.split(",") if name.strip())
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _port_is_no_service_link(cls, value: object) -> object:
+        return cls.model_fields["port"].default if is_service_link(f"{PREFIX}PORT", str(value)) else value
+
     @field_validator("static")
     @classmethod
     def _static_servers_are_well_formed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for entry in value:
             name, equals, url = entry.partition("=")
             if not (equals and re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name) and re.match(r"https?://[^/]", url)):
-                raise ValueError(f"{entry!r} is not of the form NAME=URL, as counter=http://127.0.0.1:8000")
+                better = f"{name}=http://{url}" if equals and "://" not in url else "counter=http://127.0.0.1:8000"
+                raise ValueError(f"{entry!r} is not of the form NAME=URL, as {better}")
         names = [entry.partition("=")[0] for entry in value]
         if len(set(names)) != len(names):
             raise ValueError("a name occurs twice")
@@ -396,9 +407,21 @@ def load(**overrides: object) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the names with the prefix of settings that are not settings."""
+    """Return the names with the prefix of settings that are neither settings nor service links."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | COMMAND_LINE
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    given = ((name, value) for name, value in environ.items() if name.startswith(PREFIX) and name not in known)
+    return sorted(name for name, value in given if not is_service_link(name, value))
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Return True for a variable that Kubernetes or Docker sets in containers beside a service named ``gateway…``."""
+    by_value = any(names.fullmatch(name) and re.match(values, value) for names, values in _LINK_VALUES)
+    return by_value or _LINK_NAME.fullmatch(name) is not None
+
+
+def service_links() -> list[str]:
+    """Return the names of this process's service links, which are ignored."""
+    return sorted(name for name, value in os.environ.items() if is_service_link(name, value))
 
 
 def _secrets_dir() -> Path | None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from gateway.adapters import hold_containers
+from gateway.adapters import check_store, hold_containers
 from gateway.core.errors import ConfigError
-from gateway.settings import Settings, inherited_environ, is_loopback, load, unknown_variables
+from gateway.settings import Settings, inherited_environ, is_loopback, load, service_links, unknown_variables
 from gateway.settings.keys import parse_keys
 from tests.deadlines import HANG_S
 
@@ -123,6 +123,41 @@ def test_unknown_names_are_found_among_any_variables() -> None:
     environ = {"GATEWAY_PORT": "1", "GATEWAY_": "1", "GATEWAYS": "1", "PATH": "/bin", "GATEWAY_X": "1"}
 
     assert unknown_variables(environ) == ["GATEWAY_", "GATEWAY_X"]
+
+
+LINKS = {
+    "GATEWAY_SERVICE_HOST": "10.96.0.1",
+    "GATEWAY_SERVICE_PORT": "8080",
+    "GATEWAY_SERVICE_PORT_HTTP": "8080",
+    "GATEWAY_PORT": "tcp://10.96.0.1:8080",
+    "GATEWAY_PORT_8080_TCP": "tcp://10.96.0.1:8080",
+    "GATEWAY_PORT_8080_TCP_PROTO": "tcp",
+    "GATEWAY_PORT_8080_TCP_PORT": "8080",
+    "GATEWAY_PORT_8080_TCP_ADDR": "10.96.0.1",
+    "GATEWAY_REDIS_SERVICE_HOST": "10.96.0.2",
+    "GATEWAY_REDIS_PORT": "udp://10.96.0.2:6379",
+    "GATEWAY_REDIS_PORT_6379_UDP_ADDR": "10.96.0.2",
+    "GATEWAY_NAME": "/trainer/gateway",
+    "GATEWAY_ENV_PYTHON_VERSION": "3.11",
+}
+
+
+def test_variables_of_a_service_named_gateway_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+
+    assert load().port == 8080
+    assert service_links() == sorted(LINKS)
+
+
+@pytest.mark.parametrize("name", ["GATEWAY_SERVICE", "GATEWAY_REDIS_PORT", "GATEWAY_PORT_TCP", "GATEWAY_NAME"])
+def test_other_unknown_variables_are_errors_beside_a_service_named_gateway(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "6379")
+
+    with pytest.raises(ConfigError, match=f"unknown setting {name}"):
+        load()
 
 
 def test_variables_of_the_client_commands_are_known_too() -> None:
@@ -451,7 +486,7 @@ def test_replicas_with_the_same_store_hold_their_containers_together(tmp_path: P
 
 HOLDS = """
 import sys
-from gateway.adapters import hold_containers
+from gateway.adapters import check_store, hold_containers
 from gateway.settings import Settings
 with hold_containers(Settings(state_dir=sys.argv[1], backend="docker", store="redis://:pass-word@a")):
     print("held", flush=True)
@@ -518,11 +553,35 @@ def test_a_replica_with_a_set_secret_and_redis_starts_without_a_writable_state_f
         hold_containers(settings(**nowhere, store="memory"))
 
 
-def test_the_error_for_an_invalid_redis_url_does_not_show_its_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:pass/word@host",
+        "redis://:12/word@host:6379/0",
+        "redis://:pass?word@host",
+        "redis://:12?word@host",
+        "rediss://:12#word@host",
+        "redis://:pa@ss/word@host",
+        "redis+sentinel://:pass/word@a/games",
+    ],
+)
+def test_the_error_for_an_unencoded_password_says_how_to_write_it_and_does_not_show_it(
+    tmp_path: Path, url: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://user:pass/word@host"))
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store=url))
 
-    assert str(refused.value) == "GATEWAY_STORE: must be redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]"
+    assert str(refused.value).startswith("GATEWAY_STORE: must be redis")
+    assert str(refused.value).endswith("; write /, ? and # of a password as %2F, %3F and %23")
+    assert "word@" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:pa@ss@host", "redis://host/0?password=p@ss", "redis://:p%2Fss@host:1/2", "unix:///run/redis@a.sock"],
+)
+def test_other_characters_of_a_password_or_a_path_are_accepted(url: str) -> None:
+    assert "p" not in check_store(url).replace("/run/redis@a.sock", "")
 
 
 def test_a_secret_that_is_set_replaces_the_file(tmp_path: Path) -> None:

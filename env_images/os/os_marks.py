@@ -23,8 +23,13 @@ _TAIL_BYTES = 256
 _PRINTED = re.compile(rb"\r?\n[0-9a-f]{24}:(\d+):(\d+):\r*\n")
 
 
-TYPED = re.compile(r"\\?command printf '\\?n%s%s:%d:%d:\\?n' [0-9a-f]{12} [0-9a-f]{12} \$\? \$\$\n?")
-"""A typed mark that a program read as input and displayed, with backslashes or, as by bash's `read`, without them."""
+TYPED = re.compile(
+    r"(?:\++ )?\\?command printf '?\\?n%s%s:%d:%d:\\?n'? [0-9a-f]{12} [0-9a-f]{12} (?:\$\? \$\$|\d+ \d+)\n?"
+)
+"""A typed mark that a program read as input and displayed, or that the shell printed because of ``set -x``.
+
+It has its backslashes, or, as by bash's ``read``, lacks them. Some shells print it without quotes.
+"""
 
 
 class Mark:

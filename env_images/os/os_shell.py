@@ -33,6 +33,8 @@ MOST_OUTPUT_BYTES = 32 * 2**20
 
 COMMAND_FILE = "/run/command"
 """A neutral name, because bash's error messages show it, outside the places whose files tasks count."""
+_TRACED = re.compile(rf"\A(?:\++ exit \d+\n)?\++ command \. {COMMAND_FILE}\n")
+"""The typed line before a command, as ``set -x`` prints it."""
 
 MOST_NESTED = 50
 """The maximum number of shells in each other that the server keeps track of."""
@@ -288,7 +290,8 @@ class Shell:
         text = plain(capture.output)
         if capture.found is not None and capture.found.shell_pid != self._pid:
             text = _without_prompt(text, capture.found.mark)
-        return Output(TYPED.sub("", text), capture.found.status if capture.found else None, "\n".join(notices))
+        text = TYPED.sub("", _TRACED.sub("", text))
+        return Output(text, capture.found.status if capture.found else None, "\n".join(notices))
 
 
 def _without_prompt(text: str, mark: Mark) -> str:

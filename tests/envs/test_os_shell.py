@@ -45,6 +45,12 @@ async def hasty(sandbox: Any) -> Any:
     return shell
 
 
+async def test_a_trace_shows_the_agents_own_commands_only(shell: Any) -> None:
+    texts = [(await shell.run(script)).text for script in ("set -x; echo one", "false", "printf two", "echo three")]
+
+    assert texts == ["++ echo one\none\n", "++ false\n", "++ printf two\ntwo", "++ echo three\nthree\n"]
+
+
 @pytest.mark.parametrize(
     ("script", "text", "status"),
     [

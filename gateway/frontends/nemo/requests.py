@@ -149,12 +149,12 @@ def _entry(code: str, place: Sequence[str | int], message: str, value: object = 
 
 
 def _text(content: object) -> str:
-    """Return the text of a message: a string, or the parts that are text."""
+    """Return the text of a message: a string, or its text parts as the one text that they are parts of."""
     if isinstance(content, str):
         return content.strip()
     parts = content if isinstance(content, list) else ()
     texts = (part.get("text") for part in parts if isinstance(part, Mapping))
-    return "\n".join(text for text in texts if isinstance(text, str)).strip()
+    return "".join(text for text in texts if isinstance(text, str)).strip()
 
 
 def place_of(path: str) -> tuple[str, tuple[str, ...]]:

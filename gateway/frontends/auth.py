@@ -37,6 +37,8 @@ KEY_CHARS: Final = 16
 LOG_PAUSE_S: Final = 10.0
 """Seconds between two log lines about refused requests with the same reason."""
 _WRONG_KEY = "this key is not known here"
+_TRAINERS_KEY = "this is a trainer's key, and this path needs an operator's: gateway keys add NAME --operator"
+_OPERATORS_KEY = "this is an operator's key, and episodes need a trainer's: gateway keys add NAME"
 _NO_KEY = "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
 _OWN_SITES: Final = frozenset(("same-origin", "none"))
 _PRIVATE_ENDS: Final = (".localhost", ".internal")
@@ -154,7 +156,7 @@ class Authenticator:
             known = keys.get(digest_of(key) if key or segment not in OPERATOR_SEGMENTS else self._digest_of_page(inner))
             if known is None:
                 self._refusals.note("wrong_key" if key else "no_key", inner)
-                await _refuse(inner, send, 401, _WRONG_KEY if key else _NO_KEY)
+                await _refuse(inner, send, 401, self._why_not(key, keys) if key else _NO_KEY)
                 return
             owner, limits = known.owner, known.limits
         inner["gateway.owner"], inner["gateway.environments"] = owner, limits.environments
@@ -193,6 +195,13 @@ class Authenticator:
         if not is_own and (site is None or scope["method"] not in ("GET", "HEAD")):
             return b""
         return self._sign_in.digest_in(header(scope, b"cookie") or "") or b""
+
+    def _why_not(self, key: str, needed: Mapping[bytes, KnownKey]) -> str:
+        is_operators = needed is self._keys.operators
+        others = self._keys.trainers if is_operators else self._keys.operators
+        if digest_of(key) not in others:
+            return _WRONG_KEY
+        return _TRAINERS_KEY if is_operators else _OPERATORS_KEY
 
     def _needed(self, path: str) -> Mapping[bytes, KnownKey] | None:
         """Return the keys that open *path*. None: it needs none."""

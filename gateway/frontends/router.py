@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.routes import (
@@ -14,6 +16,9 @@ from gateway.core.routes import (
     REPLICA_SEGMENT,
     ROLLOUT_SEGMENT,
 )
+from gateway.frontends.asgi import denial, respond_json
+
+logger = logging.getLogger(__name__)
 
 _REPLICA_PATHS, _OPENENV_PATHS = f"/{REPLICA_SEGMENT}/v1/", f"/{OPENENV_SEGMENT}/"
 
@@ -40,10 +45,12 @@ class Router:
         self._by_segment |= {ROLLOUT_SEGMENT: rollouts, REPLICA_SEGMENT: replicas, DASHBOARD_SEGMENT: dashboard}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request to its frontend. Refuse a WebSocket outside the OpenEnv frontend with 403."""
+        """Pass the request to its frontend. Refuse a WebSocket outside the OpenEnv frontend with 404."""
         frontend = self._by_segment.get(segment_of(scope["path"]), self._ors)
         if scope["type"] == "websocket" and frontend is not self._openenv:
-            await send({"type": "websocket.close", "code": 1008})  # a close before the accept becomes a 403
+            logger.info("websocket_not_found path=%r", scope["path"][:200])
+            detail = f"there is no WebSocket at {scope['path'][:200]!r}: OpenEnv's are at /openenv/ENVIRONMENT/ws"
+            await respond_json(denial(send), 404, {"detail": detail})
             return
         await frontend(scope, receive, send)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,4 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
             undo.pop_all()
             return listener
     except OSError as error:
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}") from error
+        better = (
+            "choose another port with GATEWAY_PORT or --port" if error.errno == errno.EADDRINUSE else "check --host"
+        )
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; {better}") from error

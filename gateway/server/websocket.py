@@ -108,6 +108,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if self._is_ending and self.close_sent:
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # else uvicorn logs each denied upgrade as an error of the application
         if message["type"] == "websocket.send":
             self._unanswered -= 1
             self._release()

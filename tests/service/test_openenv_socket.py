@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.fakes.eventually import until
@@ -17,6 +18,8 @@ from tests.service.stack import environment, tasks
 
 TASKS = tasks(train=[{"question": "1+1"}, {"question": "2+2"}])
 ONE = {"type": "reset", "data": {"split": "train", "index": 0}}
+
+SESAME = {"X-API-Key": "open-sesame"}
 
 
 async def test_a_reset_opens_an_episode_steps_count_and_the_next_reset_starts_a_new_episode() -> None:
@@ -386,6 +389,26 @@ async def test_a_socket_at_any_other_path_is_404(path: str, told: str, caplog: p
         (line,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("openenv_not_found")]
         assert f"path='/openenv/{name}/{rest}'" in line
         assert told in line
+
+
+@pytest.mark.parametrize("path", ["/ws", "/math/ws", "/k/open-sesame/ws"])
+async def test_a_socket_without_the_prefix_says_where_sockets_are_and_is_no_error_of_the_gateway(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    async with world(trainers={"lab": "open-sesame"}) as gw:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(gw.base.replace("http", "ws") + path, proxy=None, additional_headers=SESAME):
+                raise AssertionError("it was let in")
+        with pytest.raises(InvalidStatus) as keyless:
+            async with connect(gw.base.replace("http", "ws") + "/openenv/math/ws", proxy=None):
+                raise AssertionError("it was let in")
+
+    assert (refused.value.response.status_code, keyless.value.response.status_code) == (404, 401)
+    assert "/openenv/ENVIRONMENT/ws" in json.loads(refused.value.response.body)["detail"]
+    (line,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("websocket_not_found")]
+    assert "open-sesame" not in line
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 async def test_an_episode_goes_on_after_any_error() -> None:

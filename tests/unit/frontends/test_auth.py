@@ -296,6 +296,17 @@ async def test_a_refusal_states_the_reason_and_never_shows_the_key(
     assert b"wrong-key-1" not in body["body"]
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "reason"),
+    [("/admin/v1/workers", ALICE, "this is a trainer's key"), ("/call", OLGA, "this is an operator's key")],
+)
+async def test_a_known_key_of_another_role_says_which_key_is_needed(path: str, key: str, reason: str) -> None:
+    _, [start, body] = await knock(scope(path, headers={"X-API-Key": key}))
+
+    assert start["status"] == 401
+    assert reason in json.loads(body["body"])["detail"]
+
+
 async def test_refusals_are_counted_and_logged_without_the_key_once_in_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,15 +88,18 @@ class PersonHandler(logging.Handler):
         """See ``logging.Handler.emit``."""
         event = str(record.msg).partition(" ")[0]
         if record.levelno >= logging.WARNING:
-            self._console.print(
-                _line(record, record.getMessage(), "red" if record.levelno >= logging.ERROR else "yellow")
-            )
+            said, _, lines = record.getMessage().partition(" traceback=")
+            self._console.print(_line(record, said, "red" if record.levelno >= logging.ERROR else "yellow"))
+            if lines:  # of an author's code, as one value
+                self._console.print(Text(str(fields_of(record).get("traceback", lines)).rstrip(), style="dim"))
             if record.exc_info and record.exc_info[0] is not None:
                 self._console.print(Text("".join(traceback.format_exception(*record.exc_info)), style="dim"))
         elif event == "gateway_ready":
             self._ready(**fields_of(record))
         elif event == "session_closed":
             self._console.print(_episode(record, **fields_of(record)))
+        elif event == "gateway_stopped":
+            self._console.print(_line(record, "The gateway has stopped.", "dim"))
         elif record.levelno < logging.INFO or event == "gateway_draining":
             self._console.print(_line(record, record.getMessage(), "dim"))
 
@@ -104,9 +107,8 @@ class PersonHandler(logging.Handler):
         first = environments.partition(",")[0]
         self._console.print(Text.assemble("The gateway is at ", (url, "bold green"), ". Stop it with Ctrl-C."))
         self._console.print(Text.assemble("Environments: ", (environments.replace(",", ", "), "bold"), "."))
-        self._console.print(
-            Text.assemble("Try: ", (f"curl {url}/{first}/splits", "cyan"), " or ", ("make demo", "cyan"))
-        )
+        self._console.print(Text.assemble("Dashboard: ", (f"{url}/dashboard", "cyan"), "."))
+        self._console.print(Text.assemble("Try: ", (f"curl {url}/{first}/splits", "cyan")))
 
 
 def _episode(
@@ -120,7 +122,8 @@ def _episode(
     steps: object,
     **_: object,
 ) -> Text:
-    said = f"{environment}  {task}  reward {'-' if reward is None else reward}  {steps or 0} steps  {outcome}"
+    counted = f"{steps or 0} step{'' if steps == 1 else 's'}"
+    said = f"{environment}  {task}  reward {'-' if reward is None else reward}  {counted}  {outcome}"
     color = _OUTCOMES.get(outcome, "red")
     return _line(record, said if outcome in _OUTCOMES else f"{said} ({reason})", color)
 

@@ -8,7 +8,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from gateway.cli.admin_client import AsJson, print_json, print_result, print_table
+from gateway.cli.admin_client import AsJson, counted, print_json, print_result, print_table
 from gateway.core.errors import ConfigError
 from gateway.core.validation import reason_of
 from gateway.settings import Settings, load
@@ -61,9 +61,16 @@ def add(
     if operator and limits != NO_LIMITS:
         raise ConfigError("an operator's key opens no sessions and has no limits: leave out --operator or the limits")
     role = Role.OPERATOR if operator else Role.TRAINER
+    is_first = not settings.keys_path.exists()
     made = add_key(settings.keys_path, name, role=role, limits=limits)
     print_result(as_json, {"name": name, "role": role.value, "key": made, "file": settings.keys_path}, made)
     typer.echo(f"its hash is in {settings.keys_path}; running gateways accept the key within a second", err=True)
+    if is_first:
+        typer.echo(
+            f"From now on every gateway with this state folder ({settings.state_dir}) refuses requests without a key. "
+            f"To undo this, remove {settings.keys_path}, and start the gateways again.",
+            err=True,
+        )
 
 
 @keys_app.command("list")
@@ -73,7 +80,7 @@ def list_keys(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "for", "created", "limits", title=f"{len(rows)} keys")
+    table = Table("name", "for", "created", "limits", title=counted(len(rows), "key"))
     for row in rows:
         limits = ", ".join(f"{limit}={value}" for limit, value in row["limits"].items())
         table.add_row(row["name"], row["role"], row["created"], limits or "none")

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
+from gateway import __version__
 from gateway.core.errors import GatewayError
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -61,11 +62,26 @@ class _Commands(TyperGroup):
         return typer.main.get_group(parent).commands[cmd_name]
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, help="A gateway between RL trainers and environments.")
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    help="A gateway between RL trainers and environments.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def _commands() -> None:
+def _commands(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
     """A gateway between RL trainers and environments."""
 
 

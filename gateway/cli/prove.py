@@ -26,9 +26,10 @@ from gateway.cli.admin_client import (
     requested,
 )
 from gateway.cli.run import import_client
-from gateway.cli.tasks import ROUTE, For, check_documents, read_documents
+from gateway.cli.tasks import ROUTE, For, check_documents, documents_of
 from gateway.core.curriculum import PREFIX
 from gateway.core.errors import ConfigError
+from gateway.tasks.documents import read_file
 from gateway.tasks.schema import parse
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _of_file(gateway: Gateway, file: Path, environment: str) -> list[Subject]:
     from gateway.cli.proofs import Subject
 
     subjects = []
-    valid, complaints = check_documents(read_documents(file), None, environment)
+    valid, complaints = check_documents(documents_of(read_file(file), file), None, environment)
     if not complaints:
         offered = gateway.environments()
         for place, document in valid:

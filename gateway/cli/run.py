@@ -38,7 +38,7 @@ def run(
     max_turns: Annotated[int, typer.Option(help="Replies of the model in an episode.")] = 32,
     text_tool: Annotated[str, typer.Option(help="Tool for a reply without a tool call, which else ends it.")] = "",
     text_argument: Annotated[str, typer.Option(help="Argument of --text-tool that gets the reply.")] = "",
-    images: Annotated[bool, typer.Option("--images", help="Send images, and not the text [image].")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Send images, and not the text \\[image].")] = False,
     policy: Annotated[str, typer.Option(help="Policy tag in the gateway's records; by default the model.")] = "",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File for a JSON line of each episode.")] = None,
     url: Url = LOCALHOST,

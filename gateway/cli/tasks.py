@@ -118,7 +118,9 @@ def schema(out: Out = None, as_json: AsJson = False) -> None:
 
 @tasks_app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files: .json, .jsonl, .yaml or bundles.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Files: .json, .jsonl, .yaml or bundles; -: stdin.")
+    ],
     url: Annotated[
         str, typer.Option(help="URL of a gateway that opens an episode of each task.", envvar="GATEWAY_URL")
     ] = "",
@@ -144,12 +146,13 @@ def validate(
     count = 0
     for file in files:
         try:
-            documents = read_documents(file)
+            content = read_file(file)
+            documents = documents_of(content, file)
             count += len(documents)
             valid, problems = check_documents(documents, checker, environment)
             complaints += problems
             if tried:
-                complaints += _tried(url, key, _whole(file), documents, valid, environment)
+                complaints += _tried(url, key, _whole(content), documents, valid, environment)
         except TaskInvalid as error:
             complaints += _lines(error)
     found = {"tasks": count, "tried": bool(tried), "problems": complaints}
@@ -163,7 +166,7 @@ def validate(
 
 @tasks_app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="File: .json, .jsonl, .yaml or a bundle.")],
+    file: Annotated[Path, typer.Argument(help="File: .json, .jsonl, .yaml or a bundle; -: stdin.")],
     url: Url = LOCALHOST,
     key: Key = "",
     environment: For = "",
@@ -175,7 +178,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add all tasks of a file to a running gateway, or none. Trainers can open them immediately."""
-    documents = _whole(file)
+    documents = _whole(read_file(file))
     query = {"environment": environment, "split": split}
     flags = {"replace": replace, "validate": validated}
     parameters = {name: value for name, value in query.items() if value} | {
@@ -271,7 +274,7 @@ def sign_command(
       gateway tasks sign login.yaml --key lab -o login.bundle.json
       gateway tasks sign train.jsonl --key lab -e math -s train --instance lab-1 --valid-for 7
     """
-    documents = read_documents(file)
+    documents = documents_of(read_file(file), file)
     for where, document in documents:
         try:
             parse(_placed(document, environment), is_registered=True)
@@ -295,7 +298,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that the signature of a bundle is valid for its content, and that the bundle has not expired."""
-    document = _whole(bundle)
+    document = _whole(read_file(bundle))
     try:
         found = read_trusted(keys).verify(document)
         found.check_time(datetime.now(UTC))
@@ -310,18 +313,18 @@ def verify(
     )
 
 
-def _whole(file: Path) -> object:
-    """Return a file's tasks as one document to send: a bundle unchanged."""
-    documents = [document for _, document in read_file(file)]
+def _whole(content: Placed) -> object:
+    """Return the tasks of a file as one document to send: a bundle unchanged."""
+    documents = [document for _, document in content]
     if len(documents) == 1 and is_bundle(documents[0]):
         return documents[0]
     return {"tasks": documents}
 
 
-def read_documents(file: Path) -> Placed:
+def documents_of(content: Placed, file: Path) -> Placed:
     """Return a file's tasks, each with its location; for a bundle return its tasks, unverified."""
     found: Placed = []
-    for where, document in read_file(file):
+    for where, document in content:
         if is_bundle(document):
             bundle = read_bundle(document)
             tasks = [_placed(task, bundle.environment) for task in bundle.tasks]

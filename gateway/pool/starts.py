@@ -292,6 +292,8 @@ def _is_its_own(error: BaseException) -> bool:
 def _died(death: Death, when: str) -> StartFailed:
     if death.reason is CloseReason.OUT_OF_MEMORY:
         return StartFailed(f"it ran out of memory {when}", reason=death.reason.value)
+    if death.detail == "exit status 0":
+        return StartFailed(f"it ended without an error {when}: its program has to serve until SIGTERM, as serve() does")
     return StartFailed(f"it died {when}" + (f" ({death.detail})" if death.detail else ""))
 
 

@@ -6,8 +6,10 @@ and duplicate keys. Untagged dates stay text.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,13 +59,15 @@ def read_yaml(data: bytes, *, where: str = "") -> Any:
 def read_file(path: Path) -> list[tuple[str, Any]]:
     """Read a file of tasks in the format of its suffix: ``.json``, ``.jsonl``, ``.yaml`` or ``.yml``.
 
-    Returns each document with its place. Each item of a list, or of ``{"tasks": […]}``, is a document of its own,
-    except in ``.jsonl``.
+    ``-`` is the standard input, in JSON, JSON lines or YAML. Returns each document with its place. Each item of a list,
+    or of ``{"tasks": […]}``, is a document of its own, except in ``.jsonl``.
 
     Raises:
         TaskInvalid: The file cannot be read, or its content does not have the format of its suffix.
     """
     where = str(path)
+    if where == "-":
+        return _read_input(sys.stdin.buffer.read())
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -73,6 +77,17 @@ def read_file(path: Path) -> list[tuple[str, Any]]:
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise TaskInvalid([("", "a file of tasks ends in .json, .jsonl, .yaml or .yml")], where=where)
     document = read_json(data, where=where) if path.suffix == ".json" else read_yaml(data, where=where)
+    return [(f"{where}: {place}" if place else where, item) for place, item in listed(document)]
+
+
+def _read_input(data: bytes) -> list[tuple[str, Any]]:
+    where = "standard input"
+    start = data.lstrip()
+    if start.startswith(b"{") and start.rstrip().endswith(b"}") and b"\n" in start.rstrip():
+        with contextlib.suppress(ValueError):
+            json.loads(start.partition(b"\n")[0])
+            return read_json_lines(data, where=where)
+    document = read_json(data, where=where) if start.startswith((b"{", b"[")) else read_yaml(data, where=where)
     return [(f"{where}: {place}" if place else where, item) for place, item in listed(document)]
 
 

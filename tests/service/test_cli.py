@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,36 @@ def refusal(done: Done) -> str:
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stderr.strip()
+
+
+def test_the_version_is_an_option_too(run: Command) -> None:
+    assert run("--version").stdout == run("version").stdout == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("sessions", "list"), ("tasks", "validate")])
+def test_each_command_explains_itself_with_a_short_option(command: tuple[str, ...], run: Command) -> None:
+    short, long = run(*command, "-h", COLUMNS="200"), run(*command, "--help", COLUMNS="200")
+
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+    assert "Usage:" in short.stdout
+
+
+def test_help_shows_text_in_brackets(run: Command) -> None:
+    assert "the text [image]" in " ".join(run("run", "--help", COLUMNS="200").stdout.split())
+
+
+def test_a_used_port_is_reported_with_the_remedy(catalog: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        done = served(catalog, GATEWAY_PORT=str(used.getsockname()[1]))
+
+    assert refusal(done).splitlines()[-1].endswith("choose another port with GATEWAY_PORT or --port")
+
+
+def test_the_first_key_says_what_it_changes_and_later_ones_do_not(run: Command) -> None:
+    first, second = run("keys", "add", "alice"), run("keys", "add", "bob")
+
+    assert "refuses requests without a key" in first.stderr
+    assert "refuses requests without a key" not in second.stderr
 
 
 def test_check_prints_the_effective_configuration(run: Command) -> None:

@@ -75,7 +75,8 @@ CLOSED = "session_closed session=%s environment=%s task=%r reason=%s outcome=%s 
             [
                 "The gateway is at http://h:1. Stop it with Ctrl-C.",
                 "Environments: math, os.",
-                "Try: curl http://h:1/math/splits or make demo",
+                "Dashboard: http://h:1/dashboard.",
+                "Try: curl http://h:1/math/splits",
             ],
             id="the address of the gateway",
         ),
@@ -92,6 +93,28 @@ CLOSED = "session_closed session=%s environment=%s task=%r reason=%s outcome=%s 
         pytest.param(
             record("worker_suspect worker=%s", "w", level=logging.WARNING), ["worker_suspect worker=w"], id="a warning"
         ),
+        pytest.param(
+            record(
+                "author_fault task=%r error=%r traceback=%r",
+                "train/0",
+                "KeyError: 'zebra'",
+                "Traceback (most recent call last):\n  File \"server.py\", line 3, in say\nKeyError: 'zebra'\n",
+                level=logging.ERROR,
+            ),
+            [
+                "author_fault task='train/0' error=\"KeyError: 'zebra'\"",
+                "Traceback (most recent call last):",
+                '  File "server.py", line 3, in say',
+                "KeyError: 'zebra'",
+            ],
+            id="a fault of an author's code with its traceback",
+        ),
+        pytest.param(
+            record(CLOSED, "s", "math", "train/0", "deleted", "finished", 1.0, 1),
+            ["math  train/0  reward 1.0  1 step  finished"],
+            id="an episode of one step",
+        ),
+        pytest.param(record("gateway_stopped replica=%s", "r"), ["The gateway has stopped."], id="the end"),
         pytest.param(record("session_opened session=%s", "s"), [], id="an event that only operators need"),
     ],
 )

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import json
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -220,7 +221,9 @@ def script(place: str) -> Policy:
         except GatewayError:
             raise
         except Exception as error:
-            text = f"{place}: {type(error).__name__}: {error} (fix: correct the function)"
+            at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+            line = f", line {at[-1]}" if at else ""
+            text = f"{place}{line}: {type(error).__name__}: {error} (fix: correct the function)"
             raise PolicyFailed("script", text, ends_run=not has_worked) from error
         has_worked = True
         return "finished" if episode.finished else str(reason or "stop")

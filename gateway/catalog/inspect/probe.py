@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from gateway.catalog.inspect.findings import one_line
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 ASK_S = 30.0
 """Maximum seconds of wait for one answer. A server may build an environment to list its tools."""
@@ -63,6 +66,11 @@ class Probe:
     def __init__(self, address: str, *, client: httpx.AsyncClient) -> None:
         self._address = parse_address(address)
         self._client = client
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return self._address.url("")
 
     async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
         """Send a GET request for *path*, without following redirects. Raises ``Unanswered``."""
@@ -166,7 +174,7 @@ async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Await
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    last = "it was not asked"
+    last, is_told = "it was not asked", False
     while loop.time() < deadline:
         try:
             async with asyncio.timeout_at(deadline):
@@ -180,6 +188,9 @@ async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Await
             if answer.status not in (502, 503, 504):
                 return
             last = f"GET /health: {answer.status} {answer.text()}"
+        if not is_told:
+            is_told = True
+            logger.warning("server_awaited url=%s limit_s=%g error=%s", server.url, timeout_s, last)
         await check()
         await asyncio.sleep(PAUSE_S)
     raise Unanswered(f"no answer within {timeout_s:g} s ({last})")

@@ -100,7 +100,7 @@ def _head(name: str, findings: Findings, *, ran: Ran | None, url: str) -> list[s
         *_says(
             f'Environment "{name}", written by "gateway env add {place}". "Found" is what the server said or did when '
             'it was looked at; "assumed" is a guess: check it. "gateway check" reads the file again. The environment '
-            "is offered as soon as the gateway is started anew."
+            "is offered within seconds; a gateway that does not run offers it when it starts."
         ),
         _set("name", name, "what trainers call it"),
         _set("description", findings.description, "found; shown to people")

@@ -14,6 +14,7 @@ from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fiel
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
 from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, until_up
 from gateway.catalog.inspect.trial import ladder, last_line
+from gateway.core.addresses import parse_address
 from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 
@@ -36,6 +37,9 @@ class Scripted(Probe):
     open: int = 0
     most_open: int = 0
     asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._address = parse_address("http://server")
 
     async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
         self.asked.append(f"GET {path}")

@@ -47,6 +47,42 @@ def task_file(tmp_path: Path) -> Path:
     return path
 
 
+TASK = {"id": "a", "env_type": "math", "instruction": "1e5?"}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (json.dumps(TASK), 1),
+        (json.dumps(TASK, indent=2), 1),
+        (json.dumps([TASK, {**TASK, "id": "b"}]), 2),
+        (f"{json.dumps(TASK)}\n\n{json.dumps({**TASK, 'id': 'b'})}\n", 2),
+        ("id: a\nenv_type: math\ninstruction: What is 6 times 7?\n", 1),
+    ],
+    ids=["JSON", "JSON in lines", "a list", "JSON lines", "YAML"],
+)
+def test_tasks_are_read_from_the_standard_input(text: str, count: int) -> None:
+    done = CliRunner().invoke(app, ["tasks", "validate", "-", "--json"], input=text)
+
+    assert (done.exit_code, json.loads(done.stdout)["tasks"]) == (0, count), done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"id": "a"}\n{"id": }\n', "standard input:2: not JSON"),
+        ('{"id": \n', "standard input: line 2: not JSON"),
+        ("a: [", "standard input: line 1: not YAML"),
+        ("", "-: there is no task"),
+    ],
+)
+def test_a_wrong_standard_input_is_refused_with_its_place(text: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["tasks", "validate", "-"], input=text)
+
+    assert done.exit_code == 2
+    assert words in done.output
+
+
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_a_template_is_a_valid_task_and_equal_in_yaml_and_json(environment: str) -> None:
     document: Any = read_yaml(template(environment, id="custom/x-1").encode())

@@ -67,7 +67,8 @@ def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_
         limits=Limits(),
         areal=areal,
         timeouts=Timeouts(
-            **{"idle_s": idle_s, "start_s": 5.0, "open_s": 10.0, "setup_s": 5.0, "close_s": 2.0, **timeouts}
+            # A worker's start and a setup must succeed on any machine. A wait for a slot may have to end.
+            **{"idle_s": idle_s, "start_s": HANG_S, "open_s": 10.0, "setup_s": HANG_S, "close_s": 2.0, **timeouts}
         ),
     )
 

@@ -15,6 +15,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.worker import WorkerState
 from gateway.sessions.cache import session_id
 from gateway.sessions.service import ActiveSession
+from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -310,7 +311,7 @@ async def test_a_second_step_waits_for_the_first() -> None:
 
 
 async def test_of_256_concurrent_starts_as_many_succeed_as_there_are_slots_and_the_rest_leave_nothing() -> None:
-    crowded = environment(slots=4, min_workers=2, max_workers=2, areal=Areal(start_s=8.0))
+    crowded = environment(slots=4, min_workers=2, max_workers=2, open_s=8.0, areal=Areal(start_s=HANG_S))
     async with running(crowded, **TASKS) as (stack, gateway, client):
         await gateway.eventually_workers(2, state=WorkerState.READY)
         answers = await asyncio.gather(*(start(client) for _ in range(256)))

@@ -38,6 +38,7 @@ from gateway.core.ports.step_log import StepLogQueries
 from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
+from gateway.core.session import CloseReason
 from gateway.frontends.admin.app import AdminFrontend
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.episodes import EpisodeRoutes
@@ -102,6 +103,10 @@ from gateway.upstreams.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
+EXTERNAL_END_S = 20.0
+"""Seconds after which a gateway that stops begins no further end of a session on an external server."""
+SESSIONS_MAX = 1_000_000
+"""More than the sessions that one store holds."""
 IMAGES_WAIT_S = 5.0
 """Seconds that a start waits for the engine's ids of the images; pulls continue in the background."""
 
@@ -392,10 +397,14 @@ class Gateway:
                 await self.reload.aclose()
                 if not self._workers_are_found_again:
                     # External servers continue. Their sessions continue too, if the store does.
+                    external = {one.name: one for one in self.catalog if one.server.url}
                     is_kept = self.settings.store != "memory"
-                    static = [one.name for one in self.catalog if one.server.url] if is_kept else []
                     with contextlib.suppress(StoreUnavailable):
-                        await self.pool.stop_all(spare=static)
+                        if external and not is_kept:
+                            held = await self.store.sessions(limit=SESSIONS_MAX)
+                            ended = [(one, external[one.environment]) for one in held if one.environment in external]
+                            await self.closer.end_all(ended, CloseReason.SHUTDOWN, within_s=EXTERNAL_END_S)
+                        await self.pool.stop_all(spare=external if is_kept else ())
                 await self.records.flush()
                 await self.curricula.aclose()
                 await self.aclose()

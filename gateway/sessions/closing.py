@@ -45,6 +45,8 @@ T = TypeVar("T")
 CLEANUP_S: Final = 30.0
 """Seconds that a request waits for its cleanup, which then continues in the background."""
 
+ENDED_AT_ONCE: Final = 64
+"""Number of sessions that `SessionCloser.end_all` ends at the same time."""
 TOLD_S: Final = 600.0
 """Seconds for which a close request to a worker that does not answer is retried."""
 TOLD_PAUSE_S: Final = 1.0
@@ -163,6 +165,21 @@ class SessionCloser:
     ) -> None:
         """End a session that the caller holds and release its slot; see `through`. Raises no ``GatewayError``."""
         await self.through(session.id, partial(self._given_back, session, environment, reason, counted))
+
+    async def end_all(
+        self, sessions: Iterable[tuple[Session, Environment]], reason: CloseReason, *, within_s: float
+    ) -> None:
+        """End sessions as `give_back` does, a few at once. Begin no further end after *within_s* seconds."""
+        limiter = anyio.CapacityLimiter(ENDED_AT_ONCE)
+
+        async def end(session: Session, environment: Environment) -> None:
+            async with limiter:
+                await self.give_back(session, environment, reason)
+
+        with anyio.move_on_after(within_s):
+            async with anyio.create_task_group() as group:
+                for session, environment in sessions:
+                    group.start_soon(end, session, environment)
 
     async def taken_back(
         self, session: Session, environment: Environment, reason: CloseReason, *, counted: bool, missed: Missed

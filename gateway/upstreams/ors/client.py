@@ -95,6 +95,14 @@ class OrsClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
+    def of(self, session: Session) -> Headers:
+        """Return the header that names a session to a standard server by its lease.
+
+        Gateways that share such a server do not know each other, and their trainers may choose the same names. A lease
+        is random, and no other opening has it.
+        """
+        return ((b"x-session-id", session.lease.encode()),)
+
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> Exchange:
         """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
         return await self._transport.send(worker, address, request, silence_s=silence_s)
@@ -169,7 +177,7 @@ class OrsClient:
                 session.address,
                 target,
                 body=body,
-                headers=(*of(session), *headers),
+                headers=(*self.of(session), *headers),
                 silence_s=silence_s,
             )
             if answer.is_unknown_session:
@@ -190,11 +198,6 @@ async def read(exchange: Exchange) -> Answer:
         return Answer(exchange.status, dict(exchange.headers), await exchange.read(MAX_ANSWER_BYTES))
     finally:
         await exchange.aclose()
-
-
-def of(session: Session) -> Headers:
-    """Return the header that names a session by the gateway's id, which is unique among trainers."""
-    return ((b"x-session-id", session.id.encode()),)
 
 
 def refusal(answer: Answer) -> Exception:

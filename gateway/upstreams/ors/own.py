@@ -41,7 +41,7 @@ from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
-from gateway.upstreams.ors.client import Answer, OrsClient, of, read, read_blocks, read_result, written
+from gateway.upstreams.ors.client import Answer, OrsClient, read, read_blocks, read_result, written
 from gateway.upstreams.ors.dialects import secrets_header, split_list, task_count, task_list
 from gateway.upstreams.ors_facade import Whole
 
@@ -88,6 +88,10 @@ class WorkerClient(OrsClient):
                 self._tokens.clear()
             self._tokens[worker] = known
         return known
+
+    def of(self, session: Session) -> Headers:
+        """Return the header that names a session to a worker by the gateway's id. The worker is this gateway's only."""
+        return ((b"x-session-id", session.id.encode()),)
 
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> Exchange:
         """Send a request and return when the head of the response has arrived. Raises as ``Transport.send``."""
@@ -260,7 +264,7 @@ class OrsUpstream:
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """Return the state of the session that the environment publishes: an empty mapping for an older image."""
         place = (session.worker, session.address, _path(environment, "state"))
-        answer = await self._client.ask(*place, headers=of(session))
+        answer = await self._client.ask(*place, headers=self._client.of(session))
         return _object(answer, "/state") if answer.status == 200 else {}
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -364,7 +368,7 @@ def _is_whole(headers: Headers) -> bool:
 
 def _leased(session: Session) -> list[tuple[bytes, bytes]]:
     """Return the headers with a session's id, and with its lease, which differs from earlier sessions of that id."""
-    return [*of(session), (b"x-session-lease", session.lease.encode())]
+    return [(b"x-session-id", session.id.encode()), (b"x-session-lease", session.lease.encode())]
 
 
 def _summary(value: object) -> Summary | None:

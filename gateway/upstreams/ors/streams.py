@@ -16,7 +16,7 @@ from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Request
 from gateway.core.session import Session
 from gateway.upstreams import sse
-from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, of, read
+from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, read
 
 SILENCE_S: Final = 45.0
 """Seconds without a byte after which a stream counts as broken.
@@ -153,7 +153,7 @@ class _Attempt:
         return event
 
     async def _send(self, body: Mapping[str, Any], silence_s: float) -> Exchange:
-        headers = (*of(self._session), *JSON, (b"accept", b"text/event-stream"))
+        headers = (*self._link.of(self._session), *JSON, (b"accept", b"text/event-stream"))
         session = self._session
         request = Request(b"POST", self._target, headers, compact(body))
         return await self._link.send(session.worker, session.address, request, silence_s=silence_s)

@@ -50,7 +50,6 @@ from gateway.upstreams.ors.client import (
     Answer,
     OrsClient,
     Refused,
-    of,
     path,
     read_blocks,
     read_result,
@@ -191,7 +190,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> Session:
-        """Open the session under the gateway's session id. The handle is the server's name for the environment."""
+        """Open the session under its lease. The handle is the server's name for the environment."""
         refuse_config(setup)
         flavour = await self._flavours.of(session.worker, session.address)
         name = flavour.named(environment)
@@ -251,7 +250,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
             session.address,
             b"/delete",
             method=b"POST",
-            headers=of(session),
+            headers=self._link.of(session),
             silence_s=environment.timeouts.close_s,
         )
         if answer.status != 200:
@@ -365,7 +364,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     async def ping(self, session: Session) -> bool:
         """Ping the server of *session*; see ``PingedServers.ping``."""
         place = session.worker, session.address
-        answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
+        answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=self._link.of(session))
         return answer.status != 404
 
 

@@ -99,7 +99,7 @@ async def serving(
             name="episode",
             owner=Owner(""),
             environment=MATH.name,
-            lease="l",
+            lease="1ea5e",
             fingerprint="f",
             idle_s=300.0,
             worker=WorkerId("w"),
@@ -149,7 +149,7 @@ async def test_secrets_are_sent_where_the_server_reads_them(
     assert (header is not None) == in_header
     assert header is None or json.loads(base64.b64decode(header)) == {"TOKEN": {"value": "value"}}
     assert (body["env_name"], body["task_spec"]) == ("mathenv", {"a": "\ud800"})
-    assert first.headers["x-session-id"] == "5e5510"
+    assert first.headers["x-session-id"] == "1ea5e"
     assert json.loads(second.body) == {"env_name": "mathenv", "split": "train", "index": 0}
     assert "x-secrets" not in second.headers
     assert all("x-worker-token" not in request.headers for request in script.requests)
@@ -310,7 +310,7 @@ async def test_sessions_are_pinged_until_they_are_closed() -> None:
         await upstream.alive(worker, MATH)
 
         assert len(script.asked("/ping")) <= pings + 1
-        assert script.asked("/ping")[0].headers["x-session-id"] == "5e5510"
+        assert script.asked("/ping")[0].headers["x-session-id"] == "1ea5e"
 
 
 async def test_an_idle_session_is_not_pinged() -> None:

@@ -26,6 +26,16 @@ class Unwritable(Exception):
         raise ValueError("no text")
 
 
+ODD = {
+    "a list": [1.0],
+    "complex": 1 + 0j,
+    "a text": "1.0",
+    "too large": 10**400,
+    "huge": 10**9999,
+    "an object": object(),
+}
+
+
 class Careless(Environment):
     """Its author made a mistake in each hook; the task says which one it comes to."""
 
@@ -82,6 +92,15 @@ class Careless(Environment):
     @tool
     def grade(self, reward: str) -> StepResult:
         return StepResult("graded", reward=float(reward), finished=True)
+
+    @tool
+    def grade_oddly(self, kind: str) -> StepResult:
+        odd: Any = ODD[kind]
+        return StepResult("graded", reward=odd)
+
+    @tool
+    def win_much(self) -> StepResult:
+        return StepResult("won", reward=1e308)
 
 
 @pytest.fixture
@@ -198,6 +217,31 @@ async def test_a_reward_that_is_not_a_finite_number_ends_the_session(server: Run
     assert [fault["place"] for fault in told(graded)] == ["reward"]
     assert later.status == 500
     assert (summary["finished"], summary["fault"]) == (False, "author")
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_a_reward_of_another_type_ends_the_session(server: Running, kind: str) -> None:
+    await create(server)
+
+    graded = await server.call("grade_oddly", {"kind": kind}, headers=JSON)
+    summary = await ended(server)
+
+    assert (graded.json["ok"], graded.json["reason"]) == (False, "author_fault")
+    assert "a reward is a finite number" in graded.json["error"]
+    assert [fault["place"] for fault in told(graded)] == ["reward"]
+    assert (summary["rewarded"], summary["fault"]) == (False, "author")
+
+
+async def test_a_sum_of_rewards_beyond_all_numbers_ends_the_session(server: Running) -> None:
+    await create(server)
+    first = await server.call("win_much", headers=JSON)
+
+    second = await server.call("win_much", headers=JSON)
+    summary = await ended(server)
+
+    assert first.json["output"]["reward"] == 1e308
+    assert (second.json["ok"], second.json["reason"]) == (False, "author_fault")
+    assert (summary["reward"], summary["fault"]) == (1e308, "author")
 
 
 @pytest.mark.parametrize("hook", ["score_group", ""])

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from envserver.errors import WrongReward
+
 Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 SplitType: TypeAlias = Literal["train", "validation", "test"]
@@ -130,6 +132,16 @@ Prompt: TypeAlias = str | Block | Sequence[Block]
 """Result of ``reset``: a text, a block or several blocks."""
 
 
+def _number(reward: object) -> float:
+    """Return *reward* as a float, which may be infinite or NaN. Raises ``WrongReward``."""
+    try:
+        if isinstance(reward, str | bytes):  # which float() reads
+            raise TypeError
+        return float(reward)  # type: ignore[arg-type]  # numbers of numpy and the like have __float__
+    except (TypeError, ValueError, OverflowError):
+        raise WrongReward(f"a reward is a finite number, and not this {type(reward).__name__}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a tool.
@@ -155,7 +167,7 @@ class StepResult:
         output: dict[str, Any] = {
             "blocks": [block.wire() for block in blocks],
             "metadata": self.metadata,
-            "reward": None if self.reward is None else float(self.reward),
+            "reward": None if self.reward is None else _number(self.reward),
             "finished": bool(self.finished),
         }
         if self.data is not None:
@@ -208,7 +220,7 @@ class GroupScore:
     metadata: Json | None = None
 
     def wire(self) -> dict[str, Any]:
-        return {"reward": float(self.reward), "metadata": self.metadata}
+        return {"reward": _number(self.reward), "metadata": self.metadata}
 
 
 def blocks_of(content: object) -> list[Block]:

@@ -64,6 +64,10 @@ class SessionFailed(EnvServerError):
     """
 
 
+class WrongReward(SessionFailed):
+    """A tool returned a reward that is not a finite number. No other number replaces it."""
+
+
 class SessionLost(SessionFailed):
     """Raised by an environment's code: the infrastructure failed, and neither the author nor the agent is at fault.
 

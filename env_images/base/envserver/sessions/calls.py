@@ -14,7 +14,7 @@ from typing import Any
 
 from envserver.content import GroupCandidate, GroupScore, ToolCall
 from envserver.environment import Environment
-from envserver.errors import InvalidInput, Refused, SessionFailed, describe, message_of
+from envserver.errors import InvalidInput, Refused, SessionFailed, WrongReward, describe, message_of
 from envserver.execution.runner import Runner
 from envserver.http.bodies import Action, CallBody
 from envserver.http.json_text import canonical, encode
@@ -277,7 +277,10 @@ class Calls:
             return _not_run(tool.name)
         if reward is not None and not math.isfinite(reward):
             wrong = f"{tool.name!r} returned the reward {reward}; a reward is a finite number"
-            return self._raised(call, "reward", SessionFailed(wrong))
+            return self._raised(call, "reward", WrongReward(wrong))
+        if not math.isfinite(session.reward + (reward or 0.0)):
+            wrong = f"{tool.name!r} returned the reward {reward}; the sum of the episode's rewards is no finite number"
+            return self._raised(call, "reward", WrongReward(wrong))
         session.finished = finished
         session.reward += reward or 0.0
         session.is_rewarded = session.is_rewarded or reward is not None
@@ -287,7 +290,7 @@ class Calls:
         """Record an exception of the author's code in the hook *place*, and return it as the outcome of *call*."""
         session = call.session
         if session.state != "failed":  # else a parallel call has already recorded the reason
-            session.note_fault(error, place)
+            session.note_fault(error, "reward" if isinstance(error, WrongReward) else place)
         name, text = session.kind.name, message_of(error)
         if not isinstance(error, SessionFailed):
             logger.warning("tool_raised environment=%s place=%s error=%s", name, place, type(error).__name__)

@@ -69,6 +69,7 @@ class TimeoutsTable(Table):
     setup_s: float = Field(default=60.0, gt=0)
     call_s: float = Field(default=3600.0, gt=0)
     close_s: float = Field(default=30.0, gt=0)
+    judge_s: float = Field(default=0.0, ge=0)
     together_s: float = Field(default=10.0, ge=0)
 
 

@@ -204,6 +204,9 @@ def _custom_tasks(parsed: EnvironmentFile) -> CustomTasks | None:
     return CustomTasks(module=parsed.tasks.module, folder=parsed.tasks.folder or parsed.name)
 
 
+_JUDGE = ("timeouts", "judge_s")
+
+
 def _refuse_contradictions(environment: Environment, path: Path, source: str, *, tables: set[str]) -> None:
     def complain(reason: str, *location: str) -> ConfigError:
         return ConfigError(f"{path}:{line_of(source, location)}: {'.'.join(location)}: {reason}")
@@ -220,6 +223,16 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
         raise complain('"exclusive" needs [pool] slots = 1 and max_uses = 1', "isolation")
     if environment.tasks is not None and not environment.tasks.is_dir():
         raise complain(f"{environment.tasks}: no such folder", "tasks", "directory")
+    judge_s = environment.timeouts.judge_s
+    steps_s = {
+        ("timeouts", "call_s"): environment.timeouts.call_s,
+        ("areal", "step_s"): environment.areal.step_s,
+        ("openenv", "step_s"): environment.openenv.step_s,
+    }
+    for place, step_s in steps_s.items():
+        if judge_s and step_s <= judge_s:
+            limit = "[{}] {}".format(*place)
+            raise complain(f"the judge may take {judge_s:g} s, and {limit} is {step_s:g}: give steps more", *_JUDGE)
     for name in environment.openenv.task_keys:
         if name in RESET_KEYS:
             raise complain(

@@ -141,6 +141,9 @@ class Timeouts:
     """Maximum duration of a call."""
     close_s: float = 30.0
     """Maximum duration of a session's teardown."""
+    judge_s: float = 0.0
+    """Maximum seconds for which the environment judges an episode, as its author declares. Each frontend's limit of a
+    step must be longer, because a step that is cut off loses the episode's reward."""
     together_s: float = 10.0
     """Seconds for which free slots are kept for a group of openings. They are kept until there are enough for the whole
     group, and then until its last opening has arrived. 0: each opening starts independently."""

@@ -270,6 +270,20 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
         pytest.param(GOOD + "[timeouts]\nidle_s = 0\n", "4: timeouts.idle_s", "greater than 0", id="a timeout of 0"),
         pytest.param(GOOD + "[timeouts]\nopen_s = inf\n", "4: timeouts.open_s", "finite", id="an infinite timeout"),
         pytest.param(GOOD + "[limits]\ncpus = inf\n", "4: limits.cpus", "finite", id="an infinite number of CPUs"),
+        *(
+            pytest.param(
+                GOOD + "[timeouts]\njudge_s = 60\n" + text,
+                "4: timeouts.judge_s",
+                f"the judge may take 60 s, and {limit}: give steps more",
+                id=f"a judge that outlasts {limit}",
+            )
+            for text, limit in (
+                ("", "[areal] step_s is 50"),
+                ("[areal]\nstep_s = 60\n", "[areal] step_s is 60"),
+                ("[areal]\nstep_s = 61\n", "[openenv] step_s is 50"),
+                ("call_s = 59\n", "[timeouts] call_s is 59"),
+            )
+        ),
         pytest.param(GOOD + '[loosened]\nuser = "root"\n', "4: loosened.user", "must match", id="a user by name"),
         pytest.param(
             GOOD + '[loosened]\nnetwork = "a b"\n', "4: loosened.network", "must match", id="an invalid network name"

@@ -231,10 +231,7 @@ class ActiveSession:
             session, environment = call.cached.session, call.cached.environment
             upstream = self._parts.upstreams[environment.wire]
             try:
-                with CallScope(call.cached.watchers, None):
-                    exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
-            except Interrupted:
-                raise await self._parts.reasons.of_end(call.cached) from None
+                exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
             except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(call.cached) from error
             return TrackedResponse(exchange, call)
@@ -330,10 +327,6 @@ class Call:
         if isinstance(error, UpstreamGone):
             await self._parts.reasons.explain(self.cached, error)
 
-    async def why_ended(self) -> Exception:
-        """Return the error for the call after its session's end interrupted it. Raises as `FailureReasons.of_end`."""
-        return await self._parts.reasons.of_end(self.cached)
-
     async def fail(self, error: BaseException) -> None:
         """End a call that failed with *error*. Raises the errors of `explain`."""
         told = error
@@ -395,13 +388,10 @@ class TrackedResponse:
         if self._chunks is None:
             self._chunks, self._kept = self._exchange.chunks(), []
         try:
-            with CallScope(self._call.cached.watchers, None):
-                chunk = await anext(self._chunks)
+            chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._complete()
             raise
-        except Interrupted:
-            raise await self._ended() from None
         except UpstreamError as error:
             await self._explain(error)
             raise
@@ -418,13 +408,7 @@ class TrackedResponse:
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body, at most *limit_bytes*. Raises the errors of `chunks`."""
         try:
-            if self.is_whole:  # nothing to wait for
-                body = await self._exchange.read(limit_bytes)
-            else:
-                with CallScope(self._call.cached.watchers, None):
-                    body = await self._exchange.read(limit_bytes)
-        except Interrupted:
-            raise await self._ended() from None
+            body = await self._exchange.read(limit_bytes)
         except UpstreamError as error:
             await self._explain(error)
             raise
@@ -437,15 +421,6 @@ class TrackedResponse:
         faults = self._exchange.faults
         self._outcome = faults_outcome(faults, other="ok")
         self._call.report(faults)
-
-    async def _ended(self) -> Exception:
-        """Return the error for a call that its session's end interrupted."""
-        try:
-            self._error = await self._call.why_ended()
-        except (SessionNotFound, SessionClosed) as error:
-            self._error = error
-        self._outcome = call_outcome(self._error)
-        return self._error
 
     async def _explain(self, error: UpstreamError) -> None:
         self._error = error

@@ -172,7 +172,7 @@ Walk = Callable[[Warm], Awaitable[set[str]]]
 
 @pytest.mark.parametrize(
     ("walk", "most"),
-    [(ors_create, 14), (ors_call, 8), (areal_step, 11), (openenv_reset, 16), (openenv_step, 9), (expiry, 9)],
+    [(ors_create, 14), (ors_call, 7), (areal_step, 11), (openenv_reset, 16), (openenv_step, 9), (expiry, 9)],
 )
 async def test_a_request_passes_through_few_modules(walk: Walk, most: int) -> None:
     async with warm() as world:

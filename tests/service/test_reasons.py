@@ -248,24 +248,6 @@ async def test_a_call_that_takes_too_long_is_a_timeout(front: str) -> None:
             await counted(gateway, "calls_total", outcome="timeout")
 
 
-@pytest.mark.parametrize("front", FRONTS)
-async def test_an_operator_ends_a_running_call_without_a_reward(front: str) -> None:
-    async with playing(front) as (stack, gateway, player):
-        call, _ = await in_flight(player, stack)
-        [session] = await gateway.store.sessions()
-
-        await gateway.sessions.end(OWNER, session.name, CloseReason.OPERATOR, wait_s=0)
-        ended = await call
-
-        assert ended is not None
-        assert ended.reason == "operator"
-        assert ended.status == of(
-            front, ors=410, ors_stream=200, areal=404, openenv_socket="SESSION_ERROR", openenv_http=410, openenv=-32603
-        )
-        await counted(gateway, "episodes_total", outcome="infrastructure")
-        await counted(gateway, "calls_total", outcome="ended")
-
-
 @pytest.mark.parametrize("front", [name for name in FRONTS if not name.startswith("ors")])
 async def test_a_session_that_breaks_in_its_worker_has_another_reason_than_a_lost_worker(front: str) -> None:
     async with playing(front) as (_, gateway, player):

@@ -42,8 +42,12 @@ class Episode:
 
     def __enter__(self) -> Episode:
         wish = {"env_name": self._environment, "task_spec": self._task}
-        self._http.post("/create", json=wish).raise_for_status()
-        self._http.get(f"/{self._environment}/prompt").raise_for_status()
+        try:
+            self._http.post("/create", json=wish).raise_for_status()
+            self._http.get(f"/{self._environment}/prompt").raise_for_status()
+        except BaseException:  # else a later test would fail because of the open socket
+            self._http.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

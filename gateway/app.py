@@ -397,7 +397,7 @@ class Gateway:
                 await self.reload.aclose()
                 if not self._workers_are_found_again:
                     # External servers continue. Their sessions continue too, if the store does.
-                    external = {one.name: one for one in self.catalog if one.server.url}
+                    external = {one.name: one for one in self.catalog.all() if one.server.url}
                     is_kept = self.settings.store != "memory"
                     with contextlib.suppress(StoreUnavailable):
                         if external and not is_kept:

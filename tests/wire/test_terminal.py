@@ -95,7 +95,7 @@ def test_a_terminal_shows_the_address_the_environments_a_next_command_and_one_li
 ) -> None:
     url = terminal.expect(r"The gateway is at (http://[^\s]+)\. Stop it with Ctrl-C\.")[1]
     terminal.expect(r"Environments: counter, probe\.")
-    command = terminal.expect(r"Try: curl (\S+) or make demo")[1]
+    command = terminal.expect(r"Try: curl (\S+)\s")[1]
 
     with httpx.Client(trust_env=False, timeout=HANG_S, headers={"X-Session-ID": "one"}) as http:
         assert http.get(command).status_code == 200

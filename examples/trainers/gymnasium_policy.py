@@ -3,6 +3,8 @@
     pip install gymnasium numpy ./clients/python
     python examples/trainers/gymnasium_policy.py http://127.0.0.1:8080
 
+On a gateway with keys, set GATEWAY_KEY to a trainer's key.
+
 The agent is a table: for each map of the game it has a weight per move, and draws a move from their softmax. It learns
 by REINFORCE with the mean reward of the group as the baseline, as GRPO does. Put your own model in place of `Table`.
 
@@ -12,6 +14,7 @@ Run with gymnasium 1.4.0 and numpy 2.4.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections import defaultdict
 from typing import Any
@@ -64,7 +67,7 @@ def play(envs: GatewayVectorEnv, policy: Table) -> tuple[list[list[tuple[str, in
 def train(url: str, steps: int, seed: int) -> list[float]:
     """Train a new policy, and return the mean reward of each step. The same *seed* gives the same curve."""
     policy, curve = Table(seed), []
-    with Gateway(url) as gateway:
+    with Gateway(url, os.environ.get("GATEWAY_KEY", "")) as gateway:
         envs = GatewayVectorEnv(gateway, "game", GROUP)
         try:
             for _ in range(steps):

@@ -4,6 +4,8 @@
     python examples/trainers/skyrl_env.py http://127.0.0.1:8080 math trainer.policy.model.path=Qwen/Qwen3-0.6B \
         generator.max_turns=16 generator.max_input_length=16384 trainer.logger=console
 
+On a gateway with keys, set GATEWAY_KEY to a trainer's key.
+
 SkyRL takes a number as the reward of each step, and an episode that failed has none. So `step` raises `EpisodeFailed`,
 and SkyRL's generator plays the whole episode again, three times at most. The third failure ends the training run.
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,13 @@ from env_gateway_client.content import failed_call
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from skyrl_gym.envs.registration import register
 
-gateway_of = functools.cache(Gateway)  # one per process
+KEY = os.environ.get("GATEWAY_KEY", "")  # Ray's processes have the variables of this one
+
+
+@functools.cache
+def gateway_of(url: str) -> Gateway:
+    """Return this process's client of a gateway."""
+    return Gateway(url, KEY)
 
 
 class GatewayTextEnv(BaseTextEnv):

@@ -3,6 +3,8 @@
     pip install tinker-cookbook ./clients/python
     TINKER_API_KEY=… python examples/trainers/tinker_groups.py http://127.0.0.1:8080 math --model Qwen/Qwen3-8B
 
+On a gateway with keys, set GATEWAY_KEY to a trainer's key.
+
 The cookbook generates with the tools of the environment, the adapter calls them for the model's tool calls, and each
 step has the reward of its calls. An episode that failed raises in its step, and the cookbook plays it again.
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +29,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+KEY = os.environ.get("GATEWAY_KEY", "")
+
 
 async def play_group(
     url: str, environment: str, *, renderer: Any, policy: Any, row: Mapping[str, Any], size: int
@@ -36,7 +41,8 @@ async def play_group(
         renderer: One of the cookbook's renderers, which writes prompts and reads the model's tool calls.
         policy: A ``TokenCompleter``.
     """
-    return await do_group_rollout(GatewayGroupBuilder(url, environment, row, renderer, num_envs=size), policy)
+    builder = GatewayGroupBuilder(url, environment, row, renderer, num_envs=size, key=KEY)
+    return await do_group_rollout(builder, policy)
 
 
 @chz.chz
@@ -54,7 +60,7 @@ class GatewayDatasetBuilder(RLDatasetBuilder):
         """Return the groups of the split `train`, and no test set."""
         renderer = get_renderer(self.renderer_name, get_tokenizer(self.model_name))
         place = self.url, self.environment, "train", renderer
-        of = functools.partial(GatewayDataset.of, batch_size=self.batch_size, group_size=self.group_size)
+        of = functools.partial(GatewayDataset.of, batch_size=self.batch_size, group_size=self.group_size, key=KEY)
         return await asyncio.to_thread(of, *place), None
 
 

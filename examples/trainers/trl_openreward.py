@@ -3,6 +3,8 @@
     pip install trl openreward jmespath
     python examples/trainers/trl_openreward.py http://127.0.0.1:8080 math --model Qwen/Qwen3-0.6B
 
+On a gateway with keys, set OPENREWARD_API_KEY to a trainer's key.
+
 TRL generates with the tools of the environment, calls them for the model's tool calls, and takes the last reward of an
 episode. A failed call has no reward (None), which TRL leaves out of the group. Several environments
 (`math game`) train in one run.

@@ -9,10 +9,12 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +22,7 @@ import pytest
 from env_gateway_client import AsyncGateway, EpisodeFailed, InvalidRequest, SessionLost
 from env_gateway_client.agent import ChatML, options_of, play_text, replayed, tool_calls
 
-from tests.clients.conftest import QUICK
+from tests.clients.conftest import PROJECT, QUICK
 from tests.clients.fakes import installed
 from tests.wire.targets import Target
 
@@ -30,6 +32,15 @@ ROW = {"split": "train", "index": 0}
 RIGHT = '<tool_call>\n{"name": "submit", "arguments": {"answer": "40"}}\n</tool_call><|im_end|>'
 MISTAKE = "<tool_call>{not json}</tool_call><|im_end|>"
 AS_TEXT = {"text_tool": "submit", "text_argument": "answer"}
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "examples/trainers").glob("*.py")), ids=lambda file: file.name)
+def test_an_example_says_how_it_gets_a_trainers_key(file: Path) -> None:
+    text = file.read_text()
+
+    assert re.search(r"GATEWAY_KEY|OPENREWARD_API_KEY|--key|/k/KEY", text)
+    for made in re.findall(r"\b(?:Gateway|AsyncGateway|GatewayWorkflow|GatewayGroupBuilder)\(.*\)", text):
+        assert re.search(r"key|KEY", made), made
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, ServerProtocol, Split, SplitType, TaskSpec, UpstreamKind
-from gateway.core.errors import UnknownTask, unknown_index, unknown_split
+from gateway.core.errors import UnknownSplit, UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import TaskQueries
 from gateway.tasks.curricula.indices import CurriculumIndices, places_of, spec_of
@@ -177,6 +177,13 @@ class TaskLookup:
             if id.startswith(PREFIX) and (handle := await self.indices.named(environment, id)) is not None:
                 return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
+
+    def numbered(self, environment: Environment, number: str) -> TaskRef | None:
+        """Return the registered task at index *number* of the AReaL split, or None. Needs no store."""
+        if is_index(number) and not self.asks(environment):
+            with contextlib.suppress(UnknownTask, UnknownSplit):
+                return self._registered_at(environment, environment.areal.split, int(number))
+        return None
 
     async def of_view(self, environment: Environment, spec: Mapping[str, Any]) -> TaskRef | None:
         """Return the registered task whose public view a trainer sent back. None: *spec* is no such view.

@@ -24,6 +24,7 @@ from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import (
     EnvironmentUnavailable,
     PoolExhausted,
+    StoreUnavailable,
     UnknownSplit,
     UnknownTask,
     WrongEnvironment,
@@ -168,8 +169,15 @@ class TaskResolver:
     # -- by id ----------------------------------------------------------------------------------------------------
 
     async def _named(self, environment: Environment, ids: Sequence[str], request: TaskRequest) -> TaskRef:
-        with contextlib.suppress(UnknownTask):
+        try:
             return await self.lookup.find(environment, *ids, prefer=request.split or request.usual_split)
+        except UnknownTask:
+            pass
+        except StoreUnavailable:  # a task of this id may have been added elsewhere; else the number is an index
+            task = self.lookup.numbered(environment, ids[0]) if request.numbers_are_indices else None
+            if task is None:
+                raise
+            return task
         if request.passes_unknown and environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS):
             return TaskRef(spec={"id": ids[0]})  # the environment may know the id, or its tasks may consist of an id
         if request.numbers_are_indices and is_index(ids[0]):

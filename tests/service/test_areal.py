@@ -84,6 +84,20 @@ async def test_a_start_waits_for_a_slot_and_for_the_setup() -> None:
         assert await gateway.used() == 1
 
 
+async def test_a_start_by_index_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_down(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("the store does not answer")
+
+    async with running(**TASKS) as (_, gateway, client):
+        monkeypatch.setattr(gateway.stores.tasks, "version", is_down)
+
+        by_index, by_id = await start(client, 0), await start(client, "slow")
+        unknown, outside = await start(client, "nosuch"), await start(client, 99)
+
+    assert (by_index.json()["observation"]["content"], by_id.json()["observation"]["content"]) == ("1+1", "slow")
+    assert [answer.status_code for answer in (unknown, outside)] == [500, 500], "the store may know such tasks"
+
+
 async def test_a_start_that_finds_no_slot_in_time_is_503_and_leaves_the_queue() -> None:
     async with running(environment(**ONE_SLOT), **TASKS) as (stack, gateway, client):
         await started(client)

@@ -77,6 +77,7 @@ from gateway.sessions.cache import SessionCache
 from gateway.sessions.call_parts import CallParts
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import AdmissionGate
+from gateway.sessions.last_replies import LastReplies
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
@@ -269,7 +270,14 @@ class Gateway:
             metrics=self.metrics,
             log=self.log,
         )
-        self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)
+        self.sessions = Sessions(
+            opener=opener,
+            closer=self.closer,
+            cache=cache,
+            calls=calls,
+            replies=LastReplies(self.store, patience_s=patience_s),
+            patience_s=patience_s,
+        )
 
     def _wire_reload(self) -> None:
         """Create the parts that detect changed files and images."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.episode import Summary
 from gateway.core.faults import FaultKind
@@ -42,13 +42,16 @@ _INFRASTRUCTURE: Final = frozenset(
 )
 
 
-def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: bool = True) -> EpisodeOutcome:
+def outcome_of(
+    reason: CloseReason, summary: Summary | None, *, is_answered: bool = True, steps_before_late: int | None = None
+) -> EpisodeOutcome:
     """Decide the outcome of an episode.
 
     Args:
         reason: The reason why its session ended.
         summary: The worker's summary of the episode; None: the worker sent no summary.
         is_answered: False if the worker did not confirm the end of the session, so that the result is unknown.
+        steps_before_late: Number of steps before the last call that took too long; None: no call did.
     """
     if reason in _INFRASTRUCTURE:
         return EpisodeOutcome.INFRASTRUCTURE
@@ -58,7 +61,8 @@ def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: boo
         return EpisodeOutcome.INFRASTRUCTURE
     if summary is None:
         return EpisodeOutcome.UNPLAYED
-    if summary.fault is FaultKind.INFRASTRUCTURE:
+    is_late = steps_before_late is not None and summary.steps <= steps_before_late  # and no later call has ended
+    if summary.fault is FaultKind.INFRASTRUCTURE or (is_late and not summary.finished):
         return EpisodeOutcome.INFRASTRUCTURE
     if summary.fault is FaultKind.AUTHOR or not math.isfinite(summary.reward):
         return EpisodeOutcome.AUTHOR_FAULT
@@ -90,24 +94,35 @@ def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
     return summary.reward if summary.is_rewarded or outcome is not EpisodeOutcome.FINISHED else None
 
 
-def comparable(episodes: Iterable[Mapping[str, Any]]) -> tuple[list[float], int]:
-    """Return the rewards of *episodes* that one version of each environment's scorer gave, in order.
+class Comparable(NamedTuple):
+    """Rewards that may share a mean, and how many others there are."""
 
-    Rewards of two versions must not share a mean. The version is that of the newest episode with a reward.
+    rewards: list[float]
+    former: int
+    """Number of rewards that former versions of the scorer gave."""
+    marked: int
+    """Number of episodes with an unexpected error."""
+
+
+def comparable(episodes: Iterable[Mapping[str, Any]]) -> Comparable:
+    """Return the rewards of *episodes* that may share a mean, in order.
+
+    They are of one version of each environment's scorer, that of the newest episode with a reward, and of episodes
+    without an unexpected error.
 
     Args:
-        episodes: Recorded episodes, newest first, with ``environment``, ``scorer`` and ``reward``.
-
-    Returns:
-        The rewards, and the number of further rewards, which other versions gave.
+        episodes: Recorded episodes, newest first, with ``environment``, ``scorer``, ``unexpected_error`` and
+            ``reward``.
     """
     newest: dict[str, str | None] = {}
-    rewards, others = [], 0
+    rewards, others, marked = [], 0, 0
     for episode in episodes:
-        if episode["reward"] is not None:
+        if episode.get("unexpected_error"):  # an older gateway sends none
+            marked += 1
+        elif episode["reward"] is not None:
             scorer = episode.get("scorer")  # an older gateway sends none
             if scorer == newest.setdefault(episode["environment"], scorer):
                 rewards.append(episode["reward"])
             else:
                 others += 1
-    return rewards, others
+    return Comparable(rewards, others, marked)

@@ -103,6 +103,9 @@ class Session:
     scorer: str = ""
     """Version of the code that judges the episode: an own image's hash (64 hexadecimal digits), or a third-party
     image's id (``sha256:…``). Empty: not known, as for an external server."""
+    steps_before_late: int | None = None
+    """Number of steps before the last ORS call that took too long; None: no call did. Unless the episode has more steps
+    at its end, its course is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ The replica notes when each session was last active and writes these notes to th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -64,6 +65,9 @@ class CachedSession:
     """True once this replica knows that the session has ended."""
     watchers: set[Watcher] = field(default_factory=set)
     """Watchers of running calls that the session's end interrupts."""
+    forwards: set[Watcher] = field(default_factory=set)
+    """Watchers of forwarded ORS calls. Only an operator interrupts them: a trainer's own delete lets them end, as on
+    the reference servers."""
     turns: int = 0
     """Number of turns that the store last returned."""
     barren: int = 0
@@ -116,6 +120,7 @@ class SessionCache:
         """Sessions with activity to note. Most of 100,000 sessions are idle: a scan each second would cost as much as
         steps."""
         self._writing = asyncio.Lock()
+        self._asking: set[asyncio.Task[None]] = set()
 
     def get(self, id: SessionId) -> CachedSession | None:
         """Return the cached session of this id, or None if this replica has none."""
@@ -198,6 +203,23 @@ class SessionCache:
         if entry is not None and lease in ("", entry.session.lease):
             del self._entries[id]
             entry.end()
+            if entry.forwards:
+                task = asyncio.create_task(self._end_forwards(entry))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+
+    async def _end_forwards(self, entry: CachedSession) -> None:
+        """Interrupt the forwarded calls of an ended session if an operator ended it."""
+        session, reason = entry.session, ""
+        with contextlib.suppress(SessionNotFound, StoreUnavailable):
+            try:
+                found = await patiently(lambda: self._store.find(session.id), for_s=self._patience_s)
+                reason = found.reason or "" if found.lease == session.lease else ""
+            except SessionClosed as closed:
+                reason = closed.reason
+        if reason == CloseReason.OPERATOR:
+            for watcher in tuple(entry.forwards):
+                watcher.end()
 
     def _is_here(self, entry: CachedSession) -> bool:
         return self._entries.get(entry.session.id) is entry

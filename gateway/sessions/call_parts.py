@@ -43,6 +43,8 @@ class CallParts:
         log: StepLog,
     ) -> None:
         """*frames*: the upstream for sessions whose workers speak OpenEnv."""
+        self.store = store
+        self.closer = closer
         self.upstreams = upstreams
         self.frames = frames
         self.catalog = catalog

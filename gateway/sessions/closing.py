@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -119,16 +119,25 @@ class SessionCloser:
         return await patiently(begun, for_s=for_s, missed=missed)
 
     async def finish(
-        self, session: Session, environment: Environment, *, counted: bool = True, missed: Missed | None = None
+        self,
+        session: Session,
+        environment: Environment,
+        *,
+        counted: bool = True,
+        missed: Missed | None = None,
+        told: Callable[[Summary | None], Awaitable[None]] | None = None,
     ) -> Summary | None:
         """Close a ``CLOSING`` session in its worker and release its slot. Return the episode's summary, if known.
 
-        With *counted* False, logs and metrics leave the session out: no trainer ever had it.
+        With *counted* False, logs and metrics leave the session out: no trainer ever had it. *told* gets the summary
+        before the slot is released.
 
         A worker that fails to close a session is drained. Its slot can't be trusted: a new session in it could run next
         to the old one.
         """
         summary, is_answered = await self._end_in_worker(session, environment, missed=missed)
+        if told is not None:
+            await told(summary)
         if await self._released(session, missed=missed) and counted:
             self._count(session, environment, summary, is_answered=is_answered)
         return summary
@@ -324,7 +333,8 @@ class SessionCloser:
 
     def _count(self, session: Session, environment: Environment, summary: Summary | None, *, is_answered: bool) -> None:
         reason = session.reason or CloseReason.DELETED
-        outcome = outcome_of(reason, summary, is_answered=is_answered)
+        late = session.steps_before_late
+        outcome = outcome_of(reason, summary, is_answered=is_answered, steps_before_late=late)
         reward = reward_of(outcome, summary)
         is_trainers = session.owner not in GATEWAYS_OWN
         self._metrics.session_closed(environment.name, reason.value, outcome, reward if is_trainers else None)
@@ -337,7 +347,13 @@ class SessionCloser:
             if not summary.is_whole:
                 told = (session.environment, session.task, session.id)
                 logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
-            if reward is not None and is_trainers and self._records is not None:
+            if summary.unexpected_error:
+                self._metrics.episode_marked(environment.name)
+                told = (session.environment, session.task, session.id)
+                logger.warning(
+                    "episode_marked environment=%s task=%r session=%s error=%r", *told, summary.unexpected_error
+                )
+            elif reward is not None and is_trainers and self._records is not None:
                 self._records.note(session, environment, summary, reward)
         logger.info(
             "session_closed session=%s name=%r environment=%s task=%r worker=%s reason=%s outcome=%s reward=%s "

@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, TypeVar
 
 from gateway.core.environment import Environment, UpstreamKind
-from gateway.core.episode import EPISODE_FINISHED, Action, Block, FaultReply, StepResult, Summary
+from gateway.core.episode import EPISODE_FINISHED, Action, Block, StepResult, Summary
 from gateway.core.errors import (
+    GatewayError,
     SessionClosed,
+    SessionError,
     SessionNotFound,
     StoreUnavailable,
     UpstreamError,
@@ -27,19 +29,38 @@ from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.step_log import CONTENT_BYTES, Content
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import SessionUpstream
-from gateway.core.retry import STORE_PATIENCE_S
+from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, EpisodeRequest, Session
 from gateway.metrics import answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache, session_id
 from gateway.sessions.call_parts import LOGGED, NOT_RUN, CallParts
-from gateway.sessions.closing import SessionCloser, log_faults
+from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.failure_reasons import SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
+from gateway.sessions.last_replies import LastReplies, LastReply, LastRequest
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.turns import without_reward
 
 T = TypeVar("T")
 DRAIN_PAUSE_S = 0.02
+NOTED_S = 2.0
+"""Seconds that a call that took too long waits until the store knows it."""
+REPEAT_PAUSE_S = 0.1
+REPEAT_WAIT_S = 2.0
+"""Seconds that the repeat of a last request waits for the replica that ends the episode, which may be lost."""
+
+
+class _End:
+    """An end in progress: its summary, and whether the store does not answer since."""
+
+    def __init__(self) -> None:
+        self.summary: Summary | None = None
+        self.is_told = False
+        self.is_away: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def missed(self) -> None:
+        if self.is_told and not self.is_away.done():
+            self.is_away.set_result(None)
 
 
 class Sessions:
@@ -52,11 +73,13 @@ class Sessions:
         closer: SessionCloser,
         cache: SessionCache,
         calls: CallParts,
+        replies: LastReplies,
         patience_s: float = STORE_PATIENCE_S,
     ) -> None:
         """*patience_s*: seconds for which a store that does not answer, or is being rebuilt, is retried."""
         self._opener = opener
         self._closer = closer
+        self._replies = replies
         self._cache = cache
         self._calls = calls
         self._patience_s = patience_s
@@ -73,14 +96,77 @@ class Sessions:
 
     # -- close --------------------------------------------------------------------------------------------------
 
-    async def close(self, owner: Owner, name: str) -> Summary | None:
+    async def close(self, owner: Owner, name: str, *, reply: LastReply | None = None) -> Summary | None:
         """End an episode, wait for its teardown and return its summary.
 
         Return None if the episode does not exist, has already ended, or its worker is gone. A started end completes
-        even if the trainer disconnects.
+        even if the trainer disconnects. Once the summary is known, a store that does not answer delays the end only.
+
+        Args:
+            reply: The reply to this request, for `repeated`.
         """
-        finishing = await self._begin_end(session_id(owner, name), CloseReason.DELETED)
-        return None if finishing is None else await asyncio.shield(finishing)
+        id, end = session_id(owner, name), _End()
+        finishing = await self._begin_end(
+            id, CloseReason.DELETED, told=self._keeping(id, reply, end), missed=end.missed
+        )
+        if finishing is None:
+            return None
+        either: set[asyncio.Future[Any]] = {finishing, end.is_away}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return finishing.result() if finishing.done() else end.summary
+
+    async def finish(self, owner: Owner, name: str, reply: bytes, *, request: LastRequest, wait_s: float) -> None:
+        """Keep the reply that ends an episode for repeats of its *request*, and end the episode.
+
+        Wait at most *wait_s* seconds for its teardown. While the store does not answer, both go on in the background:
+        the trainer gets its reward now.
+        """
+        id = session_id(owner, name)
+
+        async def ended(missed: Missed) -> None:
+            await self._replies.keep(id, request.written(reply), missed=missed)
+            finishing = await self._begun_end(id, CloseReason.DELETED, missed=missed)
+            if finishing is not None:
+                await asyncio.wait({finishing}, timeout=wait_s)
+
+        await self._closer.through(id, ended)
+
+    async def repeated(
+        self, owner: Owner, name: str, request: LastRequest, *, reply: LastReply | None = None
+    ) -> bytes | None:
+        """Return the reply that ended an episode, if *request* repeats the one that got it.
+
+        If the episode's end is not complete, wait for it. If its replica was lost, end the episode with *reply*.
+
+        Raises:
+            CallConflict: An earlier request with the same key had another body.
+        """
+        id, waited_s = session_id(owner, name), 0.0
+        while True:
+            session = None if reply is None else await self._replies.ending(id)
+            if (kept := await self._replies.kept(id)) is not None:  # asked last: it is kept before the session is gone
+                return request.read(kept)
+            if session is None:
+                return None
+            if waited_s >= REPEAT_WAIT_S:
+                told = self._keeping(id, reply, _End())
+                finishing = self._closer.go_on(
+                    id, self._closer.finish(session, self._cache.environment_of(session), told=told)
+                )
+                await asyncio.wait({finishing})
+                reply = None
+            await asyncio.sleep(REPEAT_PAUSE_S)
+            waited_s += REPEAT_PAUSE_S
+
+    def _keeping(
+        self, id: SessionId, reply: LastReply | None, end: _End
+    ) -> Callable[[Summary | None], Awaitable[None]]:
+        async def told(summary: Summary | None) -> None:
+            end.summary, end.is_told = summary, True
+            if reply is not None:
+                await self._replies.keep(id, reply(summary), missed=end.missed)
+
+        return told
 
     async def end(self, owner: Owner, name: str, reason: CloseReason, *, wait_s: float) -> bool:
         """End an episode and wait at most *wait_s* seconds for its teardown, which then continues in the background.
@@ -93,20 +179,25 @@ class Sessions:
         await asyncio.wait({finishing}, timeout=wait_s)
         return True
 
-    async def _begin_end(self, id: SessionId, reason: CloseReason) -> asyncio.Task[Summary | None] | None:
+    async def _begin_end(
+        self, id: SessionId, reason: CloseReason, **finish: Any
+    ) -> asyncio.Task[Summary | None] | None:
         # Shielded: if the trainer's disconnect cancelled the end, the session would stay CLOSING until it is due.
-        return await asyncio.shield(self._closer.go_on(id, self._begun_end(id, reason)))
+        return await asyncio.shield(self._closer.go_on(id, self._begun_end(id, reason, **finish)))
 
-    async def _begun_end(self, id: SessionId, reason: CloseReason) -> asyncio.Task[Summary | None] | None:
+    async def _begun_end(
+        self, id: SessionId, reason: CloseReason, *, missed: Missed | None = None, **finish: Any
+    ) -> asyncio.Task[Summary | None] | None:
+        """Begin an end, and return the task that completes it; *finish* are arguments of `SessionCloser.finish`."""
         entry = self._cache.get(id)
-        session = await self._closer.begin(id, reason, patience_s=self._patience_s)
+        session = await self._closer.begin(id, reason, patience_s=self._patience_s, missed=missed)
         if entry is not None:
             self._cache.forget(id, entry.session.lease)  # after `begin`: the calls cancelled here ask the store why
             entry.end()
         if session is None:
             return None
         environment = entry.environment if entry else self._cache.environment_of(session)
-        return self._closer.go_on(id, self._closer.finish(session, environment))
+        return self._closer.go_on(id, self._closer.finish(session, environment, missed=missed, **finish))
 
     # -- find -----------------------------------------------------------------------------------------------------
 
@@ -231,9 +322,15 @@ class ActiveSession:
             session, environment = call.cached.session, call.cached.environment
             upstream = self._parts.upstreams[environment.wire]
             try:
-                exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
+                with CallScope(call.cached.forwards, None):
+                    exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
+            except Interrupted:
+                raise await call.why_ended() from None
             except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(call.cached) from error
+            except UpstreamTimeout:
+                await call.note_late()
+                raise
             return TrackedResponse(exchange, call)
 
         return await self._run(operation, send, body)
@@ -258,7 +355,7 @@ class ActiveSession:
                 raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
             except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(cached) from error
-            if isinstance(answer, StepResult | FaultReply):
+            if isinstance(answer, StepResult):
                 call.report(answer.faults)
             call.end(answer_outcome(answer), answer)
             return answer
@@ -327,6 +424,26 @@ class Call:
         if isinstance(error, UpstreamGone):
             await self._parts.reasons.explain(self.cached, error)
 
+    async def note_late(self) -> None:
+        """Note in the store that this call took too long. Wait for it, but not long: it goes on in the background."""
+        if self._operation == "call":
+            session = self.cached.session
+            noting = self._parts.closer.go_on(session.id, self._noted_late(session, self.cached.environment))
+            await asyncio.wait({noting}, timeout=NOTED_S)
+
+    async def _noted_late(self, session: Session, environment: Environment) -> None:
+        with contextlib.suppress(GatewayError):  # a worker that does not answer is found by the control loop
+            steps = await self._parts.upstreams[environment.wire].steps(session, environment)
+            if steps is not None:
+                await patiently(lambda: self._parts.store.note_late(session.id, session.lease, steps))
+
+    async def why_ended(self) -> Exception:
+        """Return the error for a call that the session's end interrupted."""
+        try:
+            return await self._parts.reasons.of_end(self.cached)
+        except SessionError as error:
+            return error
+
     async def fail(self, error: BaseException) -> None:
         """End a call that failed with *error*. Raises the errors of `explain`."""
         told = error
@@ -388,10 +505,15 @@ class TrackedResponse:
         if self._chunks is None:
             self._chunks, self._kept = self._exchange.chunks(), []
         try:
-            chunk = await anext(self._chunks)
+            with CallScope(self._call.cached.forwards, None):
+                chunk = await anext(self._chunks)
         except StopAsyncIteration:
             self._complete()
             raise
+        except Interrupted:
+            self._error = await self._call.why_ended()
+            self._outcome = call_outcome(self._error)
+            raise self._error from None
         except UpstreamError as error:
             await self._explain(error)
             raise
@@ -400,10 +522,11 @@ class TrackedResponse:
             self._kept_bytes += len(chunk)
         return chunk
 
-    def overran(self) -> None:
+    async def overran(self) -> None:
         """Note that the reader stopped: the call took longer than its environment allows."""
         self._error = UpstreamTimeout("the call took longer than its environment allows")
         self._outcome = call_outcome(self._error)
+        await self._call.note_late()
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body, at most *limit_bytes*. Raises the errors of `chunks`."""

@@ -511,6 +511,53 @@ async def test_a_session_that_its_trainer_deleted_is_not_found(store: Store) -> 
         await store.find(SessionId("s1"))
 
 
+async def test_the_last_reply_of_an_episode_is_kept_for_a_while(store_world: World) -> None:
+    store = await store_world.open(closed_kept_s=600)
+    await add_ready(store)
+    session = await opened(store, opening("s1"))
+    assert await store.kept_reply(session.id) is None
+
+    await store.keep_reply(session.id, b"early")
+    await store.keep_reply(session.id, b"\x00\xff last")
+    await end(store, session, CloseReason.DELETED)
+
+    store_world.pass_time(590)
+    assert await store.kept_reply(session.id) == b"\x00\xff last"
+    assert await store.kept_reply(UNKNOWN) is None
+    store_world.pass_time(20)
+    assert await store.kept_reply(session.id) is None
+
+
+async def test_the_last_reply_of_an_episode_ends_with_the_next_session_of_its_id(store: Store) -> None:
+    await add_ready(store, slots=2)
+    for id in ("s1", "s2"):
+        session = await opened(store, opening(id))
+        await store.keep_reply(session.id, id.encode())
+        await end(store, session, CloseReason.DELETED)
+
+    await opened(store, opening("s1"))
+
+    assert await store.kept_reply(SessionId("s1")) is None
+    assert await store.kept_reply(SessionId("s2")) == b"s2"
+
+
+async def test_the_steps_before_a_late_call_are_noted_for_an_open_session(store: Store) -> None:
+    await add_ready(store, slots=2)
+    session, ending = [await opened(store, opening(id)) for id in ("s1", "s2")]
+    await store.begin_close(ending.id, CloseReason.DELETED)
+
+    await store.note_late(session.id, session.lease, 3)
+    await store.note_late(session.id, "another lease", 4)
+    await store.note_late(ending.id, ending.lease, 5)
+    await store.note_late(UNKNOWN, session.lease, 6)
+
+    assert (await store.find(session.id)).steps_before_late == 3
+    assert (await store.find(ending.id)).steps_before_late is None
+    closing = await store.begin_close(session.id, CloseReason.DELETED)
+    assert closing is not None
+    assert closing.steps_before_late == 3
+
+
 async def test_a_close_by_a_stale_lease_changes_nothing(store: Store) -> None:
     await add_ready(store)
     old = await opened(store, opening("s1"))
@@ -961,6 +1008,8 @@ async def test_a_closed_store_is_unavailable_and_never_raises_not_found(store: S
         store.touch([Activity(UNKNOWN, 0.0)]),
         store.load(),
         store.ping(),
+        store.keep_reply(UNKNOWN, b"reply"),
+        store.kept_reply(UNKNOWN),
         store.worker(WorkerId("w1")),
     ):
         with pytest.raises(StoreUnavailable):

@@ -119,6 +119,17 @@ async def test_a_known_session_works_before_the_store_is_rebuilt_and_its_slot_st
     assert (await task).id == "s2"
 
 
+async def test_a_last_reply_may_be_lost_until_the_store_is_rebuilt(lost: Store) -> None:
+    await lost.keep_reply(SessionId("s1"), b"reply")
+
+    assert await lost.kept_reply(SessionId("s1")) == b"reply"
+    with pytest.raises(StoreUnavailable, match=REBUILDING):
+        await lost.kept_reply(SessionId("s2"))
+
+    await lost.rebuilt(fence=0)
+    assert await lost.kept_reply(SessionId("s2")) is None
+
+
 async def test_notes_of_known_sessions_are_taken_even_if_other_sessions_are_missing(
     store_world: World,
 ) -> None:

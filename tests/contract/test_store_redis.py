@@ -690,6 +690,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     held = [await opened(store, opening("s0"))]
     look()
     held.append(await opened(store, opening("s1")))
+    await store.keep_reply(held[0].id, b"reply")
     tasks = [await queued(store, opening(f"t{n}")) for n in range(2)]
     in_group = await queued(store, replace(opening("g0"), group="g", group_size=2, together_s=60))
     look()

@@ -6,12 +6,17 @@ import base64
 import json
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gateway.core.ids import Owner
+from gateway.core.session import CloseReason
 from gateway.sessions.cache import session_id
+from tests.fakes.eventually import until
 from tests.service.stack import OWNER, environment, running
-from tests.service.wire import call, create, delete, detail, events, result
+from tests.service.test_step_log import listed, logging, shown
+from tests.service.wire import call, create, delete, detail, events, result, under_way
 
 ID = session_id(OWNER, "one")
 
@@ -47,6 +52,52 @@ async def test_a_call_s_stream_comes_as_it_is_written_and_not_when_it_is_complet
 
         assert first.startswith("event: task_id")
         assert "event: end" in rest
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("tool", "accept", "status"),
+    [("gate", "text/event-stream", 200), ("quiet", "text/event-stream", 410), ("quiet", "application/json", 410)],
+)
+async def test_an_operators_end_interrupts_a_running_call(
+    tmp_path: Path, tool: str, accept: str, status: int, is_elsewhere: bool
+) -> None:
+    """The head of a stream is sent before the tool ends, or not yet."""
+    async with logging(tmp_path) as (stack, gateway, client):
+        ending = stack.another() if is_elsewhere else gateway
+        await create(client)
+        body = {"name": tool, "input": {}}
+        async with under_way(client.post("/math/call", json=body, headers={"Accept": accept})) as (asked,):
+            await until(lambda: stack.backend.only.waiting == 1)
+            await ending.sessions.end(Owner("alice"), "one", CloseReason.OPERATOR, wait_s=5)
+            answer = await asked
+        stack.backend.only.gate.set()
+        again = await call(client)
+        await gateway.eventually_used(0)
+        await ending.log.flush()
+        (line,) = await listed(client)
+        episode = await shown(client, "one")
+
+    assert answer.status_code == status
+    if status == 200:
+        assert events(answer.text)[-1] == ("error", "operator: the session was closed")
+    else:
+        assert answer.json()["reason"] == "operator"
+    assert (again.status_code, again.json()["reason"]) == (410, "operator")
+    assert (line["outcome"], line["reason"], line["reward"]) == ("infrastructure", "operator", None)
+    assert [(step["outcome"], step.get("reward")) for step in episode["steps"]] == [("ended", None)]
+
+
+async def test_a_trainers_own_delete_lets_a_running_call_end() -> None:
+    async with running() as (stack, gateway, client):
+        await create(client)
+        async with under_way(call(client, "quiet")) as (asked,):
+            await until(lambda: stack.backend.only.waiting == 1)
+            await gateway.sessions.end(OWNER, "one", CloseReason.DELETED, wait_s=0)
+            stack.backend.only.gate.set()
+            answer = await asked
+
+    assert events(answer.text)[-1][0] == "end"
 
 
 async def test_the_worker_gets_the_task_of_the_split_and_never_the_trainer_s_own_id_or_key() -> None:

@@ -40,7 +40,7 @@ async def test_an_expired_session_is_a_404_to_a_ping_as_the_sdks_expect() -> Non
         await gateway.eventually_used(0)
 
         answer = await client.post("/ping")
-        assert (answer.status_code, detail(answer)) == (404, "Active environment not found")
+        assert (answer.status_code, answer.json()["reason"]) == (410, "expired")
 
 
 async def test_the_reason_of_a_sessions_end_is_forgotten_after_a_while() -> None:

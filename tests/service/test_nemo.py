@@ -267,15 +267,6 @@ async def test_an_episode_that_failed_or_has_no_reward_is_an_error_and_never_a_0
         await gateway.eventually_used(0)
 
 
-async def test_a_second_verify_finds_no_episode() -> None:
-    async with running(**TASKS) as (_, _, http):
-        agent = Agent(http)
-        await agent.seeded()
-        await agent.verify(said("echo"))
-
-        refused(await agent.verify(said("echo")), 404, "seed_session")
-
-
 # -- environment servers --------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import FakeBackend
 from tests.service.stack import OWNER, Replica, environment, impatience, running, stack
+from tests.service.test_step_log import listed, logging
 from tests.service.wire import EVENT_STREAM, call, create, delete, detail, events, under_way
 
 
@@ -138,6 +139,24 @@ async def test_a_call_that_takes_longer_than_its_environment_allows_ends_with_an
 
         assert [name for name, _ in events(answer.text)] == ["task_id", "error"]
         assert stack.backend.only.ran == ["gate"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_an_episode_whose_last_call_took_too_long_has_no_reward(tmp_path: Path, goes_on: bool) -> None:
+    async with logging(tmp_path, environment(call_s=0.3)) as (_, gateway, client):
+        await create(client, summary={"finished": False, "reward": 0.5})
+        late = await call(client, "gate")
+        if goes_on:
+            wish = {"name": "echo", "input": {}}
+            later = await client.post("/math/call", json=wish, headers={"Accept": "application/json"})
+            assert later.json()["ok"] is True
+        await delete(client)
+        await gateway.eventually_used(0)
+        (line,) = await listed(client)
+
+    assert events(late.text)[-1][1].startswith("timeout: ")
+    expected = ("stopped", 0.5) if goes_on else ("infrastructure", None)
+    assert (line["outcome"], line["reward"]) == expected
 
 
 async def test_an_error_event_after_a_partial_stream_is_a_separate_event() -> None:

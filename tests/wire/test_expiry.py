@@ -38,9 +38,10 @@ async def test_an_idle_session_expires_and_its_slot_is_free(http: httpx.AsyncCli
         said = (await following.get("prompt")).json()[0]["text"]
 
     assert [session["name"] for session in held] == [left.sid]
-    assert (prompt.status_code, call.status_code, ping.status_code) == (410, 410, 404)
+    assert (prompt.status_code, call.status_code, ping.status_code) == (410, 410, 410)
     assert "expired" in prompt.json()["detail"]
     assert "expired" in call.json()["detail"]
+    assert ping.json()["reason"] == "expired"
     assert said == "next"
     assert (await left.delete()).status_code == 200
 

@@ -99,6 +99,9 @@ class SessionStore(Protocol):
             SessionClosed: The gateway ended the session, or is ending it.
         """
 
+    async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
+        """Note that an open session had *steps* steps before a call that took too long. Ignore any other session."""
+
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         """Turn an ``OPENING`` or ``OPEN`` session into a ``CLOSING`` one; it keeps its slot until `release`.
 
@@ -112,6 +115,15 @@ class SessionStore(Protocol):
 
         Return False, and change nothing, if the session is unknown, has another lease, or is not ``CLOSING``.
         """
+
+    async def keep_reply(self, id: SessionId, reply: bytes) -> None:
+        """Keep the reply that ends an episode for repeats of its request, for ``closed_kept_s``.
+
+        A further reply replaces it. The next session of this id removes it.
+        """
+
+    async def kept_reply(self, id: SessionId) -> bytes | None:
+        """Return the reply that `keep_reply` kept, or None."""
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         """End a ``CLOSING`` session as `release` does, and transfer its slot to *opening* in the same step.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,6 +40,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.json_text import dump
 from gateway.core.session import CloseReason, EpisodeRequest, Group, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
@@ -64,6 +66,7 @@ from gateway.frontends.asgi import (
     respond_json,
 )
 from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
+from gateway.sessions.last_replies import LastRequest
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
 from gateway.tasks.task_ref import TaskRef
@@ -85,6 +88,8 @@ class _Request:
     receive: Receive
     owner: Owner
     environment: Environment
+    raw: bytes
+    """The body as it was sent."""
     body: Object
 
 
@@ -144,12 +149,14 @@ class ArealFrontend:
         method, handler = self._routes[rest]
         if scope["method"] != method:
             raise Refusal(405, f"{'/'.join(rest)} takes {method}", more={"error": "method not allowed"})
+        raw = b""
         body: Object = {}
         if method == "POST":
-            body = read_object(await read_body(scope, receive, self._max_body_bytes))
+            raw = await read_body(scope, receive, self._max_body_bytes)
+            body = read_object(raw)
             if isinstance(episode := body.get("episode_id"), str):
                 named["episode_id"] = episode
-        return await handler(_Request(scope, receive, scope["gateway.owner"], environment, body))
+        return await handler(_Request(scope, receive, scope["gateway.owner"], environment, raw, body))
 
     def _place(self, path: str, catalog: Catalog) -> tuple[Environment, tuple[str, ...]]:
         # Ignore empty segments: clients of this API follow no redirect, not even to remove a trailing slash.
@@ -273,10 +280,17 @@ class ArealFrontend:
         episode, action = read_episode_id(request.body), read_action(request.body)
         owner, shown = request.owner, await self._shown_in_step(request.environment)
         key = header(request.scope, b"idempotency-key") or ""
+        last = LastRequest(key, request.raw)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + shown.step_s
         async with self._turns.one(owner, episode, within_s=shown.step_s):
-            session = await self._find(request, episode)
+            try:
+                session = await self._find(request, episode)
+            except (SessionNotFound, SessionClosed):
+                if (kept := await self._sessions.repeated(owner, episode, last)) is None:
+                    raise
+                repeated: Json = json.loads(kept)
+                return repeated
             played = None
             async with Attended(request.scope, request.receive):
                 try:
@@ -299,7 +313,7 @@ class ArealFrontend:
                 raise SessionNotFound(episode)
             reply = step_reply(shown, episode, action, result, turn)
             if reply["done"]:
-                await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+                await self._sessions.finish(owner, episode, dump(reply), request=last, wait_s=TEARDOWN_WAIT_S)
             return reply
 
     async def _shown_in_step(self, environment: Environment) -> Areal:

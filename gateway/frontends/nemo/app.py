@@ -15,6 +15,7 @@ Differences from a stock resources server:
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.environment import Environment
-from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Action, Block, StepResult, TextBlock
+from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -38,6 +39,7 @@ from gateway.core.errors import (
     UpstreamGone,
 )
 from gateway.core.ids import Owner
+from gateway.core.json_text import dump
 from gateway.core.outcomes import EARNED, EpisodeOutcome, outcome_of, reward_of
 from gateway.core.session import CloseReason, EpisodeRequest
 from gateway.frontends.asgi import (
@@ -64,6 +66,7 @@ from gateway.frontends.nemo.requests import (
     read_verify,
 )
 from gateway.frontends.session_ids import SessionIds
+from gateway.sessions.last_replies import LastReply, LastRequest
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
 from gateway.tasks.task_ref import TaskRef
@@ -96,6 +99,8 @@ class _Request:
     tool: str
     session: str
     """Name of the session of the request's cookie. Empty: the request has no valid cookie."""
+    raw: bytes = b""
+    """The body as it was sent."""
     body: Object = field(default_factory=dict)
 
     @property
@@ -174,7 +179,8 @@ class NemoFrontend:
         own = [id for id in sent if self._ids.holds(id, request.owner, environment.name)]
         request.session = own[-1] if own else ""
         kept.append(request)
-        request.body = read_object(await read_body(scope, receive, self._max_body_bytes))
+        request.raw = await read_body(scope, receive, self._max_body_bytes)
+        request.body = read_object(request.raw)
         async with Attended(scope, receive) as client:
             answer = await self._posts.get(tool, self._call)(request)
             if client.left and tool == "seed_session":
@@ -260,21 +266,34 @@ class NemoFrontend:
 
     async def _verify(self, request: _Request) -> Object:
         text = read_verify(request.body)
-        session = await self._session(request)
+        last = LastRequest(_VERIFY_KEY, request.raw)
+
+        def reply(summary: Summary | None) -> bytes:
+            with contextlib.suppress(UpstreamError):
+                return last.written(dump(_verified(summary)))
+            return b""
+
+        try:
+            session = await self._session(request)
+        except SessionNotFound:
+            return await self._repeated(request, last, reply)
         if text:
             with contextlib.suppress(InvalidRequest):  # the environment takes no text, so the text is no answer
                 await self._act(request, session, Action(text=text), key=_VERIFY_KEY)
-        summary = await self._sessions.close(request.owner, request.session)
-        if summary is None:
-            raise UpstreamGone("the worker did not report the result of the episode, so it has no reward", sent=True)
-        outcome = outcome_of(CloseReason.DELETED, summary)
-        reward = reward_of(outcome, summary)
-        if outcome is EpisodeOutcome.UNPLAYED and summary.is_whole:
-            reward = 0.0  # the agent did nothing, which earns nothing
-        elif outcome not in EARNED or reward is None:
-            failed = AuthorFault if outcome is EpisodeOutcome.AUTHOR_FAULT else UpstreamError
-            raise failed("the episode failed in its environment or has no reward of its own, so there is no reward")
-        return {**request.body, "reward": reward, "mask_sample": False}
+        summary = await self._sessions.close(request.owner, request.session, reply=reply)
+        if summary is None:  # the worker is gone, or the same request has ended the episode
+            with contextlib.suppress(SessionNotFound):
+                return await self._repeated(request, last, reply)
+        return {**request.body, **_verified(summary)}
+
+    async def _repeated(self, request: _Request, last: LastRequest, reply: LastReply) -> Object:
+        """Return the reply to the verify that ended the episode. Raises ``SessionNotFound``: this one is no repeat."""
+        kept = None
+        if request.session:
+            kept = await self._sessions.repeated(request.owner, request.session, last, reply=reply)
+        if kept is None:
+            raise SessionNotFound(request.session)
+        return {**request.body, **json.loads(kept)}
 
     async def _close(self, request: _Request) -> Object:
         given = request.body.get("resources_session_id")
@@ -310,6 +329,20 @@ class NemoFrontend:
     async def _end(self, request: _Request, reason: CloseReason) -> None:
         with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable, SessionClosed):
             await self._sessions.end(request.owner, request.session, reason, wait_s=TEARDOWN_WAIT_S)
+
+
+def _verified(summary: Summary | None) -> Object:
+    """Return the keys that a verify adds to its row. Raises ``UpstreamError``: the episode has no reward."""
+    if summary is None:
+        raise UpstreamGone("the worker did not report the result of the episode, so it has no reward", sent=True)
+    outcome = outcome_of(CloseReason.DELETED, summary)
+    reward = reward_of(outcome, summary)
+    if outcome is EpisodeOutcome.UNPLAYED and summary.is_whole:
+        reward = 0.0  # the agent did nothing, which earns nothing
+    elif outcome not in EARNED or reward is None:
+        failed = AuthorFault if outcome is EpisodeOutcome.AUTHOR_FAULT else UpstreamError
+        raise failed("the episode failed in its environment or has no reward of its own, so there is no reward")
+    return {"reward": reward, "mask_sample": False}
 
 
 def _text_of(blocks: list[Block] | tuple[Block, ...]) -> str:

@@ -272,7 +272,7 @@ class OrsFrontend:
         if self._creator.kept(owner, sid) is None:
             try:
                 await (await self._sessions.find(owner, sid)).touch()
-            except (SessionNotFound, SessionClosed):
+            except SessionNotFound:
                 raise Refusal(404, _NO_SESSION) from None
         await respond_json(send, 200, {"status": "ok"})
 
@@ -339,7 +339,7 @@ class OrsFrontend:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (GatewayError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                exchange.overran()
+                await exchange.overran()
             late = UpstreamTimeout("the call took longer than its environment allows")
             text = told(error if isinstance(error, GatewayError) else late)
             logger.warning("call_broken operation=%s error=%s", name, text)

@@ -141,6 +141,12 @@ class MemoryStore:
             self._slots.turns[id] = count, key
         return count
 
+    async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
+        self._now()
+        session = self._slots.sessions.get(id)
+        if session is not None and session.lease == lease and session.state is SessionState.OPEN:
+            self._slots.sessions[id] = replace(session, steps_before_late=steps)
+
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         now = self._now()
         session = self._slots.sessions.get(id)
@@ -157,6 +163,16 @@ class MemoryStore:
         self._slots.forget(session, session.reason, now)
         self._slots.free(session, now)
         return True
+
+    async def keep_reply(self, id: SessionId, reply: bytes) -> None:
+        self._slots.keep_reply(id, reply, self._now())
+
+    async def kept_reply(self, id: SessionId) -> bytes | None:
+        self._now()
+        if (kept := self._slots.replies.get(id)) is not None:
+            return kept[0]
+        self._check_whole()
+        return None
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         now = self._now()

@@ -76,6 +76,8 @@ class Slots:
         self.turns: dict[SessionId, tuple[int, str]] = {}
         #: Ordered by expiry. A plain dict would scan all its deleted entries to find its first key.
         self.closed: OrderedDict[SessionId, Closed] = OrderedDict()
+        self.replies: OrderedDict[SessionId, tuple[bytes, float]] = OrderedDict()
+        """Last replies of ended episodes, and the times until which they are kept."""
         self.owners = Owners()
         self.workers: dict[WorkerId, Held] = {}
         self.queues: defaultdict[EnvironmentName, Queue] = defaultdict(lambda: Queue(queue_max))
@@ -97,6 +99,8 @@ class Slots:
             self._serve_all(now)
         while self.closed and next(iter(self.closed.values())).until <= now:
             self.closed.popitem(last=False)
+        while self.replies and next(iter(self.replies.values()))[1] <= now:
+            self.replies.popitem(last=False)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -348,6 +352,7 @@ class Slots:
     def hold(self, session: Session, held: Held, deadline: float) -> None:
         """Assign a slot of *held* to *session*, and forget the closed session of the same id."""
         self.closed.pop(session.id, None)
+        self.replies.pop(session.id, None)
         self.sessions[session.id] = session
         self.deadlines.set(session.id, deadline)
         held.sessions.add(session.id)
@@ -361,6 +366,11 @@ class Slots:
         self.deadlines.discard(session.id)
         if reason is not None and reason not in BY_TRAINER:
             self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s)
+
+    def keep_reply(self, id: SessionId, reply: bytes, now: float) -> None:
+        """Keep the reply that ends an episode."""
+        self.replies.pop(id, None)  # the order is that of the times
+        self.replies[id] = reply, now + self._closed_kept_s
 
     def free(self, session: Session, now: float) -> None:
         """Release the slot of *session*, which `forget` has removed, and grant it to the next waiting opening."""

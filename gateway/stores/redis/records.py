@@ -89,6 +89,7 @@ def as_session(found: Mapping[str, str]) -> Session:
         reason=CloseReason(found["reason"]) if "reason" in found else None,
         handle=found.get("handle", ""),
         scorer=found.get("scorer", ""),
+        steps_before_late=int(found["steps_before_late"]) if "steps_before_late" in found else None,
     )
 
 

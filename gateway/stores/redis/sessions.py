@@ -180,12 +180,22 @@ class RedisStore:
             raise SessionClosed(CloseReason(text(rest[0])))
         return int(rest[0])
 
+    async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
+        await self._run("note_late", id, lease, steps)
+
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         answer = await self._run("begin_close", id, reason, self._closing_s, lease)
         return None if answer is None else as_session(pairs(answer))
 
     async def release(self, id: SessionId, lease: str) -> bool:
         return bool(await self._run("release", id, lease, self._closed_kept_s))
+
+    async def keep_reply(self, id: SessionId, reply: bytes) -> None:
+        await self._run("keep_reply", id, reply, self._closed_kept_s)
+
+    async def kept_reply(self, id: SessionId) -> bytes | None:
+        reply: bytes | None = await self._run("kept_reply", id)
+        return reply
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         kind, *rest = await self._run(
@@ -301,7 +311,7 @@ class RedisStore:
         if not self._is_open:
             raise StoreUnavailable("the store is not open")
 
-    async def _run(self, name: str, *arguments: str | float) -> Any:
+    async def _run(self, name: str, *arguments: str | float | bytes) -> Any:
         self._check()
         return await self._link.run(name, *arguments)
 

@@ -20,7 +20,7 @@ local function grant(opening, rank)
   local worker = string.sub(rank, RANK_DIGITS + 1)
   local id, environment = opening[1], opening[4]
   local has = redis.call('HMGET', key('worker', worker), 'slots', 'max_uses', 'address')
-  redis.call('DEL', key('session', id))
+  redis.call('DEL', key('session', id), key('reply', id))
   redis.call('HSET', key('session', id), 'id', id, 'name', opening[2], 'owner', opening[3],
     'environment', environment, 'lease', opening[5], 'fingerprint', opening[6], 'idle_s', opening[7],
     'task', opening[9], 'episode', opening[11], 'policy', opening[12] or '', 'worker', worker, 'address', has[3],

@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.episode import TOOL_FAILED, FaultReply, StepResult
+from gateway.core.episode import TOOL_FAILED, StepResult
 from gateway.core.errors import (
     AuthorFault,
     BackendError,
@@ -82,10 +82,9 @@ def call_outcome(error: BaseException) -> str:
 
 def answer_outcome(answer: object) -> str:
     """Return the outcome of a call with the answer *answer*, an element of `CALLS`."""
-    if not isinstance(answer, StepResult | FaultReply):
+    if not isinstance(answer, StepResult):
         return "ok"
-    is_fault = isinstance(answer, StepResult) and answer.reason == TOOL_FAILED
-    return faults_outcome(answer.faults, other="author_fault" if is_fault else "ok")
+    return faults_outcome(answer.faults, other="author_fault" if answer.reason == TOOL_FAILED else "ok")
 
 
 def faults_outcome(faults: Sequence[Fault], *, other: str) -> str:
@@ -222,6 +221,7 @@ class Metrics:
         self._start_s = self._histogram(
             "worker_start_seconds", "From asking for a worker to its readiness.", _CALL_BUCKETS
         )
+        self._marked = self._counter("episodes_marked", "Episodes with an unexpected error of a tool.", "environment")
         self._reward = self._histogram(
             "episode_reward",
             "Sum of an episode's rewards, where the agent earned them.",
@@ -296,6 +296,10 @@ class Metrics:
             self._tally[environment, "expired"] += 1
         if reward is not None:
             self._reward.labels(environment).observe(reward)
+
+    def episode_marked(self, environment: EnvironmentName) -> None:
+        """Count an ended episode in which a tool raised an unexpected exception."""
+        self._marked.labels(environment).inc()
 
     def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
         """Count a start; *outcome* is one of `STARTS`."""

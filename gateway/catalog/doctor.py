@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, Final
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, Isolation
 from gateway.core.errors import BackendError, StoreUnavailable
+from gateway.core.ports.step_log import ANY, EpisodeFilter, StepLogQueries
 from gateway.settings import Settings
 
 CHECK_S: Final = 10.0
@@ -30,6 +32,11 @@ SKEW_S: Final = 2.0
 FREE_BYTES: Final = 2 * 2**30
 """Free space below which a disk is reported."""
 FREE_SHARE: Final = 0.05
+HOUR_S: Final = 3600.0
+UNEXPECTED_SHARE: Final = 0.05
+"""Share of an environment's episodes of an hour above which unexpected errors of its tools are reported."""
+SAMPLE: Final = 2_000
+"""Newest episodes that are counted."""
 OWN_IMAGES: Final = "env-gateway/"
 _CGROUP: Final = Path("/sys/fs/cgroup/cgroup.controllers")
 _CONTROLLERS: Final = frozenset(("cpu", "memory", "pids"))
@@ -63,6 +70,7 @@ async def examine(settings: Settings, catalog: Catalog) -> list[Finding]:
         lambda: asyncio.to_thread(_kernel, settings, catalog),
         lambda: asyncio.to_thread(_disks, settings),
         lambda: asyncio.to_thread(_open_files, settings),
+        lambda: _unexpected(settings),
     ]
     if settings.backend == "docker":
         checks.append(lambda: asyncio.to_thread(_engine, settings, catalog))
@@ -92,6 +100,41 @@ def _left_out(catalog: Catalog) -> list[Finding]:
         )
         for name, reason in catalog.left_out.items()
     ]
+
+
+# -- the environments' own code -------------------------------------------------------------------------------------
+
+
+async def _unexpected(settings: Settings) -> list[Finding]:
+    from gateway.stores.step_log.reader import StepLogReader
+
+    return await unexpected_errors(StepLogReader(settings.step_log_path))
+
+
+async def unexpected_errors(queries: StepLogQueries) -> list[Finding]:
+    """Return a finding for each environment that had unexpected errors in too many episodes of the last hour.
+
+    It names the most frequent exception, with its line.
+    """
+    since = time.time() - HOUR_S
+    marked = await queries.episodes(EpisodeFilter(unexpected_error=ANY, since=since), limit=SAMPLE)
+    found = []
+    for name in sorted({row["environment"] for row in marked}):
+        rows = await queries.episodes(EpisodeFilter(environment=name, since=since), limit=SAMPLE)
+        ended = [row for row in rows if row["closed_at"] is not None]
+        errors = Counter(row["unexpected_error"] for row in ended if row["unexpected_error"])
+        if errors.total() <= UNEXPECTED_SHARE * len(ended):
+            continue
+        error, count = errors.most_common(1)[0]
+        finding = Finding(
+            check="tools",
+            status=Status.WARNING,
+            detail=f"{name}: tools raised unexpected errors in {errors.total()} of {len(ended)} episodes of the last "
+            f"hour, in {count} of them {error}",
+            fix="correct the tool, or raise ToolError for an error of the agent",
+        )
+        found.append(finding)
+    return found
 
 
 # -- the engine and its images --------------------------------------------------------------------------------------

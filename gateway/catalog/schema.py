@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol, StepLogging, TaskView
+from gateway.core.environment import (
+    ActionType,
+    Isolation,
+    ObservationType,
+    ServerProtocol,
+    StepLogging,
+    TaskView,
+    Unexpected,
+)
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
@@ -162,6 +170,12 @@ class ScorerTable(Table):
     packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], ...] = ()
 
 
+class ErrorsTable(Table):
+    """``[errors]``: what exceptions in tools mean."""
+
+    unexpected: Unexpected = Unexpected.MARK
+
+
 class StepLogTable(Table):
     """``[step_log]``: what the step log keeps of the environment's episodes."""
 
@@ -195,4 +209,5 @@ class EnvironmentFile(Table):
     volumes: tuple[VolumeTable, ...] = ()
     tasks: TasksTable = TasksTable()
     scorer: ScorerTable = ScorerTable()
+    errors: ErrorsTable = ErrorsTable()
     step_log: StepLogTable = StepLogTable()

@@ -147,6 +147,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         public_fields=parsed.tasks.public,
         custom_tasks=_custom_tasks(parsed),
         scorer=Scorer(**parsed.scorer.model_dump()),
+        unexpected=parsed.errors.unexpected,
         step_log=StepLogPolicy(**parsed.step_log.model_dump()),
     )
     splits = {name: _split(environment, name, parsed.limits, table) for name, table in parsed.splits.items()}
@@ -338,6 +339,8 @@ def _refuse_foreign_contradictions(
         raise complain('"sandbox" is not available for third-party servers ([server] port or url)', "isolation")
     if "scorer" in tables and server.is_foreign:
         raise complain("the scorer of a third-party server is its image: remove this table", "scorer")
+    if "errors" in tables and server.is_foreign:
+        raise complain("an error of a third-party server is the agent's: remove this table", "errors")
     if environment.custom_tasks is not None and server.is_foreign:
         raise complain(
             "task modules are not available for third-party servers ([server] port or url)", "tasks", "module"

@@ -88,14 +88,16 @@ def list_sessions(
         return
     are_unique = len({row["name"] for row in rows}) == len(rows)  # else sessions differ by their ids only
     names = ("session", "environment", "task", "policy", "opened (UTC)", "outcome", "reward", "steps")
-    rewards, others = comparable(rows)
+    rewards, former, marked = comparable(rows)
     mean = f", mean reward {_told(sum(rewards) / len(rewards))}" if rewards else ""
-    mean += f" without {counted(others, 'episode')} of former scorers" if others else ""
+    mean += f" without {counted(former, 'episode')} of former scorers" if former else ""
+    mean += f" without {counted(marked, 'episode')} with unexpected errors" if marked else ""
     table = Table(*(names if are_unique else ("id", *names)), title=f"{counted(len(rows), 'episode')}{mean}")
     for row in rows:
         end = "running" if row["closed_at"] is None else row["outcome"]
         if row["reason"] not in (None, CloseReason.DELETED):
             end = f"{end} ({row['reason']})"
+        end += ", unexpected error" if row.get("unexpected_error") else ""
         texts = (row["name"], row["environment"], row["task"], row["policy"], when(row["opened_at"]), end)
         values = (*(str(one or "") for one in texts), _told(row["reward"]), _told(row["steps"]))
         table.add_row(*(values if are_unique else (row["id"], *values)))
@@ -240,6 +242,8 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     if episode["policy"] or episode["group_name"]:
         yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"
     yield f"  {_ended(episode)}"
+    if error := episode.get("unexpected_error"):
+        yield f"  unexpected error: {inline(error)}"
     for name, value in task_parts(begin.get("spec")):
         yield f"\n{name}"
         yield _indented(inline(value))

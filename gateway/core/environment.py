@@ -314,6 +314,14 @@ class Scorer:
     """Names of installed Python packages with which the server judges."""
 
 
+class Unexpected(StrEnum):
+    """What an exception in a tool of an own image means that is no ``ToolError``."""
+
+    MARK = "mark"  #: the agent reads it and may go on; the episode is marked, and left out of records and means
+    FAIL = "fail"  #: the episode ends by its author's fault
+    AGENT = "agent"  #: an error of the agent, as a ``ToolError``
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogPolicy:
     """What the step log keeps of an environment's episodes."""
@@ -364,6 +372,7 @@ class Environment:
     """Dotted paths of further task fields that a public listing shows."""
     custom_tasks: CustomTasks | None = None
     scorer: Scorer = Scorer()
+    unexpected: Unexpected = Unexpected.MARK
     step_log: StepLogPolicy = StepLogPolicy()
     image_id: str = ""
     """The engine's current id of the image (``sha256:…``); empty: not queried yet, or there is no image."""
@@ -429,6 +438,8 @@ class Environment:
             parts.append(self.image_id)
         if self.scorer != Scorer():
             parts.append([self.scorer.files, self.scorer.packages])
+        if self.unexpected is not Unexpected.MARK:
+            parts.append([self.unexpected.value])
         if self.custom_tasks is not None:
             parts.append([self.custom_tasks.module, self.custom_tasks.folder, self.custom_tasks.content])
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]

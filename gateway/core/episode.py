@@ -12,6 +12,8 @@ EPISODE_FINISHED: Final = "episode_finished"
 """The reason of a result for which nothing ran, because the episode was over."""
 TOOL_FAILED: Final = "tool_failed"
 """The reason of a result whose tool raised an exception, which is not the agent's fault."""
+TOOL_ERROR: Final = "tool_error"
+"""The reason of a result whose tool raised an error that is the agent's own, such as an illegal move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +63,13 @@ class StepResult:
     error: str | None = None
     """The reason why no tool ran, or how the tool failed."""
     reason: str = ""
-    """One word for the error: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
+    """One word for the error: ``input_validation``, ``not_found``, ``tool_error``, ``episode_finished`` …"""
     turn: int | None = None
     """The worker's number of this turn in its session, from 1 on; None: the worker does not count."""
     rewarded: bool | None = None
     """For the result that ended the episode: True if any turn gave a reward; None: the worker does not report it."""
     faults: tuple[Fault, ...] = ()
     """Faults of the author's code that the worker reports: for operators, never for agents and trainers."""
-
-
-class FaultReply(bytes):
-    """A worker's reply, in the bytes of its own protocol, that reports faults."""
-
-    faults: tuple[Fault, ...] = ()
-    """See `StepResult`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,5 +88,8 @@ class Summary:
     """False if another replica saw a part that is not known here; *reward* is then not a reward."""
     fault: FaultKind | None = None
     """The party at fault, if the setup or the last step failed; None: no fault."""
+    unexpected_error: str = ""
+    """The first unexpected exception of a tool, with its line, as ``KeyError: 'x' (server.py, line 3)``. The
+    episode went on, but its rewards are not only the agent's doing. Empty: there was none."""
     faults: tuple[Fault, ...] = ()
     """Faults that no earlier answer reported; see `StepResult`."""

@@ -16,11 +16,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from gateway.core.environment import Environment
-from gateway.core.episode import TOOL_FAILED, Action, Block, StepResult
+from gateway.core.episode import TOOL_ERROR, Action, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -205,15 +204,13 @@ class OrsFacade(ABC):
                 self.tallies.failed(session)
                 raise
             self.tallies.add(session, result)
-            if result.reason == TOOL_FAILED and not result.faults:
-                return replace(result, faults=author_faults(result.error or "", place))
             return result
 
         return counted
 
     def _frames(self, result: StepResult) -> Frames:
         payload = answers.result(result)
-        if result.error is not None and result.reason == TOOL_FAILED and self.raises_by_event:
+        if result.error is not None and result.reason == TOOL_ERROR and self.raises_by_event:
             return sse.event("error", result.error), payload
         return sse.result(payload), payload
 

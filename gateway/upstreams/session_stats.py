@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.core.episode import TOOL_FAILED, StepResult, Summary
+from gateway.core.episode import StepResult, Summary
 from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 from gateway.core.ports.calls import Tally
@@ -53,7 +53,7 @@ class SessionStats:
         """Count the result of a call. A refused call is not a step."""
         tally = replace(
             self._count(session).tally,
-            fault=FaultKind.AUTHOR if result.reason == TOOL_FAILED else None,
+            fault=None,
             ended_at=time.monotonic(),
         )
         if result.error is None or result.reason not in NO_STEPS:

@@ -405,7 +405,7 @@ def test_a_stream_is_read_with_its_white_space_and_line_separators() -> None:
 def test_a_tool_that_raises_is_a_result_without_a_reward() -> None:
     result = sse.outcome(stream(("task_id", "t"), ("error", "ValueError: no")).body)
 
-    assert (result.ok, result.reason, result.reward, result.text) == (False, "tool_failed", None, "ValueError: no")
+    assert (result.ok, result.reason, result.reward, result.text) == (False, "tool_error", None, "ValueError: no")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://user@x", "http://x/k/secret", "http://x?y=1"])

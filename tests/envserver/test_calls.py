@@ -147,12 +147,12 @@ async def test_a_task_tool_with_the_name_of_an_environment_tool_collides(start: 
 @pytest.mark.parametrize(
     ("name", "given", "data"),
     [
-        ("fail", {"text": "one\n  two\r\nthree"}, ["one", "  two", "three"]),
-        ("fail", {"text": ""}, [""]),
-        ("fail", {"text": "\ud800"}, ["?"]),
-        ("bad", {}, ["'bad' returned str; expected StepResult"]),
-        ("leave", {}, ["over"]),
-        ("leave_lane", {}, ["SystemExit: over"]),
+        ("fail", {"text": "one\n  two\r\nthree"}, ["RuntimeError: one", "  two", "three"]),
+        ("fail", {"text": ""}, ["RuntimeError"]),
+        ("fail", {"text": "\ud800"}, ["RuntimeError: ?"]),
+        ("bad", {}, ["TypeError: 'bad' returned str; expected StepResult"]),
+        ("leave", {}, ["SystemExit: over"]),
+        ("leave_lane", {}, ["RuntimeError: SystemExit: over"]),
     ],
 )
 async def test_a_tool_that_raises_is_an_error_event(
@@ -168,7 +168,7 @@ async def test_a_tool_that_raises_is_an_error_event(
     assert streamed.body.decode().split("\r\n\r\n", 1)[1] == f"event: error\r\n{lines}\r\n"
     assert as_json.json["ok"] is False
     assert as_json.json["reason"] == "tool_failed"
-    assert as_json.json["error"].splitlines() == ([] if data == [""] else data)
+    assert as_json.json["error"].splitlines() == data
     assert (await server.call("think")).result["ok"] is True
 
 
@@ -656,7 +656,7 @@ async def test_an_exception_while_parsing_text_is_reported_as_the_tools_failure(
 
     answer = await server.ask("POST", "/call", sid="s1", body={"text": "crash"})
 
-    assert answer.events[-1] == ("error", "cannot parse")
+    assert answer.events[-1] == ("error", "ValueError: cannot parse")
 
 
 async def test_calls_with_the_same_key_run_once(start: Start) -> None:
@@ -767,7 +767,7 @@ async def test_candidates_of_a_group_are_scored_in_their_order(start: Start) -> 
     )
 
     assert answer.result == {"scores": [{"reward": 2.0, "metadata": None}, {"reward": 1.0, "metadata": None}]}
-    assert broken.events[-1] == ("error", "author_fault: score_group returned 0 scores for 1 candidates")
+    assert broken.events[-1] == ("error", "author_fault: ValueError: score_group returned 0 scores for 1 candidates")
 
 
 async def test_score_group_of_an_environment_without_a_judge_is_404(start: Start) -> None:

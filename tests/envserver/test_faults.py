@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from envserver import Environment, GroupCandidate, SessionFailed, SessionLost, StepResult, Task, tool
-from envserver.errors import TRACEBACK_MAX_CHARS
+from envserver import Environment, GroupCandidate, SessionFailed, SessionLost, StepResult, Task, ToolError, tool
+from envserver.errors import ERROR_MAX_CHARS, TRACEBACK_MAX_CHARS
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually
@@ -17,6 +18,7 @@ from tests.envserver.worlds import GATES
 JSON = {"Accept": "application/json"}
 ASKED = {"X-Session-Faults": "1"}
 SECRET = "secret-4711"
+LINES = Path(__file__).read_text().splitlines()
 
 
 class Unwritable(Exception):
@@ -84,6 +86,14 @@ class Careless(Environment):
     @tool
     def slip_without_words(self) -> StepResult:
         raise Unwritable
+
+    @tool
+    def move(self, to: str) -> StepResult:
+        raise ToolError(f"there is no way to {to}")
+
+    @tool
+    async def mix_up(self, text: str) -> StepResult:
+        return StepResult(str(json.loads(text)))
 
     @tool
     def lose(self) -> StepResult:
@@ -173,7 +183,7 @@ async def test_a_stream_that_has_started_reports_a_fault_in_a_trailer(server: Ru
     GATES.open("a trailer")
     answer = await wire.rest(*head)
 
-    assert answer.events[-1] == ("error", "'toop'")
+    assert answer.events[-1] == ("error", "KeyError: 'toop'")
     assert [fault["place"] for fault in told(answer)] == ["tool:slip_slowly"]
 
 
@@ -274,7 +284,8 @@ async def test_an_exception_that_cannot_be_written_as_text_is_still_reported(ser
 
     answer = await server.call("slip_without_words", headers=JSON)
 
-    assert answer.json == {"ok": False, "error": "(its text raised ValueError)", "reason": "tool_failed"}
+    error = "Unwritable: (its text raised ValueError)"
+    assert answer.json == {"ok": False, "error": error, "reason": "tool_failed"}
     assert told(answer)[0]["error"] == "Unwritable: (its text raised ValueError)"
 
 
@@ -290,6 +301,7 @@ async def test_a_client_that_did_not_request_faults_gets_no_traceback(server: Ru
     await create(server, headers={})
     await create(server, "s2", headers={}, hook="reset")
 
+    await server.call("slip", {"text": "first"})
     answers = [
         await server.call("slip", headers=JSON),
         await server.call("slip"),
@@ -299,3 +311,118 @@ async def test_a_client_that_did_not_request_faults_gets_no_traceback(server: Ru
 
     assert all("x-session-faults" not in answer.headers for answer in answers)
     assert summary.keys() == {"reward", "rewarded", "judged", "finished", "steps", "seconds", "fault"}
+
+
+@pytest.mark.parametrize("accept", [JSON, {}])
+@pytest.mark.parametrize("unexpected", ["mark", "fail", "agent"])
+async def test_a_tool_error_is_the_agents_own(start: Start, unexpected: str, accept: dict[str, str]) -> None:
+    server = await start(Careless, unexpected=unexpected)
+    await create(server)
+    won = await server.call("work", headers=JSON)
+
+    refused = await server.call("move", {"to": "\x1b[2J up"}, headers=accept)
+    summary = await ended(server)
+
+    expected = {"ok": False, "error": "there is no way to \x1b[2J up", "reason": "tool_error"}
+    assert (refused.json if accept else refused.result) == expected
+    assert told(refused) == []
+    assert won.json["output"]["reward"] == summary["reward"] == 0.5
+    assert (summary["steps"], summary.keys() & {"fault", "faults", "unexpected"}) == (2, set())
+
+
+async def test_a_tool_error_after_an_unexpected_exception_is_no_fault_of_the_author(server: Running) -> None:
+    await create(server)
+    await server.call("slip")
+    await server.call("move", {"to": "up"})
+
+    summary = await ended(server)
+
+    assert "fault" not in summary
+    assert summary["unexpected"].startswith("KeyError: 'toop' (test_faults.py, line ")
+
+
+@pytest.mark.parametrize("accept", [JSON, {}])
+async def test_the_first_unexpected_exception_marks_the_session_with_its_line(
+    server: Running, accept: dict[str, str]
+) -> None:
+    await create(server)
+
+    failed = await server.call("mix_up", {"text": "no JSON"}, headers=accept)
+    await server.call("slip", headers=accept)
+    went_on = await server.call("work", headers=JSON)
+    summary = await ended(server)
+
+    error = "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    if accept:
+        assert failed.json == {"ok": False, "error": error, "reason": "tool_failed"}
+    else:
+        assert failed.events[-1] == ("error", error)
+    assert went_on.json["ok"] is True
+    line = next(number for number, text in enumerate(LINES, 1) if "json.loads(text)" in text)
+    assert summary["unexpected"] == f"{error} (test_faults.py, line {line})", "the author's line, not the library's"
+    assert (summary["reward"], "fault" in summary) == (0.5, False)
+
+
+async def test_with_fail_an_unexpected_exception_ends_the_session(start: Start) -> None:
+    server = await start(Careless, unexpected="fail")
+    await create(server)
+
+    failed = await server.call("slip", headers=JSON)
+    later = await server.call("work", headers=JSON)
+    summary = await ended(server)
+
+    assert failed.json == {"ok": False, "error": "KeyError: 'toop'", "reason": "author_fault"}
+    assert [fault["place"] for fault in told(failed)] == ["tool:slip"]
+    assert (later.status, later.headers["x-session-fault"]) == (500, "author")
+    assert (summary["fault"], "unexpected" in summary) == ("author", False)
+
+
+async def test_with_agent_an_unexpected_exception_is_the_agents_own(start: Start) -> None:
+    server = await start(Careless, unexpected="agent")
+    await create(server)
+    await create(server, "s2")
+
+    failed = await server.call("slip", headers=JSON)
+    broken = await server.call("lose", sid="s2", headers=JSON)
+
+    assert failed.json == {"ok": False, "error": "KeyError: 'toop'", "reason": "tool_error"}
+    assert told(failed) == []
+    assert not (await ended(server)).keys() & {"fault", "unexpected"}
+    assert broken.json["reason"] == "session_failed", "a lost sandbox is never the agent's fault"
+
+
+@pytest.mark.parametrize("unexpected", ["mark", "fail", "agent"])
+async def test_a_judge_that_raises_is_no_tool(start: Start, unexpected: str) -> None:
+    server = await start(Careless, unexpected=unexpected)
+    await create(server, hook="score_group")
+    group: dict[str, Any] = {"candidates": [{"messages": [], "metadata": None}]}
+
+    scored = await server.ask("POST", "/score_group", sid="s1", body=group, headers=JSON)
+    await server.call("work")
+    summary = await ended(server)
+
+    assert (scored.json["ok"], scored.json["reason"]) == (False, "author_fault")
+    assert (summary["reward"], summary.keys() & {"fault", "unexpected"}) == (0.5, set())
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "KeyError: ''"),
+        (f"key {SECRET}", "KeyError: 'key ***'"),
+        ("\x00\x1b[31m\n\u2028", r"KeyError: '\x00\x1b[31m\n\u2028'"),
+        ("x" * 10_000_000, None),
+    ],
+)
+async def test_the_text_of_an_exception_is_bounded_and_has_no_secret(
+    server: Running, text: str, error: str | None
+) -> None:
+    await create(server)
+
+    failed = await server.call("slip", {"text": text}, headers=JSON)
+    summary = await ended(server)
+
+    shown = failed.json["error"]
+    assert shown == error if error is not None else len(shown) < ERROR_MAX_CHARS + 100
+    assert summary["unexpected"].startswith(shown)
+    assert told(failed)[0]["error"] == shown

@@ -13,10 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from markupsafe import escape
 
+from gateway.catalog.doctor import Status, unexpected_errors
 from gateway.core.environment import StepLogging, StepLogPolicy
 from gateway.core.session import CloseReason
 from gateway.core.worker import WorkerState
+from gateway.stores.step_log.reader import StepLogReader
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import call, create, delete, hang_up, under_way
@@ -115,6 +118,70 @@ async def test_the_version_of_the_scorer_is_in_each_episode_and_no_mean_mixes_tw
     ]
     assert exported["episode"]["scorer"] == exported["records"][0]["scorer"] == TWO
     assert "mean reward 1 without 3 episodes of former scorers" in page
+
+
+async def test_episodes_with_unexpected_errors_have_rewards_and_count_nowhere(tmp_path: Path) -> None:
+    math = environment(min_workers=1)
+    error = "KeyError: 'x (y)' (server.py, line 3)"
+    group = {"X-Group-ID": "g", "X-Group-Size": "3"}
+    async with logging(tmp_path, math, tasks_math=tasks(train=[{"id": "t"}])) as (_, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        client.headers.update(group)
+        for sid, (reward, unexpected) in enumerate([(1.0, error), (0.5, ""), (0.0, "")]):
+            await create(client, str(sid), id="t", summary={"reward": reward, "unexpected": unexpected})
+            await call(client, sid=str(sid))
+            await delete(client, str(sid))
+        await gateway.records.write()
+        lines = await listed(client)
+        marked, same = await listed(client, unexpected_error="*"), await listed(client, unexpected_error=error)
+        other = await listed(client, unexpected_error="KeyError")
+        whole = await shown(client, marked[0]["id"])
+        (record,) = await recorded(client)
+        pages = [
+            (await client.get(f"/dashboard/{place}", headers=OPERATOR)).text
+            for place in ("episodes", "groups/math/g", "environments/math", "now")
+        ]
+        trainers = (await client.get("/dashboard/episodes.json")).json()["episodes"][-1]
+        own = (await client.get(f"/dashboard/episodes/{trainers['id']}.json")).json()
+        findings = await unexpected_errors(StepLogReader(tmp_path))
+        metrics = (await client.get("/metrics", headers=OPERATOR)).text
+
+    assert [(line["reward"], line["unexpected_error"]) for line in lines] == [(0.0, None), (0.5, None), (1.0, error)]
+    assert [line["name"] for line in (*marked, *same)] == ["0", "0"]
+    assert other == []
+    assert (whole["unexpected_error"], whole["end"]["unexpected_error"]) == (error, error)
+    assert (record["mean"], record["attempts"]) == (0.25, 2)
+    assert "mean reward 0.25 without 1 episode with unexpected errors" in pages[0]
+    assert "2 of 3 episodes, mean reward 0.25, spread 0.5 without 1 episode with unexpected errors" in pages[1]
+    assert "mean reward 0.25 without 1 episode with unexpected errors" in pages[2]
+    assert (
+        f"math: tools raised unexpected errors in 1 of 3 episodes of the last hour, in 1 of them {escape(error)}"
+        in (pages[3])
+    )
+    assert (
+        trainers["unexpected_error"] == own["unexpected_error"] == own["end"]["unexpected_error"] == "KeyError: 'x (y)'"
+    )
+    assert [finding.status for finding in findings] == [Status.WARNING]
+    assert 'gateway_episodes_marked_total{environment="math"} 1.0' in metrics
+    assert 'gateway_episode_reward_count{environment="math"} 3.0' in metrics
+
+
+async def test_few_unexpected_errors_are_no_finding(tmp_path: Path) -> None:
+    async with logging(tmp_path, environment(slots=64, min_workers=1)) as (_, gateway, client):
+        for sid in range(40):
+            await create(client, str(sid), summary={"unexpected": "KeyError: 'x'" if sid < 2 else ""})
+            await call(client, sid=str(sid))
+            await delete(client, str(sid))
+        await gateway.log.flush()
+        few = await unexpected_errors(StepLogReader(tmp_path))
+        await create(client, "open")
+        await create(client, "one more", summary={"unexpected": "KeyError: 'y'"})
+        await delete(client, "one more")
+        await gateway.log.flush()
+        (many,) = await unexpected_errors(StepLogReader(tmp_path))
+
+    assert few == [], "2 of 40 are 5 %"
+    assert many.detail.endswith("in 3 of 41 episodes of the last hour, in 2 of them KeyError: 'x'")
 
 
 async def test_the_scorer_of_an_image_that_reports_none_is_the_image(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core import errors
-from gateway.core.episode import FaultReply, StepResult
+from gateway.core.episode import StepResult
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.outcomes import EpisodeOutcome
@@ -194,12 +194,6 @@ MISTAKE = Fault(FaultKind.AUTHOR, "reset", "KeyError")
 LOSS = Fault(FaultKind.INFRASTRUCTURE, "tool:act", "SessionLost")
 
 
-def relayed(*faults: Fault) -> FaultReply:
-    reply = FaultReply(b"{}")
-    reply.faults = faults
-    return reply
-
-
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
@@ -209,8 +203,8 @@ def relayed(*faults: Fault) -> FaultReply:
         (StepResult(error="it raised", reason="tool_failed", faults=(MISTAKE,)), "author_fault"),
         (StepResult(error="no thread", reason="tool_failed", faults=(LOSS,)), "session_failed"),
         (b"{}", "ok"),
-        (relayed(MISTAKE), "author_fault"),
-        (relayed(LOSS, MISTAKE), "author_fault"),
+        (StepResult(error="an illegal move", reason="tool_error"), "ok"),
+        (StepResult(faults=(LOSS, MISTAKE)), "author_fault"),
         ([], "ok"),
     ],
 )

@@ -28,6 +28,8 @@ from tests.wire.openenv.frames import socket
 SSE, JSON = "text/event-stream", "application/json"
 FAULTY = Path(__file__).parent / "faulty"
 OWN, OS, ORS, OPENREWARD = "faulty", "os", "faulty-ors", "faulty-openreward"
+FAIL, AGENT = "faulty-fail", "faulty-agent"
+"""`OWN` with another value of ``[errors] unexpected``."""
 OPENENV, MCP, AREAL = "faulty-openenv", "faulty-mcp", "faulty-areal"
 """Kinds of workers: two environments on the gateway's own server, and unmodified third-party servers."""
 OS_TASKS = {task["id"]: task for task in map(json.loads, (FAULTY / "os_tasks/train.jsonl").read_text().splitlines())}
@@ -104,7 +106,7 @@ async def over_ors(
         if answer.headers["content-type"].startswith("text/event-stream"):
             name, body = events(answer.text)[-1]
             if name == "error":
-                heard.errors.append((200, "author_fault" if body.startswith("author_fault: ") else "tool_failed"))
+                heard.errors.append((200, "author_fault" if body.startswith("author_fault: ") else ""))
                 continue
         match json.loads(body):
             case {"ok": True, "output": output}:
@@ -213,7 +215,7 @@ PROTOCOLS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] 
         over_ors,
         {
             "no opening": [(500, "author_fault")],
-            "a failed tool": [(200, "tool_failed")],
+            "a failed tool": [(200, ""), (200, "tool_failed")],
             "the end": [(200, "author_fault"), (410, "author_fault")],
         },
     ),
@@ -238,7 +240,10 @@ PROTOCOLS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] 
 
 WAYS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
     **PROTOCOLS,
-    "ors-json": (partial(over_ors, accepts=(JSON, SSE)), PROTOCOLS["ors"][1]),
+    "ors-json": (
+        partial(over_ors, accepts=(JSON, SSE)),
+        {**PROTOCOLS["ors"][1], "a failed tool": [(200, "tool_failed"), (200, "")]},
+    ),
     "openenv-http": (over_openenv_http, PROTOCOLS["openenv"][1]),
     "openenv-mcp": (
         over_mcp,
@@ -262,13 +267,15 @@ async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Respon
 
 
 async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
-    """Return the episodes of *environment* counted by outcome, and under ``rewards`` the number of rewards."""
+    """Return the episodes of *environment* by outcome, the number of ``rewards``, and of ``marked`` episodes."""
     found: dict[str, float] = {}
     for name, labels, value in await _samples(gateway, environment):
         if name == "gateway_episodes_total":
             found[labels["outcome"]] = value
         elif name == "gateway_episode_reward_count":
             found["rewards"] = value
+        elif name == "gateway_episodes_marked_total":
+            found["marked"] = value
     return found
 
 
@@ -312,7 +319,8 @@ async def play_and_check(gateway: Gateway, environment: str, fails: str, expecte
     async with play(gateway.url, environment, fails) as heard:
         pass
 
-    await counted_as(gateway, environment, before, author_fault=1)
+    marked = {"marked": 1} if expected == "a failed tool" else {}
+    await counted_as(gateway, environment, before, author_fault=1, **marked)
     more_calls = await failed_calls(gateway, environment) - calls_before
     assert more_calls == 0 if expected == "no opening" else more_calls >= 1
     assert heard.errors, heard

@@ -20,8 +20,10 @@ from tests.sandbox.conftest import sandbox_dir
 from tests.service.wire import events
 from tests.wire.areal_client import ArealClient
 from tests.wire.author_faults import (
+    AGENT,
     AREAL,
     CALL,
+    FAIL,
     FAULTY,
     JSON,
     MCP,
@@ -36,6 +38,7 @@ from tests.wire.author_faults import (
     WAYS,
     counted,
     counted_as,
+    failed_calls,
     play_and_check,
     told,
 )
@@ -50,13 +53,19 @@ ROWS = [
     *((OWN, fails, expected) for fails, expected in OWN_ROWS),
     *((kind, "constructor", "no opening") for kind in (ORS, OPENREWARD, OPENENV)),
     *((kind, "reset", "no opening") for kind in (ORS, OPENREWARD, OPENENV, MCP, AREAL)),
-    *((kind, "tool", "a failed tool") for kind in (ORS, OPENREWARD, OPENENV, MCP)),
-    (AREAL, "tool", "the end"),
+    *((kind, "tool", "the end") for kind in (FAIL, AREAL)),
     (AREAL, "reward", "the end"),
     (AREAL, "infinite reward", "the end"),
 ]
-CELLS = [(*row, way) for row in ROWS for way in WAYS if (*row[:2], way) != (OPENENV, "tool", "openenv-mcp")]
+CELLS = [(*row, way) for row in ROWS for way in WAYS]
+AGENTS = [(OWN, "tool error"), (AGENT, "tool"), *((kind, "tool") for kind in (ORS, OPENREWARD, OPENENV, MCP))]
+"""Kinds of workers, and the errors of their tools that are the agent's own."""
+AGENTS_CELLS = [(*row, way) for row in AGENTS for way in WAYS if (row[0], way) != (OPENENV, "openenv-mcp")]
 """Leaves out OpenEnv's Gym kind over MCP: such an image has no tools that JSON-RPC could call."""
+RAISES = 1 + (FAULTY / "catalog/faulty/faulty_own.py").read_text().splitlines().index(
+    '            raise KeyError("toop")', 30
+)
+"""The line of the tool that raises."""
 OS_ROWS = [("reference", "no opening"), ("reference at the end", "the end")]
 """A failing reference solution, which the os environment runs before the agent's first action or at the end."""
 
@@ -68,7 +77,7 @@ def gateway() -> Iterator[Gateway]:
     folder.chmod(0o755)  # the os environment's sandboxes are below it, and their root is another user
     settings = {
         "GATEWAY_CATALOG_DIR": str(FAULTY / "catalog"),
-        "GATEWAY_ENVIRONMENTS": ",".join((OWN, OS, ORS, OPENREWARD, OPENENV, MCP, AREAL)),
+        "GATEWAY_ENVIRONMENTS": ",".join((OWN, FAIL, AGENT, OS, ORS, OPENREWARD, OPENENV, MCP, AREAL)),
         "GATEWAY_DEFAULT_ENVIRONMENT": OWN,
         "GATEWAY_TRAINER_KEYS": "",
         "GATEWAY_SANDBOX_DIR": str(sandbox_dir(folder)),
@@ -89,6 +98,63 @@ async def test_an_authors_fault_is_a_typed_error_and_never_a_reward(
     if (environment, fails) == (OPENENV, "constructor"):
         await _let_the_next_constructor_fail(gateway)
     await play_and_check(gateway, environment, fails, expected, way)
+
+
+@pytest.mark.parametrize(("environment", "fails", "way"), AGENTS_CELLS)
+async def test_an_error_of_the_agent_is_no_fault_and_the_episode_goes_on(
+    gateway: Gateway, environment: str, fails: str, way: str
+) -> None:
+    play, _ = WAYS[way]
+    before, already_logged = await counted(gateway, environment), len(gateway.log)
+    calls_before = await failed_calls(gateway, environment)
+
+    async with play(gateway.url, environment, fails) as heard:
+        pass
+
+    is_step = (environment, way) != (MCP, "openenv-mcp")  # a call over JSON-RPC is no step on these servers
+    await counted_as(gateway, environment, before, **({"stopped": 1, "rewards": 1} if is_step else {"unplayed": 1}))
+    reasons = {reason for _, reason in heard.errors}
+    if way == "areal":
+        assert (heard.errors, heard.is_done) == ([], True), "the limit of turns ended the episode"
+    else:
+        assert len(heard.errors) == 2
+        assert reasons <= {"tool_error", ""}
+        assert not heard.is_done
+    if way == "ors-json":
+        assert heard.errors[0] == (200, "tool_error")
+    assert not any(heard.rewards)
+    log = gateway.log[already_logged:]
+    assert "author_fault" not in log
+    assert "episode_marked" not in log
+    assert await failed_calls(gateway, environment) == calls_before
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "openenv-mcp"])
+async def test_an_unexpected_exception_marks_the_episode_and_leaves_it_out_of_records(
+    gateway: Gateway, way: str
+) -> None:
+    """The second answer wins. The trainer gets its reward."""
+    play, _ = WAYS[way]
+    before, already_logged = await counted(gateway, OWN), len(gateway.log)
+    mark = {"X-API-Key": OPERATOR_KEY}
+
+    async with play(gateway.url, OWN, "tool once") as heard:
+        pass
+
+    await counted_as(gateway, OWN, before, finished=1, rewards=1, marked=1)
+    assert heard.is_done
+    assert sum(reward or 0.0 for reward in heard.rewards) == 1.0
+    log = gateway.log[already_logged:]
+    error = f"KeyError: 'toop' (faulty_own.py, line {RAISES})"
+    assert _fault_line(log).count("place='tool:answer'") == 1
+    assert f"episode_marked environment={OWN} task=" in log
+    assert error in log
+    newest = (await gateway.ask(f"episodes?environment={OWN}&unexpected_error=*&limit=1"))["episodes"][0]
+    assert (newest["outcome"], newest["reward"], newest["unexpected_error"]) == ("finished", 1.0, error)
+    assert '"task":"tool once"' not in (await told(gateway, f"/admin/v1/records?environment={OWN}")).text
+    async with httpx.AsyncClient(headers=mark, trust_env=False, verify=False, timeout=HANG_S) as http:
+        page = await http.get(f"{gateway.url}/dashboard/episodes/{newest['id']}")
+    assert "unexpected error</span>" in page.text
 
 
 @pytest.mark.sandbox

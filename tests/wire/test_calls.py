@@ -237,7 +237,7 @@ async def test_a_call_with_a_key_joins_the_running_call_with_that_key(http: http
     [
         ("echo", {"text": " x"}, {"ok": True}),
         ("nope", {}, {"ok": False, "error": "'nope' is not a valid tool", "reason": "not_found"}),
-        ("fail", {}, {"ok": False, "error": "the first line\nthe second line"}),
+        ("fail", {}, {"ok": False, "error": "RuntimeError: the first line\nthe second line", "reason": "tool_failed"}),
     ],
 )
 async def test_a_client_that_accepts_json_gets_one_object(

@@ -172,8 +172,8 @@ async def test_failed_calls_return_the_reason(server: Driver) -> None:
 
     assert (unknown.result["ok"], unknown.result["reason"]) == (False, "not_found")
     assert (invalid.result["ok"], invalid.result["reason"]) == (False, "input_validation")
-    assert raised.error == "the first line\nthe second line"
-    assert (acted.error, acted.reason) == (raised.error, "tool_failed")
+    assert raised.error.removeprefix("RuntimeError: ") == "the first line\nthe second line"
+    assert (acted.error, acted.reason) == (raised.error, "tool_error")
 
 
 @on("openreward-server", "envserver")

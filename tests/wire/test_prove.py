@@ -132,7 +132,7 @@ def test_sound_tasks_of_a_file_are_proven(gateway: Gateway, run: Command, file: 
         pytest.param(
             task("raises", "raises", reference="yes"),
             "reference, empty, echo, constant",
-            "failed: the tool answer raised: 'toop' (fix: correct the tool)",
+            "failed: the tool answer raised: KeyError: 'toop' (fix: correct the tool)",
             id="the scorer raises",
         ),
         pytest.param(

@@ -509,8 +509,14 @@ async def test_rewards_of_steps_add_up_and_images_are_texts(prober: Agent) -> No
 
     (line,) = prober.lines()
     assert (done.status, line["reward"], line["ended"]) == (0, 1.25, "finished")
+    assert line["unexpected_error"] == "RuntimeError: the first line\nthe second line"
+    assert (done.table["unexpected errors"], done.table["failed"]) == ("1", "0")
     assert [message["content"] for message in line["messages"] if message["role"] != "assistant"] == [
-        *("Naïve café — 你好 🙂?\n[image]", "scored", "[image]", "the first line\nthe second line", "finished")
+        "Naïve café — 你好 🙂?\n[image]",
+        "scored",
+        "[image]",
+        "RuntimeError: the first line\nthe second line",
+        "finished",
     ]
 
 

@@ -91,7 +91,8 @@ class StepResult:
     """False if the tool raised an exception, or did not run: there is no such tool, or its arguments are wrong."""
     reason: str = ""
     """Why the call failed: ``not_found``, ``input_validation``, ``name_collision``, ``episode_finished``, or
-    ``tool_failed`` if the tool ran and raised an exception. Empty: the call did not fail."""
+    ``tool_error`` if the tool ran and refused the action. ``tool_failed``: the tool raised an exception that its author
+    did not expect; the gateway leaves such an episode out of its records. Empty: the call did not fail."""
 
     @property
     def text(self) -> str:
@@ -199,7 +200,7 @@ def _guess(text: str) -> str:
     ):
         if part in text:
             return reason
-    return "tool_failed"
+    return "tool_error"
 
 
 def _reward(value: object) -> float | None:

@@ -516,9 +516,12 @@ class EpisodeState:
         """Return the episode's reward for training. It is 0.0 if the agent stopped before it earned any reward.
 
         Raises:
-            EpisodeFailed: The episode failed, or its environment ended it without any reward. Drop it.
+            EpisodeFailed: The episode failed, its last step raised an unexpected exception, or its
+                environment ended it without any reward. Drop it.
         """
         reward = self.reward
+        if self.steps and self.steps[-1].reason == "tool_failed":
+            raise AuthorFault(f"the last step failed in the environment: {self.steps[-1].text}", reason="author_fault")
         if reward is None and self.finished:
             raise AuthorFault("the environment ended the episode without a reward", reason="author_fault")
         return reward or 0.0

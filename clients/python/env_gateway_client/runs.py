@@ -87,6 +87,8 @@ class Played:
     """``finished`` (by the environment), or the policy's reason. Empty: the episode failed."""
     failed: str = ""
     error: str = ""
+    unexpected_error: str = ""
+    """The first unexpected exception of a tool. The episode has a reward if later steps had none."""
     model_calls: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -176,6 +178,8 @@ class Run:
             played.reward, played.ended = episode.final_reward(), ended
         except (GatewayError, PolicyFailed) as error:
             failure = error
+        unexpected = (result.text for result in episode.steps if result.reason == "tool_failed")
+        played.unexpected_error = next(unexpected, "")
         played.seconds = time.monotonic() - began_at
         self._record(played, failure)
 
@@ -255,6 +259,8 @@ class Summary:
     """Number of episodes by what ended them."""
     failed: dict[str, int]
     """Number of episodes without a reward, by reason."""
+    unexpected_errors: int
+    """Number of episodes in which a tool raised an unexpected exception, with or without a reward."""
     examples: dict[str, str]
     """The first error of each reason, with the index of its task."""
     seconds: float
@@ -266,12 +272,16 @@ def summed(results: Sequence[Played], seconds: float) -> Summary:
     """Sum up the episodes of a run that took *seconds*."""
     rewards = [played.reward for played in results if played.reward is not None]
     failures = [played for played in results if played.failed]
+    marked = [played for played in results if played.unexpected_error]
     first = {played.failed: f"such as task {played.index}: {played.error}" for played in reversed(failures)}
+    if marked:
+        first["unexpected errors"] = f"such as task {marked[0].index}: {marked[0].unexpected_error}"
     return Summary(
         episodes=len(results),
         mean_reward=fmean(rewards) if rewards else None,
         ended={"finished": 0} | Counter(played.ended for played in results if played.ended),
         failed=dict(Counter(played.failed for played in failures)),
+        unexpected_errors=len(marked),
         examples=first,
         seconds=seconds,
         model_calls=sum(played.model_calls for played in results),
@@ -285,6 +295,8 @@ def table(summary: Summary) -> str:
     rows: dict[str, object] = {"episodes": summary.episodes, "mean reward": mean}
     rows |= summary.ended
     rows |= {"failed": sum(summary.failed.values())} | {f"  {reason}": n for reason, n in summary.failed.items()}
+    if summary.unexpected_errors:
+        rows["unexpected errors"] = summary.unexpected_errors
     rows |= {"seconds": f"{summary.seconds:.1f}", "model calls": summary.model_calls} | summary.tokens
     return "\n".join(f"{name:<24}{value:>12}" for name, value in rows.items())
 

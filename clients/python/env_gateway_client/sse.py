@@ -32,7 +32,7 @@ def outcome(body: bytes) -> StepResult:
                 raise error
             if data == "unknown task_id":
                 raise EpisodeFailed("the server no longer keeps the outcome of this call", may_have_run=True)
-            return failed_call(data, "tool_failed")
+            return failed_call(data, "tool_error")
         if event in ("chunk", "end"):
             parts.append(data)
         if event == "end":

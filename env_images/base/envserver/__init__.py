@@ -16,7 +16,7 @@ from envserver.content import (
     ToolResultBlock,
 )
 from envserver.environment import Environment, Task
-from envserver.errors import SessionFailed, SessionLost
+from envserver.errors import SessionFailed, SessionLost, ToolError
 from envserver.server import serve
 from envserver.tasks import openenv_names as _openenv_names
 from envserver.tools import tool
@@ -41,6 +41,7 @@ __all__ = [
     "TextBlock",
     "ToolCall",
     "ToolCallBlock",
+    "ToolError",
     "ToolResultBlock",
     "__version__",
     "serve",

@@ -5,9 +5,10 @@ A failed tool is an outcome of the call, not an error of the server. These class
 
 import json
 import os
+import sysconfig
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 ERROR_MAX_CHARS = 1000
 TRACEBACK_MAX_CHARS = 4000
@@ -16,6 +17,12 @@ last lines the error."""
 UNTOLD_MAX = 4
 """Unreported faults that a session keeps. The limit keeps the header below the 256 KiB that the gateway reads."""
 _OWN_FOLDER = os.path.dirname(__file__)
+_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+
+Unexpected: TypeAlias = Literal["mark", "fail", "agent"]
+"""What an exception in a tool means that is no ``ToolError``. ``mark``: the agent reads it, and the summary has it.
+``fail``: the session has failed by its author's fault. ``agent``: the same as a ``ToolError``."""
 
 
 class EnvServerError(Exception):
@@ -55,12 +62,19 @@ class Refused(EnvServerError):
         return Refused(self.status, self.detail, self.headers)
 
 
+class ToolError(EnvServerError):
+    """Raised by a tool for an error that belongs to the episode, such as an illegal move or a file that is missing.
+
+    The agent reads the text, and the episode goes on. The error is the agent's own: it is no fault of the author.
+    """
+
+
 class SessionFailed(EnvServerError):
     """Raised by an environment's code: its author is at fault, so the session has no reward and cannot continue.
 
     Examples are a failing judge or reference solution, a missing program, and a reward that is not a number. The
     trainer gets a typed error, the operator gets the traceback, and the server refuses every later call. Do not raise
-    it for a failure that the agent caused or can repair. Return a result for that, or raise any other exception.
+    it for a failure that the agent caused or can repair. Return a result for that, or raise ``ToolError``.
     """
 
 
@@ -125,9 +139,25 @@ def fault_of(error: BaseException, place: str, *, secrets: Collection[str] = ())
     return SessionFault(
         "infrastructure" if is_infrastructure else "author",
         place,
-        _shortened(_without(describe(error), secrets), ERROR_MAX_CHARS),
+        spoken(error, secrets=secrets),
         _shortened(_without(_traceback_of(error), secrets), TRACEBACK_MAX_CHARS),
     )
+
+
+def spoken(error: BaseException, *, secrets: Collection[str] = ()) -> str:
+    """Return type and text of *error*, such as ``KeyError: 'toop'``, shortened, and without the values of *secrets*."""
+    return _shortened(_without(describe(error).removesuffix(": "), secrets), ERROR_MAX_CHARS)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the author's line in which *error* was raised, such as ``server.py, line 3``; empty: it is not known.
+
+    It is the last line outside of this package, of Python and of the installed packages, if there is one.
+    """
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [one for one in lines if not one[0].startswith(_OWN_FOLDER)]
+    authors = [one for one in outside if not one[0].startswith(_LIBRARIES)] or outside
+    return f"{os.path.basename(authors[-1][0])}, line {authors[-1][1]}" if authors else ""
 
 
 def written(faults: Sequence[SessionFault]) -> str:

@@ -60,7 +60,7 @@ class Server:
         self._modules = TaskModules(settings.task_modules, folder=settings.custom_tasks_dir)
         tasks = {name: TaskSets(kind, runner=self._runner) for name, kind in kinds.items()}
         registered = Registered(modules=self._modules, tasks=tasks)
-        calls = Calls(runner=self._runner, outcomes=self._outcomes, clock=clock)
+        calls = Calls(runner=self._runner, outcomes=self._outcomes, clock=clock, unexpected=settings.unexpected)
         self.sessions = Sessions(
             kinds=kinds,
             tasks=tasks,

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
-from envserver.errors import ConfigError
+from envserver.errors import ConfigError, Unexpected
 from envserver.scorer import ScorerSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -69,6 +69,9 @@ class Settings:
     scorer: ScorerSettings = field(default_factory=ScorerSettings)
     """The parts of the server that judge episodes: a JSON object with ``files`` and ``packages``, lists of texts."""
 
+    unexpected: Unexpected = "mark"
+    """What an exception in a tool means that is no ``ToolError``."""
+
     @property
     def threads(self) -> int:
         """Maximum number of threads for plain ``def`` code: one per slot, so that no session waits for another."""
@@ -131,10 +134,13 @@ def _flag(name: str, text: str) -> bool:
     return text == "1"
 
 
-def _level(name: str, text: str) -> str:
-    if text.lower() not in _LOG_LEVELS:
-        raise ConfigError(f"{name}={text.lower()!r}: expected one of {', '.join(_LOG_LEVELS)}")
-    return text.lower()
+def _one_of(*choices: str) -> _Reader:
+    def read(name: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise ConfigError(f"{name}={text.lower()!r}: expected one of {', '.join(choices)}")
+        return text.lower()
+
+    return read
 
 
 def _scorer(name: str, text: str) -> ScorerSettings:
@@ -156,12 +162,13 @@ _READERS: Mapping[str, _Reader] = {
     "IDLE_S": _seconds,
     "EXIT_ON_EOF": _flag,
     "TASKS": _text,
-    "LOG": _level,
+    "LOG": _one_of(*_LOG_LEVELS),
     "BODY_MAX_BYTES": _whole(least=1024),
     "KEPT_MAX_BYTES": _whole(),
     "STRICT_PATHS": _flag,
     "CUSTOM_TASKS_DIR": _text,
     "SCORER": _scorer,
+    "UNEXPECTED": _one_of(*get_args(Unexpected)),
     "SANDBOX_BOX": _text,
     "SANDBOX_WORK": _text,
     "SANDBOX_HOST": _flag,

@@ -26,7 +26,16 @@ from typing import Any, Final
 
 from gateway.backends.folders import SOCKET_NAME
 from gateway.core.addresses import FOREIGN_SOCKET
-from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits, Scorer
+from gateway.core.environment import (
+    CustomTasks,
+    Environment,
+    Isolation,
+    Limits,
+    Relaxations,
+    SandboxLimits,
+    Scorer,
+    Unexpected,
+)
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 
@@ -81,6 +90,7 @@ def variables(environment: Environment, *, socket: str, slots: int) -> dict[str,
         "ENVSERVER_SLOTS": str(slots),
         "ENVSERVER_IDLE_S": "0",  # the gateway ends idle sessions, and a second clock would disagree
         **_scorer_variables(environment.scorer),
+        **_error_variables(environment.unexpected),
         **_sandbox_variables(environment.sandbox),
         **_task_variables(environment),
     }
@@ -88,6 +98,11 @@ def variables(environment: Environment, *, socket: str, slots: int) -> dict[str,
 
 def _scorer_variables(scorer: Scorer) -> dict[str, str]:
     return {"ENVSERVER_SCORER": json.dumps(asdict(scorer))} if scorer != Scorer() else {}
+
+
+def _error_variables(unexpected: Unexpected) -> dict[str, str]:
+    # An older image does not know the variable, and behaves like the default.
+    return {"ENVSERVER_UNEXPECTED": unexpected.value} if unexpected is not Unexpected.MARK else {}
 
 
 def _sandbox_variables(limits: SandboxLimits) -> dict[str, str]:

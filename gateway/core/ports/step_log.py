@@ -83,6 +83,10 @@ class StepLog(Protocol):
         """Record that an episode ended."""
 
 
+ANY: Final = "*"
+"""The value of `EpisodeFilter.unexpected_error` for any text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFilter:
     """Selects episodes. Empty values select all, except for episodes that the gateway itself played."""
@@ -98,6 +102,8 @@ class EpisodeFilter:
     reason: str = ""
     scorer: str = ""
     """Version of the scorer, see ``Session.scorer``."""
+    unexpected_error: str = ""
+    """An unexpected exception, see ``Summary.unexpected_error``, or `ANY`."""
     reward_min: float | None = None
     reward_max: float | None = None
     tag: str = ""

@@ -160,7 +160,7 @@ class FrameUpstream(Protocol):
         """Forward a message of the worker's own protocol unchanged and return the unchanged reply.
 
         A message is one frame, and so is the reply. An empty message requests the reply to the reset that opened the
-        session. A reply that reports faults is a ``FaultReply``.
+        session.
 
         Raises:
             SessionNotFound: The worker does not know the session; nothing ran.

@@ -40,6 +40,7 @@ TEXTS: Final = (
     "outcome",
     "reason",
     "scorer",
+    "unexpected_error",
 )
 """Filters of lists of episodes that compare a text."""
 _IMAGES: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.catalog.catalog import Catalog, describe
-from gateway.catalog.doctor import examine
+from gateway.catalog.doctor import HOUR_S, examine, unexpected_errors
 from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, TaskView
 from gateway.core.errors import GatewayError, UnknownEpisode
@@ -35,7 +35,6 @@ from gateway.tasks.public_view import public_view
 if TYPE_CHECKING:
     from gateway.backends.swarm.backend import SwarmBackend
 
-HOUR_S: Final = 3600.0
 LISTED: Final = 50
 """Episodes on one page of a list."""
 SAMPLE: Final = 2_000
@@ -94,6 +93,7 @@ class Pages:
             "environments": [row for row in rows if row["offered"] or row["workers"]],
             "nodes": node_rows(self._cluster),
             "reasons": [{"outcome": o, "reason": r, "count": n} for (o, r), n in reasons.most_common()],
+            "unexpected_errors": [one.detail for one in await unexpected_errors(self._queries)],
             "failures": sorted(failed, key=lambda row: -(row["opened_at"] or 0.0))[:FAILURES],
         }
 
@@ -130,9 +130,10 @@ class Pages:
             wanted = replace(wanted, owner=viewer.owner)
         found = await listed_episodes(self._log, self._queries, wanted, limit=LISTED)
         asked = {name: query.get(name, "") for name in (*TEXTS, "reward_min", "reward_max")}
-        rewards, others = comparable(found["episodes"])
-        told = {"mean": _mean(rewards), "of_former_scorers": others}
-        return {**found, **told, "query": asked, "environments": sorted(self._catalog.offered)}
+        if not viewer.is_operator:
+            found["episodes"] = [_without_line(row) for row in found["episodes"]]
+        offered = sorted(self._catalog.offered)
+        return {**found, **_means(found["episodes"]), "query": asked, "environments": offered}
 
     async def episode(self, viewer: Viewer, id: str) -> Json:
         """One episode with every step. Raises ``UnknownEpisode``, also for an episode of another key."""
@@ -152,16 +153,15 @@ class Pages:
             raise UnknownEpisode(f"no episode of a group {name!r} in {environment!r} is recorded")
         found = [await recorded_episode(self._log, self._queries, row["id"]) for row in reversed(rows)]
         members = [self._seen_by(viewer, member) for member in found]
-        rewards, others = comparable(rows)
+        rewards = comparable(rows).rewards
         return {
             "environment": environment,
             "group": name,
             "task": members[0]["task"],
             "size": members[0]["begin"].get("group_size"),
-            "mean": _mean(rewards),
             "spread": max(rewards) - min(rewards) if rewards else None,
-            "of_former_scorers": others,
             "members": members,
+            **_means(rows),
         }
 
     async def curricula(self) -> Json:
@@ -196,6 +196,7 @@ class Pages:
             for row in episodes
             if row["reward"] is not None
             and row["closed_at"] is not None
+            and not row.get("unexpected_error")
             and (row.get("scorer") or "") == scorers.get(row["environment"], "")
         ]
         named = [{**row, "task": self._records.key(row["environment"], row["task"] or "")} for row in played]
@@ -272,24 +273,31 @@ def for_trainer(episode: Json, environment: Environment | None) -> Json:
         view = {} if environment is None else public_view(begin["spec"], environment, episode["task"] or "")
         begin = {**begin, "spec": view}
     steps = [{name: value for name, value in step.items() if name != "faults"} for step in episode["steps"]]
-    return {**episode, "begin": begin, "steps": steps, "end": end and {**end, "faults": []}}
+    ended = end and _without_line({**end, "faults": []})
+    return _without_line({**episode, "begin": begin, "steps": steps, "end": ended})
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean of *values*; None: there are none."""
-    return math.fsum(values) / len(values) if values else None
+def _without_line(row: Json) -> Json:
+    """Return *row* with an unexpected error as its agent saw it, without the line of the author's code."""
+    error = row.get("unexpected_error")
+    return {**row, "unexpected_error": error.rpartition(" (")[0] or error} if error else row
+
+
+def _means(rows: Sequence[Json]) -> Json:
+    """Return the mean reward of *rows*, or None, and how many episodes it leaves out."""
+    found = comparable(rows)
+    mean = math.fsum(found.rewards) / len(found.rewards) if found.rewards else None
+    return {"mean": mean, "of_former_scorers": found.former, "marked": found.marked}
 
 
 def _histograms(split: str, rows: Sequence[Json]) -> Json:
-    rewards, others = comparable(rows)
     durations = [row["closed_at"] - row["opened_at"] for row in rows if row["closed_at"] and row["opened_at"]]
     return {
         "split": split,
         "episodes": len(rows),
         "outcomes": dict(Counter(row["outcome"] or "running" for row in rows)),
-        "mean": _mean(rewards),
-        "of_former_scorers": others,
-        "rewards": histogram(rewards),
+        "rewards": histogram(comparable(rows).rewards),
+        **_means(rows),
         "durations": _counted(durations, _DURATIONS),
     }
 

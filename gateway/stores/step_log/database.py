@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.core.ids import GATEWAYS_OWN
-from gateway.core.ports.step_log import EpisodeFilter
+from gateway.core.ports.step_log import ANY, EpisodeFilter
 
 INDEX: Final = "episodes.sqlite"
 """Name of the file in the log's folder."""
@@ -33,7 +33,7 @@ BLOBS_KNOWN: Final = 20_000
 COLUMNS: Final = (
     "lease", "session", "name", "owner", "environment", "split", "task", "task_digest", "policy", "group_name",
     "protocol", "worker", "image", "scorer", "seed", "opened_at", "closed_at", "reason", "outcome", "reward",
-    "steps", "tags", "begin", "end",
+    "steps", "unexpected_error", "tags", "begin", "end",
 )  # fmt: skip
 """An episode's columns. ``begin`` and ``end`` are JSON objects with all that was recorded, ``tags`` is a JSON array."""
 LISTED: Final = tuple(name for name in COLUMNS if name not in ("begin", "end"))
@@ -42,7 +42,8 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS episodes (
     lease TEXT PRIMARY KEY, session TEXT, name TEXT, owner TEXT, environment TEXT, split TEXT, task TEXT,
     task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, scorer TEXT, seed INTEGER,
-    opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER, tags TEXT,
+    opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER,
+    unexpected_error TEXT, tags TEXT,
     "begin" TEXT, "end" TEXT, at REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
@@ -157,6 +158,11 @@ class StepLogDatabase:
         if not wanted.owner:
             tests.append(f"owner NOT IN ({', '.join('?' * len(GATEWAYS_OWN))})")
             values.extend(sorted(GATEWAYS_OWN))
+        if wanted.unexpected_error == ANY:
+            tests.append("unexpected_error IS NOT NULL")
+        elif wanted.unexpected_error:
+            tests.append("unexpected_error = ?")
+            values.append(wanted.unexpected_error)
         if wanted.group:
             tests.append("group_name = ?")
             values.append(wanted.group)

@@ -153,6 +153,7 @@ class StepLogWriter:
                 "outcome": end.outcome.value,
                 "reward": end.reward,
                 "steps": None if summary is None else summary.steps,
+                "unexpected_error": (summary and summary.unexpected_error) or None,
                 "end": {} if summary is None else _end(summary),
             }
         )

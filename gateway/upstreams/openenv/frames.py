@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.core.episode import TOOL_FAILED
+from gateway.core.episode import TOOL_ERROR
 from gateway.core.errors import UpstreamError, author_fault
 from gateway.core.json_text import NotFinite, compact, parse
 
@@ -45,7 +45,6 @@ _NOT_RUN: Final = {"tool_not_found": NOT_FOUND, "invalid_args": INVALID_INPUT}
 _SAID_NOT_FOUND: Final = re.compile(r"unknown tool\b|tool not found\b|tool '[^']*' (?:not found|not available)", re.I)
 _SAID_INVALID: Final = re.compile(r"\bvalidation errors? for call\[|^input validation error\b", re.I)
 _SAID_RAISED: Final = "Error calling tool "
-_NO_MCP: Final = ("Environment does not support MCP", "MCP server not available")
 _LISTS: Final = b'"list_tools"'
 _LISTS_MAX_BYTES: Final = 256
 
@@ -120,36 +119,16 @@ def _is_tool_call(frame: bytes) -> bool:
         return False
 
 
-def failure_of(reply: bytes) -> str:
-    """Return the message of an exception in the environment's code, from the reply to an action.
-
-    The string is empty if there is no exception, or if the reply is too large to parse.
-    """
-    kind = kind_of(reply)
-    if kind == "observation":
-        return _failure_in_observation(reply)
-    if kind == "mcp":
-        return _failure_in_rpc(reply)
-    if kind == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
-        return fault.message
-    return ""
-
-
 def failed_tool(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the message and reason of a failed tool call in a step's observation; None if the call succeeded.
 
-    The reason is ``TOOL_FAILED`` if the tool's code raised an exception.
+    The reason is ``TOOL_ERROR`` if the tool's code raised an exception. The server goes on, so the agent is at fault.
     """
     error, output = result.get("error"), result.get("result")
     if isinstance(error, Mapping):
         message = str(error.get("message") or "the tool failed")
         return message, _reason(message, str(error.get("error_type", "")))
     return _failed_output(output)
-
-
-def _failed_call(result: object) -> tuple[str, str] | None:
-    """Return `failed_tool` of *result*; None if *result* is not the observation of a tool call."""
-    return failed_tool(result) if isinstance(result, Mapping) and "tool_name" in result else None
 
 
 def _failed_output(output: object) -> tuple[str, str] | None:
@@ -166,39 +145,7 @@ def _reason(message: str, error_type: str) -> str:
         return INVALID_INPUT
     if _SAID_NOT_FOUND.match(message):
         return NOT_FOUND
-    return TOOL_FAILED if message.startswith(_SAID_RAISED) else _NOT_RUN.get(error_type, TOOL_FAILED)
-
-
-def _failure_in_observation(reply: bytes) -> str:
-    if not (b'"error_type"' in reply or b'"is_error"' in reply) or len(reply) > PARSED_MAX_BYTES:
-        return ""
-    try:
-        data = observation_of(reply)
-        if data.get("reward") is not None or data.get("done") is True:
-            return ""  # the environment judged the failure
-        return _raised(_failed_call(data["observation"]))
-    except (UpstreamError, KeyError, TypeError, AttributeError):
-        return ""
-
-
-def _failure_in_rpc(reply: bytes) -> str:
-    if len(reply) > PARSED_MAX_BYTES:
-        return ""
-    try:
-        data = parse(reply)["data"]
-        error = data.get("error")
-        if not isinstance(error, Mapping):
-            return _raised(_failed_call(data["result"]) or _failed_output(data["result"]))
-        message = str(error.get("message") or "the tool failed")
-        if error.get("code") != INTERNAL or message.startswith(_NO_MCP):
-            return ""
-        return _raised((message, _reason(message, "")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
-
-
-def _raised(failed: tuple[str, str] | None) -> str:
-    return failed[0] if failed is not None and failed[1] == TOOL_FAILED else ""
+    return TOOL_ERROR if message.startswith(_SAID_RAISED) else _NOT_RUN.get(error_type, TOOL_ERROR)
 
 
 def check_reward(reply: bytes) -> None:

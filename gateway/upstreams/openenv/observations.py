@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gateway.core.episode import TOOL_FAILED, Block, ImageBlock, StepResult, TextBlock
+from gateway.core.episode import TOOL_ERROR, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import UpstreamError
 from gateway.upstreams.openenv.frames import (
     FAILED,
@@ -65,7 +65,7 @@ def _failed(fault: Fault) -> StepResult:
     if fault.code == INVALID:
         return StepResult(error=fault.message, reason=INVALID_INPUT)
     if fault.code == FAILED:
-        return StepResult(error=fault.message, reason=TOOL_FAILED)
+        return StepResult(error=fault.message, reason=TOOL_ERROR)
     if fault.code == SESSION:
         raise UpstreamError(f"the worker ended the session: {fault.message}")
     raise UpstreamError(f"the worker answered with an error: {fault.message} ({fault.code})")

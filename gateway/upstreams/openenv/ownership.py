@@ -325,7 +325,7 @@ def write_summary(summary: Summary | None) -> bytes:
     if summary is None:
         return compact(None)
     told = asdict(summary)
-    for name, usual in (("is_whole", True), ("is_judged", False)):
+    for name, usual in (("is_whole", True), ("is_judged", False), ("unexpected_error", "")):
         if told[name] is usual:
             del told[name]  # older replicas can't parse the field
     return compact(told)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec
-from gateway.core.episode import Action, Block, FaultReply, StepResult, Summary
+from gateway.core.episode import Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     InvalidRequest,
@@ -37,7 +37,7 @@ from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
-from gateway.upstreams.openenv.frames import acts, check_reward, failure_of, kind_of
+from gateway.upstreams.openenv.frames import check_reward, kind_of
 from gateway.upstreams.openenv.http import Http, Place, remember
 from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import (
@@ -225,11 +225,10 @@ class OpenEnvUpstream(OrsFacade):
             return first
         try:
             found = await self._holding.find(session, environment, "relay", lambda: message)
-            reply = found if isinstance(found, bytes) else await self._relayed(found, message)
+            return found if isinstance(found, bytes) else await self._relayed(found, message)
         except AuthorFault as error:
             error.faults = error.faults or author_faults(error.detail, "step")  # a holder's error has no faults
             raise
-        return _with_faults(message, reply)
 
     async def _relayed(self, held: LiveSession, message: bytes) -> bytes:
         if message:
@@ -286,15 +285,6 @@ class OpenEnvUpstream(OrsFacade):
         await self.calls.aclose()
         await self._holding.aclose()
         await self._episodes.aclose()
-
-
-def _with_faults(message: bytes, reply: bytes) -> bytes:
-    """Return *reply* to the frame *message*, with the faults of an action that failed in the environment's code."""
-    if not message or not acts(message) or not (failed := failure_of(reply)):
-        return reply
-    told = FaultReply(reply)
-    told.faults = author_faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
-    return told
 
 
 async def _read(read: Callable[[bytes], T], reply: bytes) -> T:

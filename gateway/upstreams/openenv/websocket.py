@@ -25,10 +25,9 @@ from gateway.core.addresses import parse_address
 from gateway.core.environment import Environment
 from gateway.core.episode import Summary
 from gateway.core.errors import PoolExhausted, SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.faults import FaultKind
 from gateway.core.ports.transport import TRACE, DialSocket
 from gateway.core.session import Session
-from gateway.upstreams.openenv.frames import CLOSE, acts, failure_of, kind_of, outcome_of
+from gateway.upstreams.openenv.frames import CLOSE, FAILED, acts, fault_of, kind_of, outcome_of
 from gateway.upstreams.openenv.http import Place
 
 logger = logging.getLogger(__name__)
@@ -309,7 +308,6 @@ class LiveSession:
         self._reward = 0.0
         self._is_rewarded = False
         self._finished = False
-        self._fault: FaultKind | None = None
         """The fault in the last action's outcome, if it is not the agent's."""
         self._began_at = time.monotonic()
 
@@ -329,7 +327,6 @@ class LiveSession:
             seconds=seconds,
             is_rewarded=self._is_rewarded,
             is_whole=self.is_whole,
-            fault=self._fault,
         )
 
     def take(self, line: FrameConnection) -> None:
@@ -349,15 +346,11 @@ class LiveSession:
         """
         if not acts(frame):
             return
-        kind, failed = kind_of(reply), failure_of(reply)
-        if kind == "observation":
+        if kind_of(reply) == "observation":
             reward, finished = outcome_of(reply)
             self.steps += 1
             self._reward += reward or 0.0
             self._is_rewarded = self._is_rewarded or reward is not None
             self._finished = self._finished or finished
-        elif kind == "error":
-            self.steps += bool(failed)
-        elif kind != "mcp":
-            return
-        self._fault = FaultKind.AUTHOR if failed else None
+        elif (fault := fault_of(reply)) is not None and fault.code == FAILED:
+            self.steps += 1

@@ -383,6 +383,7 @@ def _summary(value: object) -> Summary | None:
         is_rewarded=value.get("rewarded") is not False,  # older images do not send this key
         is_judged=value.get("judged") is True,
         fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
+        unexpected_error=str(value.get("unexpected") or ""),
         faults=faults_of(faults) if (faults := value.get("faults")) else (),
     )
 

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from gateway.core.environment import Environment, Split, TaskSpec
-from gateway.core.episode import TOOL_FAILED, Action, Block, StepResult, Summary
+from gateway.core.episode import TOOL_ERROR, TOOL_FAILED, Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -280,7 +280,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         except Refused as error:
             raise refusal(error.answer) from error
         if end.name == "error":
-            return StepResult(error=end.data, reason=TOOL_FAILED)
+            return StepResult(error=end.data, reason=TOOL_ERROR)
         result = read_result(end.data.encode())
         if result.error is not None and result.reason == TOOL_FAILED:
             return replace(result, reason=reason_of(result.error))

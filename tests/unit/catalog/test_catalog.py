@@ -33,6 +33,7 @@ from gateway.core.environment import (
     StepLogPolicy,
     TaskView,
     Timeouts,
+    Unexpected,
     Volume,
 )
 from gateway.core.errors import ConfigError, UnknownEnvironment
@@ -573,6 +574,7 @@ WORKERS_ARE_MADE_ANEW = {
     },
     "scorer.files": replace(BASE, scorer=Scorer(files=("*.py",))),
     "scorer.packages": replace(BASE, scorer=Scorer(packages=("one",))),
+    "unexpected": replace(BASE, unexpected=Unexpected.FAIL),
     "server.port": replace(BASE, server=Server(port=8000)),
     "server.url": replace(BASE, server=Server(url="http://127.0.0.1:8000")),
     "volumes": replace(BASE, volumes=(Volume(source="data", target="/data"),)),

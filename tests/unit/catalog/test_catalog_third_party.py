@@ -125,6 +125,7 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
         ('isolation = "sandbox"\n' + PORT, "1: isolation", "not available for third-party servers"),
         (PORT + '[tasks]\nmodule = "custom"\n', "7: tasks.module", "not available for third-party servers"),
         (PORT + '[scorer]\nfiles = ["*.py"]\n', "6: scorer", "the scorer of a third-party server is its image"),
+        (PORT + '[errors]\nunexpected = "fail"\n', "6: errors", "an error of a third-party server is the agent's"),
         (
             'name = "counter"\nimage = "x"\n[actions]\ntext_field = "a"\n',
             "3: actions",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gateway.core.episode import Summary
 from gateway.core.faults import FaultKind, read_faults
-from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
+from gateway.core.outcomes import Comparable, EpisodeOutcome, comparable, outcome_of, reward_of
 from gateway.core.session import CloseReason
 
 WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.0)
@@ -49,6 +50,35 @@ def test_an_end_that_the_worker_did_not_answer_is_a_failure_of_infrastructure(re
     expected = EpisodeOutcome.AUTHOR_FAULT if is_authors else EpisodeOutcome.INFRASTRUCTURE
 
     assert outcome_of(reason, None, is_answered=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "summary", "late", "expected"),
+    [
+        (CloseReason.DELETED, "begun", 3, EpisodeOutcome.INFRASTRUCTURE),
+        (CloseReason.DELETED, "begun", 2, EpisodeOutcome.STOPPED),
+        (CloseReason.DELETED, "unplayed", 0, EpisodeOutcome.INFRASTRUCTURE),
+        (CloseReason.EXPIRED, "unplayed", 0, EpisodeOutcome.INFRASTRUCTURE),
+        (CloseReason.DELETED, "finished", 3, EpisodeOutcome.FINISHED),
+        (CloseReason.DELETED, "authors", 2, EpisodeOutcome.AUTHOR_FAULT),
+    ],
+)
+def test_an_episode_without_a_step_after_a_late_call_is_a_failure_of_infrastructure(
+    reason: CloseReason, summary: str, late: int, expected: EpisodeOutcome
+) -> None:
+    assert outcome_of(reason, SUMMARIES[summary], steps_before_late=late) is expected
+
+
+def test_rewards_of_former_scorers_and_of_marked_episodes_share_no_mean() -> None:
+    episodes: list[dict[str, Any]] = [
+        {"environment": "math", "scorer": "2", "reward": 1.0},
+        {"environment": "math", "scorer": "2", "reward": 0.5, "unexpected_error": "KeyError: 'x'"},
+        {"environment": "math", "scorer": "2", "reward": None, "unexpected_error": "KeyError: 'x'"},
+        {"environment": "math", "scorer": "1", "reward": 0.25, "unexpected_error": None},
+        {"environment": "math", "scorer": "2", "reward": None, "unexpected_error": None},
+    ]
+
+    assert comparable(episodes) == Comparable([1.0], former=1, marked=2)
 
 
 @pytest.mark.parametrize("outcome", EpisodeOutcome)

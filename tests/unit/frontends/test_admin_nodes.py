@@ -79,7 +79,8 @@ async def test_machines_are_listed(client: httpx.AsyncClient, machines: Machines
 
 def test_the_dashboard_shows_machines_with_what_an_operator_may_do(machines: Machines) -> None:
     def rows() -> dict[str, str]:
-        found = {"environments": [], "failures": [], "nodes": node_rows(cast(SwarmBackend, machines))}
+        nothing: dict[str, Any] = {"environments": [], "failures": [], "unexpected_errors": []}
+        found = nothing | {"nodes": node_rows(cast(SwarmBackend, machines))}
         page = render("now.html", viewer=Viewer(Owner("boss"), True), page=found, path="/dashboard/now", query="")
         _, live, silent = page.partition('id="nodes"')[2].partition("</table>")[0].split("<tr>")[1:]
         return {"live": live, "silent": silent}

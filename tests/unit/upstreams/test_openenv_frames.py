@@ -10,7 +10,7 @@ import pytest
 from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBlock
 from gateway.core.errors import SessionNotFound, UpstreamError
 from gateway.upstreams.openenv import ownership as codec
-from gateway.upstreams.openenv.frames import PARSED_MAX_BYTES, Fault, acts, failure_of, fault_of, kind_of, outcome_of
+from gateway.upstreams.openenv.frames import PARSED_MAX_BYTES, Fault, acts, fault_of, kind_of, outcome_of
 from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import Handle, read_handle
 
@@ -113,93 +113,6 @@ def test_steps_and_tool_calls_act(frame: Any, does: bool) -> None:
     assert acts(json.dumps(frame).encode()) is does
 
 
-def rpc(**answer: Any) -> bytes:
-    return json.dumps({"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, **answer}}).encode()
-
-
-def rpc_error(message: str, code: int = -32603) -> bytes:
-    return rpc(error={"code": code, "message": message, "data": None})
-
-
-@pytest.mark.parametrize(
-    ("reply", "failure"),
-    [
-        pytest.param(rpc_error("Error calling tool 't': 'toop'"), "Error calling tool 't': 'toop'", id="an exception"),
-        pytest.param(
-            rpc_error("Error calling tool 't'"), "Error calling tool 't'", id="an exception with hidden details"
-        ),
-        pytest.param(rpc_error("said by its author"), "said by its author", id="an author's own words"),
-        pytest.param(
-            rpc_error("Error calling tool 't': no invalid argument"),
-            "Error calling tool 't': no invalid argument",
-            id="an exception with words that servers match",
-        ),
-        pytest.param(
-            rpc_error("1 validation error for M\nn"),
-            "1 validation error for M\nn",
-            id="a validation error of the author's own model",
-        ),
-        pytest.param(rpc_error("Unknown tool: 'nope'"), "", id="an unknown tool"),
-        pytest.param(rpc_error("Tool not found: nope", -32602), "", id="an unknown tool, by its code"),
-        pytest.param(
-            rpc_error("1 validation error for call[t]\na\n  Missing required argument"), "", id="invalid arguments"
-        ),
-        pytest.param(
-            rpc_error("Error calling tool 't': 2 validation errors for call[t]"),
-            "",
-            id="invalid arguments in old releases",
-        ),
-        pytest.param(rpc_error("Environment does not support MCP"), "", id="no tools at all"),
-        pytest.param(rpc_error("Method not found: x", -32601), "", id="another method"),
-        pytest.param(
-            rpc(result={"content": [{"type": "text", "text": "no"}], "is_error": True}), "no", id="a failed result"
-        ),
-        pytest.param(
-            rpc(result={"content": [], "isError": True}), "the tool failed", id="a failed result without a text"
-        ),
-        pytest.param(rpc(result={"content": [], "is_error": False}), "", id="a successful result"),
-        pytest.param(rpc(result={"error": {"message": "the data's own"}}), "", id="a tool's own data"),
-        pytest.param(
-            rpc(result={"tool_name": "t", "result": None, "error": {"error_type": "execution_error", "message": "no"}}),
-            "no",
-            id="a result of a tool that is a step",
-        ),
-        pytest.param(rpc(), "", id="neither result nor error"),
-        pytest.param(
-            observed(
-                {
-                    "tool_name": "t",
-                    "error": {"error_type": "execution_error", "message": "1 validation error for call[t]"},
-                }
-            ),
-            "",
-            id="a step with invalid arguments that its server takes for an exception",
-        ),
-        pytest.param(
-            observed(
-                {
-                    "tool_name": "t",
-                    "error": {"error_type": "invalid_args", "message": "Error calling tool 't': invalid"},
-                }
-            ),
-            "Error calling tool 't': invalid",
-            id="a step with an exception that its server takes for invalid arguments",
-        ),
-        pytest.param(
-            observed({"tool_name": "t", "error": {"error_type": "execution_error", "message": "no"}}, done=True),
-            "",
-            id="a step that ends the episode",
-        ),
-        pytest.param(b'{"type":"error","data":{"message":"no","code":"EXECUTION_ERROR"}}', "no", id="a failed step"),
-        pytest.param(b'{"type":"error","data":{"message":"no","code":"VALIDATION_ERROR"}}', "", id="a malformed step"),
-    ],
-)
-def test_an_exception_of_the_environments_code_is_distinguished_from_a_mistake_of_its_caller(
-    reply: bytes, failure: str
-) -> None:
-    assert failure_of(reply) == failure
-
-
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,8 +157,8 @@ def called(result: Any = None, error: Any = None, **more: Any) -> StepResult:
     [
         ("tool_not_found", "not_found"),
         ("invalid_args", "input_validation"),
-        ("timeout", "tool_failed"),
-        ("", "tool_failed"),
+        ("timeout", "tool_error"),
+        ("", "tool_error"),
     ],
 )
 def test_a_tool_that_failed_says_why(kind: str, reason: str) -> None:
@@ -284,7 +197,7 @@ def test_a_tools_result_becomes_blocks(result: Any, blocks: tuple[Any, ...]) -> 
 def test_a_result_marked_as_an_error_is_an_error() -> None:
     result = called({"content": [{"type": "text", "text": "no"}], "is_error": True})
 
-    assert (result.error, result.reason) == ("no", "tool_failed")
+    assert (result.error, result.reason) == ("no", "tool_error")
 
 
 @pytest.mark.parametrize(

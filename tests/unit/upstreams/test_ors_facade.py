@@ -134,7 +134,7 @@ async def test_a_client_that_accepts_json_gets_one_object() -> None:
     assert answer["output"]["data"] == {"x": 1}
 
 
-@pytest.mark.parametrize("reason", ["not_found", "input_validation", "episode_finished", "tool_failed"])
+@pytest.mark.parametrize("reason", ["not_found", "input_validation", "episode_finished", "tool_error"])
 async def test_an_error_is_returned_as_a_result_with_its_reason(reason: str) -> None:
     outcome = await Puzzle(StepResult(error="no\nway", reason=reason)).call()
 
@@ -145,11 +145,11 @@ async def test_a_failed_tool_is_an_error_event_if_the_server_is_configured_so() 
     class Raising(Puzzle):
         raises_by_event = True
 
-    failed = StepResult(error="line 1\nline 2", reason="tool_failed")
+    failed = StepResult(error="line 1\nline 2", reason="tool_error")
 
     assert (await Raising(failed).call()).error == "line 1\nline 2"
     answer = json.loads(await read(await Raising(failed).ask("call", {"name": "a", "input": {}}, WHOLE)))
-    assert answer == {"ok": False, "error": "line 1\nline 2", "reason": "tool_failed"}
+    assert answer == {"ok": False, "error": "line 1\nline 2", "reason": "tool_error"}
     assert (await Raising(StepResult(error="no", reason="not_found")).call()).result["reason"] == "not_found"
 
 
@@ -348,7 +348,7 @@ async def test_steps_and_rewards_are_counted_until_the_session_is_forgotten() ->
     puzzle = Puzzle(
         replace(DONE, reward=0.5, finished=False),
         StepResult(error="no", reason="not_found"),
-        StepResult(error="raised", reason="tool_failed"),
+        StepResult(error="raised", reason="tool_error"),
         DONE,
     )
     puzzle.tallies.begin(SESSION)

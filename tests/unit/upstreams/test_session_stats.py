@@ -24,7 +24,7 @@ from tests.fakes.replicas import SESSION, Shared, View
 
 ENVIRONMENT = Environment(name=EnvironmentName("puzzle"), image="i", directory=Path("/"), command=())
 PLAIN = StepResult()
-RAISED = StepResult(error="boom", reason="tool_failed")
+RAISED = StepResult(error="boom", reason="tool_error")
 WON = StepResult(reward=1.0, finished=True)
 NEVER_S = 3600.0
 """Seconds between two background writes. No background write happens within a test."""
@@ -106,7 +106,7 @@ async def b(shared: Shared) -> AsyncIterator[Gateway]:
     ("first", "last", "expected"),
     [
         (PLAIN, WON, (EpisodeOutcome.FINISHED, 1.0)),
-        (PLAIN, RAISED, (EpisodeOutcome.AUTHOR_FAULT, None)),
+        (PLAIN, RAISED, (EpisodeOutcome.STOPPED, 0.0)),
         (PLAIN, AuthorFault("a reward of NaN"), (EpisodeOutcome.AUTHOR_FAULT, None)),
         (RAISED, PLAIN, (EpisodeOutcome.STOPPED, 0.0)),
         (RAISED, WON, (EpisodeOutcome.FINISHED, 1.0)),

@@ -110,7 +110,7 @@ async def test_a_refused_or_failed_action_is_a_result_and_the_episode_goes_on(co
 
     assert malformed.reason == "input_validation"
     assert "op: Input should be" in (malformed.error or "")
-    assert (raised.error, raised.reason) == ("boom from env", "tool_failed")
+    assert (raised.error, raised.reason) == ("boom from env", "tool_error")
     assert unknown.reason == "not_found"
     assert good.data["value"] == 1
 
@@ -151,7 +151,7 @@ async def test_tools_are_called_by_steps_so_that_their_rewards_count(riddle: Ima
     assert [one.reason for one in (unknown, misspelt, failed, reserved)] == [
         "not_found",
         "input_validation",
-        "tool_failed",
+        "tool_error",
         "not_found",
     ]
     assert (won.blocks, won.reward, won.finished) == ((TextBlock("right"),), 1.0, True)

@@ -64,7 +64,7 @@ async def test_every_replica_serves_a_session_through_the_replica_that_holds_it(
     assert prompt[0].text == "Count to 4."
     assert json.loads(first)["data"]["observation"]["text"] == "Count to 4."
     assert (acted.data["value"], here.data["value"], steps) == (1, 2, 3)
-    assert (failed.error, failed.reason) == ("boom from env", "tool_failed")
+    assert (failed.error, failed.reason) == ("boom from env", "tool_error")
     assert state["data"]["step_count"] == 2
     assert summary is not None
     assert (summary.steps, summary.is_whole) == (3, True)

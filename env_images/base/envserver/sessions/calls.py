@@ -14,7 +14,19 @@ from typing import Any
 
 from envserver.content import GroupCandidate, GroupScore, ToolCall
 from envserver.environment import Environment
-from envserver.errors import InvalidInput, Refused, SessionFailed, WrongReward, describe, message_of
+from envserver.errors import (
+    EnvServerError,
+    InvalidInput,
+    Refused,
+    SessionFailed,
+    ToolError,
+    Unexpected,
+    WrongReward,
+    describe,
+    line_of,
+    message_of,
+    spoken,
+)
 from envserver.execution.runner import Runner
 from envserver.http.bodies import Action, CallBody
 from envserver.http.json_text import canonical, encode
@@ -25,6 +37,8 @@ from envserver.tools import Mode, Ran, Tool
 logger = logging.getLogger("envserver")
 WAITING_MAX = 256
 """Maximum number of waiting calls in a session."""
+TOOL_ERROR = "tool_error"
+"""The reason of a result whose tool raised an error that belongs to the episode."""
 CUT_MAX = 64
 """Maximum number of cut calls that a session remembers."""
 
@@ -32,8 +46,11 @@ CUT_MAX = 64
 class Calls:
     """The calls of a server. Used from the server's thread only."""
 
-    def __init__(self, *, runner: Runner, outcomes: Outcomes, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, runner: Runner, outcomes: Outcomes, clock: Callable[[], float], unexpected: Unexpected
+    ) -> None:
         self._runner = runner
+        self._unexpected = unexpected
         self._outcomes = outcomes
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
@@ -263,8 +280,7 @@ class Calls:
         try:
             outcome: Outcome = ("result", await self._runner.run(session.place, judging, judge, call.action.given))
         except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
-            _, text = self._raised(call, "score_group", error)
-            outcome = self._ending(session), text  # a judge is not a tool: no agent can repair it
+            outcome = self._judge_raised(call, error)
         self._finish(call, outcome)
 
     def _returned(self, call: Call, tool: Tool, ran: Ran) -> Outcome:
@@ -288,21 +304,46 @@ class Calls:
 
     def _raised(self, call: Call, place: str, error: BaseException) -> Outcome:
         """Record an exception of the author's code in the hook *place*, and return it as the outcome of *call*."""
-        session = call.session
-        if session.state != "failed":  # else a parallel call has already recorded the reason
-            session.note_fault(error, "reward" if isinstance(error, WrongReward) else place)
-        name, text = session.kind.name, message_of(error)
-        if not isinstance(error, SessionFailed):
+        session, name = call.session, call.session.kind.name
+        if isinstance(error, ToolError):
+            return refusal(TOOL_ERROR, message_of(error))
+        text = spoken(error, secrets=(session.create.secrets or {}).values())
+        is_expected = self._unexpected == "agent" and not isinstance(error, EnvServerError)
+        if is_expected or not (isinstance(error, SessionFailed) or self._unexpected == "fail"):
             logger.warning("tool_raised environment=%s place=%s error=%s", name, place, type(error).__name__)
             logger.debug("tool_traceback", exc_info=error)
+            if is_expected:
+                return refusal(TOOL_ERROR, text)
+            self._note(session, error, place)
+            if not session.unexpected:
+                line = line_of(error)
+                session.unexpected = f"{text} ({line})" if line else text
             return failed(text)
+        self._note(session, error, place)
         logger.warning("session_failed environment=%s place=%s", name, place)
         logger.debug("session_traceback", exc_info=error)
         if session.state == "ready":  # and not deleted meanwhile
             session.failure = describe(error)
             session.settle("failed")
             self.settle(session)
+        text = message_of(error) if isinstance(error, EnvServerError) else text
         return failed(text, ending=self._ending(session))
+
+    def _judge_raised(self, call: Call, error: Exception) -> Outcome:
+        """Record an exception of ``score_group``. A judge is not a tool: no agent can repair it."""
+        session, place = call.session, "score_group"
+        if isinstance(error, SessionFailed):
+            return self._raised(call, place, error)
+        self._note(session, error, place)
+        logger.warning("tool_raised environment=%s place=%s error=%s", session.kind.name, place, type(error).__name__)
+        logger.debug("tool_traceback", exc_info=error)
+        text = spoken(error, secrets=(session.create.secrets or {}).values())
+        return failed(text, ending=self._ending(session))
+
+    @staticmethod
+    def _note(session: Session, error: BaseException, place: str) -> None:
+        if session.state != "failed":  # else a parallel call has already recorded the reason
+            session.note_fault(error, "reward" if isinstance(error, WrongReward) else place)
 
     @staticmethod
     def _ending(session: Session) -> Ending:

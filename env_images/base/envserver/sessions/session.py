@@ -156,6 +156,9 @@ class Session:
     fault: SessionFault | None = None
     """Fault that ended the setup or the last call, unless the agent caused it. With a fault the session has no
     reward."""
+    unexpected: str = ""
+    """The first unexpected exception of a tool, with its line, as ``KeyError: 'x' (server.py, line
+    3)``. The episode went on, but its rewards are not only the agent's doing. Empty: there was none."""
     untold: list[SessionFault] = field(default_factory=list)
     """Faults not reported in any answer yet, the newest `UNTOLD_MAX`."""
     # The lifecycle.
@@ -251,7 +254,11 @@ class Session:
             "steps": self.steps,
             "seconds": round(now - self.created_at, 3),
         }
-        return told | {"fault": self.fault.kind} if self.fault is not None else told
+        if self.fault is not None:
+            told["fault"] = self.fault.kind
+        if self.unexpected and self.create.tells_faults:
+            told["unexpected"] = self.unexpected
+        return told
 
     def row(self, now: float) -> dict[str, Any]:
         """Return the session's entry in a list of sessions."""

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from envserver import Environment, SessionFailed, SessionLost, StepResult, Task, serve, tool
+from envserver import Environment, SessionFailed, SessionLost, StepResult, Task, ToolError, serve, tool
 
 REWARDS: dict[str, list[float | None]] = {
     "no rewards": [None, None],
@@ -29,8 +29,11 @@ class Faulty(Environment):
     @tool
     async def answer(self, text: str) -> StepResult:
         """Answer, which ends the episode."""
-        if self.fails == "tool":
+        if self.fails in ("tool", "tool once"):
+            self.fails = "nothing" if self.fails == "tool once" else self.fails
             raise KeyError("toop")
+        if self.fails == "tool error":
+            raise ToolError("there is no such answer")
         if self.fails == "box":
             raise SessionLost("the box is gone")
         if self.fails in REWARDS:

@@ -354,7 +354,7 @@ def test_the_store_drops_the_calls_of_a_session_that_ended(replicas: Replicas) -
     ("at_b", "arguments", "expected"),
     [
         ("finish", {"reward": 1.0}, "outcome=finished reward=1.0 steps=2"),
-        ("fail", {}, "outcome=author_fault reward=None steps=2"),
+        ("fail", {}, "outcome=stopped reward=0.0 steps=2"),
         ("score", {"reward": 0.25}, "outcome=stopped reward=0.25 steps=2"),
         ("score", {"reward": None}, "outcome=stopped reward=0.0 steps=2"),
     ],

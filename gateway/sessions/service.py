@@ -321,16 +321,22 @@ class ActiveSession:
         async def send(call: Call) -> TrackedResponse:
             session, environment = call.cached.session, call.cached.environment
             upstream = self._parts.upstreams[environment.wire]
+            watch = _Forward()
+            watch.task = asyncio.current_task()
+            call.cached.forwards.add(watch)
             try:
-                with CallScope(call.cached.forwards, None):
-                    exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
-            except Interrupted:
+                exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
+            except asyncio.CancelledError:
+                if not watch.is_ended or watch.task is None or watch.task.uncancel():  # the trainer left, too
+                    raise
                 raise await call.why_ended() from None
             except SessionNotFound as error:  # the worker's reply
                 raise await self._parts.reasons.of_unknown(call.cached) from error
             except UpstreamTimeout:
                 await call.note_late()
                 raise
+            finally:
+                call.cached.forwards.discard(watch)
             return TrackedResponse(exchange, call)
 
         return await self._run(operation, send, body)
@@ -388,6 +394,22 @@ class ActiveSession:
                 await asyncio.sleep(self._parts.rates.book(self.session.owner, per_s, self._cached.environment))
         except Interrupted:
             raise await self._parts.reasons.of_end(call.cached) from None
+
+
+class _Forward:
+    """Cancels the task that waits for the head of a forwarded call's response, because an operator ended the session.
+
+    It has no constructor, and is no `CallScope`, because each ORS call makes one.
+    """
+
+    task: asyncio.Task[Any] | None = None
+    is_ended = False
+
+    def end(self) -> None:
+        """Cancel the task."""
+        if self.task is not None and not self.is_ended:
+            self.is_ended = True
+            self.task.cancel()
 
 
 class Call:

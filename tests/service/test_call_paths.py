@@ -1,7 +1,5 @@
 """The number of gateway modules that a request passes through. The limits are a ratchet: they may only go down.
 
-An ORS call enters `sessions/interruption`, as all other calls do, because an operator's end interrupts it too.
-
 A reader that follows a request has to open each of these modules. A module counts if the request enters one of its
 functions. A function that waits since before the request, such as the loop of an open socket, does not count.
 
@@ -174,7 +172,7 @@ Walk = Callable[[Warm], Awaitable[set[str]]]
 
 @pytest.mark.parametrize(
     ("walk", "most"),
-    [(ors_create, 14), (ors_call, 8), (areal_step, 11), (openenv_reset, 16), (openenv_step, 9), (expiry, 9)],
+    [(ors_create, 14), (ors_call, 7), (areal_step, 11), (openenv_reset, 16), (openenv_step, 9), (expiry, 9)],
 )
 async def test_a_request_passes_through_few_modules(walk: Walk, most: int) -> None:
     async with warm() as world:

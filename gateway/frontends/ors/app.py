@@ -325,7 +325,7 @@ class OrsFrontend:
                 await exchange.aclose()
 
     async def _copy(self, exchange: TrackedResponse, name: str, send: Send, deadline: float) -> None:
-        kind = next((value for key, value in exchange.headers if key == b"content-type"), b"")
+        kind = dict(exchange.headers).get(b"content-type", b"")
         if not kind.startswith(b"text/event-stream"):
             await self._copy_whole(exchange, name, send)
             return
@@ -371,7 +371,7 @@ def _require(scope: Scope, method: str) -> None:
 
 
 def _sid(scope: Scope) -> str:
-    values = {value.strip() for value in headers(scope, b"x-session-id")}
+    values = set(map(str.strip, headers(scope, b"x-session-id")))
     if len(values) > 1:
         raise Refusal(400, "X-Session-ID header is given twice")
     sid = values.pop() if values else ""

@@ -56,7 +56,7 @@ Where = Annotated[
         "-w",
         metavar="NAME=VALUE",
         help="Only such episodes; may be repeated. Names: split, task, policy, tag, group, owner, name, outcome, "
-        "reason, reward_min, reward_max, since.",
+        "reason, scorer, unexpected_error (* for any), reward_min, reward_max, since.",
     ),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of episodes.")]

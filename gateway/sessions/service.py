@@ -142,7 +142,7 @@ class Sessions:
             CallConflict: An earlier request with the same key had another body.
         """
         id, waited_s = session_id(owner, name), 0.0
-        while True:
+        while request.key:
             session = None if reply is None else await self._replies.ending(id)
             if (kept := await self._replies.kept(id)) is not None:  # asked last: it is kept before the session is gone
                 return request.read(kept)
@@ -157,6 +157,7 @@ class Sessions:
                 reply = None
             await asyncio.sleep(REPEAT_PAUSE_S)
             waited_s += REPEAT_PAUSE_S
+        return None
 
     def _keeping(
         self, id: SessionId, reply: LastReply | None, end: _End

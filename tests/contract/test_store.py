@@ -22,6 +22,7 @@ from gateway.core.session import (
     SessionState,
 )
 from gateway.core.worker import WorkerState
+from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import (
     CODING,
     MATH,
@@ -526,6 +527,16 @@ async def test_the_last_reply_of_an_episode_is_kept_for_a_while(store_world: Wor
     assert await store.kept_reply(UNKNOWN) is None
     store_world.pass_time(20)
     assert await store.kept_reply(session.id) is None
+
+
+async def test_a_process_keeps_last_replies_of_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.stores.memory.slots.TOTAL_BYTES", 10)
+    store = MemoryStore()
+
+    for id in ("s1", "s2", "s3", "s3"):
+        await store.keep_reply(SessionId(id), b"12345")
+
+    assert [await store.kept_reply(SessionId(id)) for id in ("s1", "s2", "s3")] == [None, b"12345", b"12345"]
 
 
 async def test_the_last_reply_of_an_episode_ends_with_the_next_session_of_its_id(store: Store) -> None:

@@ -18,7 +18,7 @@ from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, TaskView
 from gateway.core.errors import GatewayError, UnknownEpisode
 from gateway.core.ids import EnvironmentName
-from gateway.core.outcomes import EpisodeOutcome, comparable
+from gateway.core.outcomes import Comparable, EpisodeOutcome, comparable
 from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
 from gateway.core.ports.store import Store
 from gateway.core.worker import EnvironmentLoad
@@ -133,7 +133,7 @@ class Pages:
         if not viewer.is_operator:
             found["episodes"] = [_without_line(row) for row in found["episodes"]]
         offered = sorted(self._catalog.offered)
-        return {**found, **_means(found["episodes"]), "query": asked, "environments": offered}
+        return {**found, **_means(comparable(found["episodes"])), "query": asked, "environments": offered}
 
     async def episode(self, viewer: Viewer, id: str) -> Json:
         """One episode with every step. Raises ``UnknownEpisode``, also for an episode of another key."""
@@ -153,7 +153,8 @@ class Pages:
             raise UnknownEpisode(f"no episode of a group {name!r} in {environment!r} is recorded")
         found = [await recorded_episode(self._log, self._queries, row["id"]) for row in reversed(rows)]
         members = [self._seen_by(viewer, member) for member in found]
-        rewards = comparable(rows).rewards
+        comparables = comparable(rows)
+        rewards = comparables.rewards
         return {
             "environment": environment,
             "group": name,
@@ -161,7 +162,7 @@ class Pages:
             "size": members[0]["begin"].get("group_size"),
             "spread": max(rewards) - min(rewards) if rewards else None,
             "members": members,
-            **_means(rows),
+            **_means(comparables),
         }
 
     async def curricula(self) -> Json:
@@ -283,21 +284,21 @@ def _without_line(row: Json) -> Json:
     return {**row, "unexpected_error": error.rpartition(" (")[0] or error} if error else row
 
 
-def _means(rows: Sequence[Json]) -> Json:
-    """Return the mean reward of *rows*, or None, and how many episodes it leaves out."""
-    found = comparable(rows)
+def _means(found: Comparable) -> Json:
+    """Return the mean of rewards, or None, and how many episodes it leaves out."""
     mean = math.fsum(found.rewards) / len(found.rewards) if found.rewards else None
     return {"mean": mean, "of_former_scorers": found.former, "marked": found.marked}
 
 
 def _histograms(split: str, rows: Sequence[Json]) -> Json:
+    found = comparable(rows)
     durations = [row["closed_at"] - row["opened_at"] for row in rows if row["closed_at"] and row["opened_at"]]
     return {
         "split": split,
         "episodes": len(rows),
         "outcomes": dict(Counter(row["outcome"] or "running" for row in rows)),
-        "rewards": histogram(comparable(rows).rewards),
-        **_means(rows),
+        "rewards": histogram(found.rewards),
+        **_means(found),
         "durations": _counted(durations, _DURATIONS),
     }
 

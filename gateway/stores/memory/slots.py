@@ -17,6 +17,7 @@ from gateway.core.errors import (
     SessionExists,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.calls import TOTAL_BYTES
 from gateway.core.session import BY_TRAINER, CapacityWanted, CloseReason, Notice, Session, SessionRequest, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 from gateway.stores.limits import NO_LIMIT
@@ -77,7 +78,8 @@ class Slots:
         #: Ordered by expiry. A plain dict would scan all its deleted entries to find its first key.
         self.closed: OrderedDict[SessionId, Closed] = OrderedDict()
         self.replies: OrderedDict[SessionId, tuple[bytes, float]] = OrderedDict()
-        """Last replies of ended episodes, and the times until which they are kept."""
+        """Last replies of ended episodes, the oldest first, and the times until which they are kept."""
+        self._reply_bytes = 0
         self.owners = Owners()
         self.workers: dict[WorkerId, Held] = {}
         self.queues: defaultdict[EnvironmentName, Queue] = defaultdict(lambda: Queue(queue_max))
@@ -100,7 +102,7 @@ class Slots:
         while self.closed and next(iter(self.closed.values())).until <= now:
             self.closed.popitem(last=False)
         while self.replies and next(iter(self.replies.values()))[1] <= now:
-            self.replies.popitem(last=False)
+            self._drop_reply(next(iter(self.replies)))
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -352,7 +354,7 @@ class Slots:
     def hold(self, session: Session, held: Held, deadline: float) -> None:
         """Assign a slot of *held* to *session*, and forget the closed session of the same id."""
         self.closed.pop(session.id, None)
-        self.replies.pop(session.id, None)
+        self._drop_reply(session.id)
         self.sessions[session.id] = session
         self.deadlines.set(session.id, deadline)
         held.sessions.add(session.id)
@@ -368,9 +370,16 @@ class Slots:
             self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s)
 
     def keep_reply(self, id: SessionId, reply: bytes, now: float) -> None:
-        """Keep the reply that ends an episode."""
-        self.replies.pop(id, None)  # the order is that of the times
+        """Keep the reply that ends an episode. Beyond `TOTAL_BYTES` of replies the oldest go first."""
+        self._drop_reply(id)
         self.replies[id] = reply, now + self._closed_kept_s
+        self._reply_bytes += len(reply)
+        while self._reply_bytes > TOTAL_BYTES:
+            self._drop_reply(next(iter(self.replies)))
+
+    def _drop_reply(self, id: SessionId) -> None:
+        if (kept := self.replies.pop(id, None)) is not None:
+            self._reply_bytes -= len(kept[0])
 
     def free(self, session: Session, now: float) -> None:
         """Release the slot of *session*, which `forget` has removed, and grant it to the next waiting opening."""

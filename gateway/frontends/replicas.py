@@ -20,6 +20,7 @@ from gateway.frontends.asgi import HungUp, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
 from gateway.upstreams.replica_client import (
     BODY_MAX_BYTES,
+    CLOCKS_DIFFER,
     SKEW_S,
     SignedRequest,
     Signer,
@@ -66,13 +67,18 @@ class ReplicaFrontend:
         if ask is None:
             await _unknown(send)
             return
+        apart_s = abs(self._clock() - ask.at)
         status, body = 200, b""
         try:
             message = await read_body(scope, receive, self._max_body_bytes)
             if not is_same(ask.digest, digest(message)):
                 await _unknown(send)
                 return
-            body = await self._served(ask, message)
+            if apart_s > SKEW_S:
+                logger.warning("peer_refused operation=%s clocks_apart_s=%.0f", ask.operation, apart_s)
+                status, body = CLOCKS_DIFFER, dump({"now": self._clock()})
+            else:
+                body = await self._served(ask, message)
         except HungUp:
             return
         except GatewayError as error:
@@ -84,14 +90,7 @@ class ReplicaFrontend:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        ask = self._signer.asked(scope["path"], headers)
-        if ask is None:
-            return None
-        apart_s = abs(self._clock() - ask.at)
-        if apart_s > SKEW_S:
-            logger.warning("peer_refused operation=%s clocks_apart_s=%.0f", ask.operation, apart_s)
-            return None
-        return ask
+        return self._signer.asked(scope["path"], headers)
 
     async def _served(self, ask: SignedRequest, message: bytes) -> bytes:
         """Run the requested operation within its timeout.

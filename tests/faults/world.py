@@ -11,6 +11,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import docker
@@ -74,6 +75,7 @@ class World:
         redis: Makes the store's server, with a folder for its files.
         engine: The URL of the engine that runs the workers.
         settings: Further settings of all replicas.
+        of_last: Further settings of the last replica.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class World:
         redis: Callable[[Path], Redis] = Redis,
         engine: str = ENGINE,
         settings: Mapping[str, str],
+        of_last: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.instance = f"faults-{uuid.uuid4().hex[:8]}"
         self.folder = short_folder(SHARED_MEMORY)
@@ -95,7 +98,10 @@ class World:
         for name, text in environments.items():
             (self.folder / "catalog" / name).mkdir(parents=True)
             (self.folder / "catalog" / name / "environment.toml").write_text(text)
-        self.gateways = [self._gateway(f"gateway-{n}", settings) for n in range(replicas)]
+        last = {**settings, **of_last}
+        self.gateways = [
+            self._gateway(f"gateway-{n}", last if n == replicas - 1 else settings) for n in range(replicas)
+        ]
 
     @property
     def gateway(self) -> Gateway:
@@ -264,12 +270,14 @@ def running(
     replicas: int = 1,
     redis: Callable[[Path], Redis] = Redis,
     engine: str = ENGINE,
+    of_last: Mapping[str, str] = MappingProxyType({}),
     **settings: str,
 ) -> Iterator[World]:
     """Run a world with these ``environment.toml`` texts. It is always removed at the end."""
     names = [found[1] for text in environments if (found := re.match(r'name = "(.+)"', text))]
     texts = dict(zip(names, environments, strict=True))
-    with started(World(texts, replicas=replicas, redis=redis, engine=engine, settings=settings)) as world:
+    world = World(texts, replicas=replicas, redis=redis, engine=engine, settings=settings, of_last=of_last)
+    with started(world):
         yield world
 
 

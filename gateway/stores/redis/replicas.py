@@ -1,9 +1,11 @@
-"""Keeps the addresses at which replicas reach each other, in one sorted set by the time of their last sign of life."""
+"""Keeps the addresses at which replicas reach each other, in one sorted set by the time of their last sign of life.
+
+All times are Redis's: the clock of one replica may be wrong.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
@@ -14,7 +16,7 @@ from gateway.stores.redis.records import packed, text
 SIGN_S: Final = 10.0
 """Seconds between two signs of life of a replica."""
 KEPT_S: Final = 60.0
-"""Seconds after its last sign of life for which a replica counts as live: clocks may differ by some of them."""
+"""Seconds after its last sign of life for which a replica counts as live."""
 
 
 class RedisReplicas:
@@ -34,14 +36,18 @@ class RedisReplicas:
 
     async def announce(self, address: str) -> None:
         """Note that the replica at *address* lives, until `aclose`. Raises ``StoreUnavailable``."""
-        now, self._own = time.time(), address
+        now, self._own = await self._now(), address
         await self._link.ask("ZADD", self._key, packed(now), packed(address))
         await self._link.ask("ZREMRANGEBYSCORE", self._key, b"-inf", packed(now - KEPT_S))
 
     async def live(self) -> list[str]:
         """Return the addresses of all live replicas. Raises ``StoreUnavailable``."""
-        found = await self._link.ask("ZRANGEBYSCORE", self._key, packed(time.time() - KEPT_S), b"+inf")
+        found = await self._link.ask("ZRANGEBYSCORE", self._key, packed(await self._now() - KEPT_S), b"+inf")
         return [text(address) for address in found]
+
+    async def _now(self) -> int:
+        seconds, _ = await self._link.ask("TIME")
+        return int(seconds)
 
     async def aclose(self) -> None:
         """Note that this replica ends, and close the connections."""

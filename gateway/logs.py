@@ -21,6 +21,10 @@ from rich.console import Console
 from rich.text import Text
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+MOST_CHARS: Final = 16_384
+"""Maximum length of a record's message and of each value. Texts of authors, servers and agents may have any length."""
+_ODD: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that would end a line, control a terminal, or have no encoding."""
 _CONVERSION: Final = re.compile(r"%[^%a-zA-Z]*[a-zA-Z]")
 _OUTCOMES: Final = {"finished": "green", "stopped": "green", "unplayed": "yellow"}
 """Colors of an episode's line by its outcome; all other outcomes are failures and red."""
@@ -38,13 +42,26 @@ def configure(level: str, style: Literal["", "text", "json"] = "") -> None:
         handler = PersonHandler(Console(stderr=True, highlight=False))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if style == "json" else logging.Formatter(FORMAT))
+        handler.setFormatter(JsonFormatter() if style == "json" else LineFormatter(FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # At info level these report the gateway's own requests to engines and their own start, which help no operator.
     for name in ("httpx", "httpcore", "docker", "urllib3", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def plain(text: str) -> str:
+    """Return *text* as one line of at most about `MOST_CHARS` characters, which is safe on any terminal."""
+    return _ODD.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), shortened(text))
+
+
+def shortened(text: str) -> str:
+    """Return *text* without its middle if it is longer than `MOST_CHARS`."""
+    if len(text) <= MOST_CHARS:
+        return text
+    half = MOST_CHARS // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -59,6 +76,14 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return found
 
 
+class LineFormatter(logging.Formatter):
+    """Writes a record as one line of text. Only a fault of the gateway itself has further lines, with its traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter.formatMessage``."""
+        return plain(super().formatMessage(record))
+
+
 class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object: time (UTC), level, logger, event, the event's fields, message."""
 
@@ -69,8 +94,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": str(record.msg).partition(" ")[0],
-            **fields_of(record),
-            "message": record.getMessage(),
+            **{key: shortened(value) if isinstance(value, str) else value for key, value in fields_of(record).items()},
+            "message": shortened(record.getMessage()),
         }
         if record.exc_info and record.exc_info[0] is not None:
             row["traceback"] = "".join(traceback.format_exception(*record.exc_info))
@@ -91,7 +116,8 @@ class PersonHandler(logging.Handler):
             said, _, lines = record.getMessage().partition(" traceback=")
             self._console.print(_line(record, said, "red" if record.levelno >= logging.ERROR else "yellow"))
             if lines:  # of an author's code, as one value
-                self._console.print(Text(str(fields_of(record).get("traceback", lines)).rstrip(), style="dim"))
+                shown = str(fields_of(record).get("traceback", lines)).rstrip().split("\n")
+                self._console.print(Text("\n".join(map(plain, shown)), style="dim"))
             if record.exc_info and record.exc_info[0] is not None:
                 self._console.print(Text("".join(traceback.format_exception(*record.exc_info)), style="dim"))
         elif event == "gateway_ready":
@@ -130,4 +156,4 @@ def _episode(
 
 def _line(record: logging.LogRecord, said: str, style: str) -> Text:
     time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-    return Text.assemble((f"{time} ", "dim"), (said, style))
+    return Text.assemble((f"{time} ", "dim"), (plain(said), style))

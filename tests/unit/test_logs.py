@@ -40,6 +40,34 @@ def test_an_events_fields_have_their_names_and_values(
     assert logs.fields_of(record(form, *values)) == found
 
 
+ODD = "red\x1b[31m\r\nERROR faked\x00\x85\u2028\ud800 é"
+PLAIN = r"red\x1b[31m\r\nERROR faked\x00\x85\u2028\ud800 é"
+
+
+def test_a_line_holds_any_text() -> None:
+    line = logs.LineFormatter("%(message)s").format(record("failed error=%s", ODD))
+
+    assert line == f"failed error={PLAIN}"
+
+
+def test_a_person_gets_no_control_characters() -> None:
+    out, shown = io.StringIO(), record("failed error=%s traceback=%r", ODD, f"File 1\n{ODD}", level=logging.ERROR)
+
+    logs.PersonHandler(Console(file=out, width=200, highlight=False)).handle(shown)
+
+    assert "\x1b[31m" not in out.getvalue()
+    assert PLAIN in out.getvalue()
+    assert "\nFile 1\n" in out.getvalue()
+
+
+@pytest.mark.parametrize("formatter", [logs.LineFormatter(logs.FORMAT), logs.JsonFormatter()])
+def test_a_record_of_a_long_text_is_short(formatter: logging.Formatter) -> None:
+    line = formatter.format(record("failed error=%s", "x" * 10_000_000))
+
+    assert len(line) < 3 * logs.MOST_CHARS
+    assert "characters" in line
+
+
 def test_json_is_one_object_with_the_events_fields() -> None:
     row = json.loads(logs.JsonFormatter().format(record("session_closed reward=%s name=%r", None, "a\nb")))
 

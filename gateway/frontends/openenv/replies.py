@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import ast
 import json
+import uuid
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 from gateway.core.environment import Environment
@@ -49,6 +51,13 @@ _ERROR_TYPES: Final = {
 _FAULTS: Final = "Tool input validation error: "
 _FAULTS_MAX_CHARS: Final = 16_384
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+TEXT_MAX_BYTES: Final = 40 * 2**20
+"""Largest text of a result, as JSON. A reply has it up to three times, and may have 128 MiB."""
+_NOTE_BYTES: Final = 200
+_LARGE_CHARS: Final = 2**20
+"""Characters from which a text is written once for all its places in a reply: each time takes about 2 ms."""
+_MARK: Final = uuid.uuid4().hex
+"""Stands for a large text while a reply is written."""
 _OUTSIDE: Final = frozenset(("reward", "done"))
 """Keys that are next to an observation, never in it."""
 
@@ -63,10 +72,43 @@ def observed(observation: Json, *, reward: float | None = None, done: bool = Fal
 
 def frame(kind: str, data: Json) -> str:
     """Return one reply as text. NaN and infinities, which JSON lacks, become null. The text is valid UTF-8."""
+    large = _large_text(data)
+    reply = {"type": kind, "data": data if large is None else _with_mark(data, large)}
     try:
-        return _ENCODER.encode({"type": kind, "data": data})
+        text = _ENCODER.encode(reply)
     except ValueError:
-        return dump({"type": kind, "data": data}).decode()
+        text = dump(reply).decode()
+    return text if large is None else text.replace(f'"{_MARK}"', _written(large))
+
+
+def _large_text(data: Json) -> str | None:
+    """Return the text of an observation that is so large that writing it blocks other sessions; None: it is not."""
+    observation = data.get("observation")
+    if not isinstance(observation, dict):
+        return None
+    result = observation.get("result")
+    text = result.get("data") if isinstance(result, dict) else observation.get("text")
+    return text if isinstance(text, str) and len(text) > _LARGE_CHARS else None
+
+
+def _with_mark(value: Any, large: str) -> Any:
+    """Return a copy of *value* with `_MARK` in the places of the text *large*."""
+    if isinstance(value, dict):
+        return {key: _with_mark(inner, large) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_mark(inner, large) for inner in value]
+    return _MARK if isinstance(value, str) and len(value) == len(large) and value == large else value
+
+
+def _written(text: str) -> str:
+    """Write *text* as JSON. A text above `TEXT_MAX_BYTES` loses its end, and has a note about that."""
+    written, kept = encode_basestring_ascii(text), text
+    while len(written) > TEXT_MAX_BYTES:
+        kept = kept[: len(kept) * (TEXT_MAX_BYTES - _NOTE_BYTES) // len(written)]
+        left_out = len(text) - len(kept)
+        note = f"\n[{left_out} characters left out: a text has at most {TEXT_MAX_BYTES // 2**20} MiB here]"
+        written = encode_basestring_ascii(kept + note)
+    return written
 
 
 def error_frame(refused: FrameError) -> str:

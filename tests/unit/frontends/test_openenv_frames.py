@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import pytest
 
 from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import SessionClosed, TaskInvalid, UnknownTask, UpstreamTimeout
+from gateway.frontends.openenv import replies
 from gateway.frontends.openenv.frames import (
     Code,
     FrameError,
@@ -245,3 +247,50 @@ async def test_a_refusal_states_whether_the_session_can_continue() -> None:
     for error in (UnknownTask("Unknown task: x"), UpstreamTimeout("late")):
         refused = await refusal(error, environment(), store)
         assert (refused.code, refused.closes, refused.message) == (Code.EXECUTION_ERROR, False, error.detail)
+
+
+ODD_TEXTS = ["x" * 3000, '"\\\n\x00é' * 600, "😀" * 1500, "\ud800" * 1500]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes 1,000 characters a large text. Returns the lengths of the texts that were written as large ones."""
+    written: list[int] = []
+
+    def write(text: str) -> str:
+        written.append(len(text))
+        return encode_basestring_ascii(text)
+
+    monkeypatch.setattr(replies, "_LARGE_CHARS", 1000)
+    monkeypatch.setattr(replies, "encode_basestring_ascii", write)
+    return written
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=["plain", "escapes", "pairs", "surrogates"])
+def test_a_large_text_is_written_once_for_all_its_places(text: str, small: list[int]) -> None:
+    result = StepResult(blocks=(TextBlock(text),), reward=1.0, metadata={"text": "a", "nan": math.nan})
+
+    called, acted = tool_reply("give", result), step_reply(result, {})
+    frames = [json.loads(frame("observation", data)) for data in (called, acted)]
+
+    assert small == [len(text)] * 2
+    for found, data in zip(frames, (called, acted), strict=True):
+        data["metadata"]["nan"] = None  # JSON has no NaN
+        assert found == {"type": "observation", "data": data}
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=["plain", "escapes", "pairs", "surrogates"])
+def test_a_text_above_the_limit_of_a_frame_loses_its_end_and_says_so(
+    text: str, small: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "TEXT_MAX_BYTES", 2500)
+    result = StepResult(blocks=(TextBlock(text),), reward=1.0)
+
+    found = json.loads(frame("observation", tool_reply("give", result)))["data"]
+
+    kept, _, note = found["observation"]["result"]["data"].rpartition("\n[")
+    assert text.startswith(kept)
+    assert note.startswith(f"{len(text) - len(kept)} characters left out")
+    assert len(encode_basestring_ascii(kept)) > 1500
+    assert found["observation"]["result"]["content"][0]["text"] == found["observation"]["result"]["data"]
+    assert found["reward"] == 1.0

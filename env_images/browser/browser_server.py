@@ -85,7 +85,9 @@ class Browser(Environment):
         """Act on the page with a BrowserGym action, such as click('12') or fill('a5', 'text')."""
         action = unfenced(action_str)
         try:
-            verdict, look, error = await self._engine.run(self._step, action, timeout_s=self._spec.step_s)
+            verdict, look, error = await self._engine.run(
+                self._step, action, self.step_left_s, timeout_s=self._spec.step_s
+            )
         except BrowserLost as lost:
             raise SessionLost(str(lost)) from lost
         self._reward += verdict.reward or 0.0
@@ -116,11 +118,12 @@ class Browser(Environment):
         window.settle()
         return window.look()
 
-    def _step(self, action: str) -> tuple[Verdict, Look, str]:
+    def _step(self, action: str, left_s: float) -> tuple[Verdict, Look, str]:
         window = self._window
         assert window is not None  # `reset` has opened it
         self._steps += 1
-        error = window.act(action, within_s=self._spec.step_s / 2)  # the rest is for the verdict and the look
+        within_s = min(self._spec.step_s, left_s) / 2  # the rest is for the verdict and the look
+        error = window.act(action, within_s=within_s)
         try:
             verdict = self._play.judge(window, action, error)
             if not verdict.is_done and self._steps >= self._play.max_steps:

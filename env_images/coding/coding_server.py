@@ -74,17 +74,18 @@ class Coding(Environment):
     @tool
     async def execute(self, command: Annotated[str, "a bash command line"]) -> StepResult:
         """Run a command with bash in your workspace, as root, without a network; what it leaves running goes on."""
+        timeout_s = min(self._execute_s, self.step_left_s)
         try:
             done = await self._live.run(
                 ["bash", "-c", command],
                 cwd=WORKSPACE,
                 env=ENVIRONMENT,
-                timeout_s=self._execute_s,
+                timeout_s=timeout_s,
                 output_bytes=SHOWN_BYTES,
             )
         except SandboxError as error:
             return await self._refused(error, "The command was not run")
-        return StepResult(completed_text(done, timeout_s=self._execute_s), data={"status": done.status})
+        return StepResult(completed_text(done, timeout_s=timeout_s), data={"status": done.status})
 
     @tool
     async def write_file(
@@ -99,7 +100,8 @@ class Coding(Environment):
             return StepResult("Not written: the path has a zero byte.")
         try:
             parent = ["sh", "-c", 'mkdir -p -- "$(dirname -- "$0")"', place]
-            await self._live.run(parent, cwd="/", env=ENVIRONMENT, timeout_s=self._execute_s)
+            timeout_s = min(self._execute_s, self.step_left_s)
+            await self._live.run(parent, cwd="/", env=ENVIRONMENT, timeout_s=timeout_s)
             await self._live.write_file(place, data)
         except SandboxError as error:
             return await self._refused(error, f"{place} was not written")

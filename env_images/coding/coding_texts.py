@@ -57,7 +57,7 @@ def completed_text(done: Completed, *, timeout_s: float) -> str:
     if done.truncated:
         lines.append("[the output was cut]")
     if done.timed_out:
-        lines.append(f"[stopped after {timeout_s:g} s]")
+        lines.append(f"[stopped after {timeout_s:.3g} s]")
     elif done.status != 0:
         lines.append(f"[exit status {done.status}]")
     return "\n".join(lines) or "[no output]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -63,9 +64,9 @@ class Episode:
         """The number of programs that the kernel has killed because the worker was out of memory."""
         return self._sandbox.oom_kills
 
-    async def bash(self, script: str) -> Output:
-        """Run *script* in the session's shell."""
-        return await self._shell.run(script)
+    async def bash(self, script: str, *, within_s: float = math.inf) -> Output:
+        """Run *script* in the session's shell; see `Shell.run`."""
+        return await self._shell.run(script, within_s=within_s)
 
     async def judge(self, answer: str | None) -> float:
         """Return the answer's score, where 1 is solved; the shell stays open, because some tasks check processes."""

@@ -92,7 +92,7 @@ class Os(Environment):
         act = self._act("bash", script)
         episode = self._living()
         try:
-            output = await episode.bash(script)
+            output = await episode.bash(script, within_s=self.step_left_s)
         except (SandboxError, ShellGone) as error:
             return self._ended(episode, act, error)
         if episode.killed is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import re
 from dataclasses import dataclass
 
@@ -127,8 +128,8 @@ class Shell:
         if terminal is not None:
             await terminal.close()
 
-    async def run(self, script: str) -> Output:
-        """Run *script* in the shell, for at most `COMMAND_TIMEOUT_S` and the graces.
+    async def run(self, script: str, *, within_s: float = math.inf) -> Output:
+        """Run *script* in the shell, for at most `COMMAND_TIMEOUT_S` and the graces, and *within_s* seconds in all.
 
         Raises:
             ShellGone: There is no shell, and no shell could be opened.
@@ -144,7 +145,8 @@ class Shell:
         # Not the bare names: an agent's function called `.` or `printf` would run in their place, here and in later
         # turns.
         if await _typed(terminal, f"{hand_on}\\command . {COMMAND_FILE} < /dev/null; {mark.line}\n"):
-            end = await self._read(terminal, capture, self._command_timeout_s)
+            limit_s = min(self._command_timeout_s, max(self._grace_s, within_s - 2 * self._grace_s))
+            end = await self._read(terminal, capture, limit_s)
         if end in (_End.LATE, _End.FLOODED):
             notices.append(self._interrupted(end))
             end = await self._stop(terminal, capture)

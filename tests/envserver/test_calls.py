@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from envserver import Environment
+from envserver import Environment, StepResult, Task, tool
 from envserver.http import responses
 from envserver.sessions.session import Session
 
@@ -843,3 +843,43 @@ async def test_the_terminal_tool_is_callable_by_name(start: Start) -> None:
     answer = await server.call("done", {"message": "bye"})
 
     assert answer.result["output"]["finished"] is True
+
+
+class Hurried(Environment):
+    """Tools of each kind, which return how long they may still take."""
+
+    resolves_ids = False
+
+    async def reset(self, task: Task, *, seed: int) -> str:
+        return "Hurry."
+
+    @tool
+    def threaded(self) -> StepResult:
+        return StepResult("", data=self.step_left_s)
+
+    @tool
+    async def on_lane(self) -> StepResult:
+        await asyncio.sleep(0)
+        return StepResult("", data=self.step_left_s)
+
+    @tool(inline=True)
+    def inline(self) -> StepResult:
+        return StepResult("", data=self.step_left_s)
+
+
+@pytest.mark.parametrize("name", ["threaded", "on_lane", "inline"])
+async def test_a_tool_knows_how_much_of_its_step_is_left(start: Start, name: str) -> None:
+    server = await start(Hurried)
+    await server.open(task={"id": "t"})
+
+    async def left_s(seconds: str | None) -> float:
+        told = {} if seconds is None else {"X-Step-Seconds": seconds}
+        answer = await server.call(name, headers={**JSON, **told})
+        left: float | None = answer.json["output"]["data"]
+        return float("inf") if left is None else left  # JSON has no infinity
+
+    assert [await left_s(seconds) for seconds in (None, "soon", "nan", "-1")] == [float("inf")] * 4
+    assert 999_000 < await left_s("1000000") <= 999_995
+    assert 0.1 <= await left_s("10") <= 9
+    assert await left_s("0") == 0.1
+    assert await left_s(None) == float("inf"), "of this step only"

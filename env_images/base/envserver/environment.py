@@ -4,7 +4,10 @@ Each session has its own instance. Plain ``def`` code runs in a thread, and ``as
 the server's. Code that blocks therefore delays neither the server nor another session.
 """
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -15,6 +18,10 @@ if TYPE_CHECKING:  # a server without sandboxes does not import their modules
     from envserver.sandbox import Limits, Sandboxes
 
 _Value = TypeVar("_Value")
+STEP_ENDS_AT: ContextVar[float] = ContextVar("envserver_step_ends_at", default=math.inf)
+"""The end of the running step by ``time.monotonic``, as the client's limit sets it; infinite without a limit."""
+_ANSWER_SHARE, _ANSWER_S = 0.1, 5.0
+"""Share of a step's remaining time, and the most seconds, that are left for its answer."""
 Maybe: TypeAlias = _Value | Awaitable[_Value]
 """Return type of a hook that may be written as ``def`` or as ``async def``."""
 
@@ -99,6 +106,16 @@ class Environment:
     client_state: Mapping[str, Any] = MappingProxyType({})
     """JSON that OpenEnv's ``state()`` shows next to the episode's id, task and number of steps. Assign it on each
     change."""
+
+    @property
+    def step_left_s(self) -> float:
+        """Seconds that a tool may still use in this step, at least 0.1; infinite if the client set no limit.
+
+        A tool with a limit of its own, such as a command's, uses the smaller of both. If a step takes longer than the
+        client's limit, the episode is lost. A judge does not use it: a judgement without its time would be wrong.
+        """
+        left_s = STEP_ENDS_AT.get() - time.monotonic()
+        return max(0.1, left_s - min(_ANSWER_S, left_s * _ANSWER_SHARE))
 
     def reset(self, task: Task, *, seed: int) -> Maybe[Prompt | None]:
         """Prepare the episode and return the agent's first prompt."""

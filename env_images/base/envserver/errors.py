@@ -104,8 +104,8 @@ class AuthorCancelled(EnvServerError):
 
 
 def describe(error: BaseException) -> str:
-    """Return the text of *error* as ORS servers write it in a 500: ``RuntimeError: message``."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    """Return the text of *error* as ORS servers write it in a 500, ``RuntimeError: message``, shortened."""
+    return _shortened(f"{type(error).__name__}: {message_of(error)}", TRACEBACK_MAX_CHARS)
 
 
 def message_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -132,7 +133,8 @@ class Runner:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         report = _Report(done)
         if not inspect.iscoroutinefunction(function):
-            self._threads.submit(lambda: report.of(lambda: function(*args, **kwargs)))
+            context = copy_context()  # a lane's loop copies it itself
+            self._threads.submit(lambda: context.run(report.of, lambda: function(*args, **kwargs)))
             return await done
         lane = self._lane(place)
         cancel = lane.start(lambda: report.of_async(lambda: function(*args, **kwargs)), on_cancelled=report.cancelled)

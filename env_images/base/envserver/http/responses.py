@@ -5,8 +5,10 @@ the reference the client gets no header, gives up and retries. No data line of a
 clients strip all of it instead of the single space that the format allows.
 """
 
+import math
 import os
 import re
+import time
 from collections.abc import Callable
 
 from envserver.http.bodies import CallBody
@@ -57,11 +59,12 @@ class Delivery:
         Raises:
             Refused: The call was not admitted.
         """
-        call = self._calls.admit(session, body, key=request.text(b"idempotency-key"))
+        key, ends_at = request.text(b"idempotency-key"), _end_of_step(request)
+        call = self._calls.admit(session, body, key=key, ends_at=ends_at)
         wants_json = _wants_json(request)
         if call is None:
             return _unknown_task(as_json=wants_json)
-        listener = _Listener(self._calls, call, counts=body.action.spelling != "score")
+        listener = _Listener(self._calls, call, clock=self._clock, counts=body.action.spelling != "score")
         if wants_json and body.action.spelling != "score":
             call.is_turn = True  # the call takes its turn when it ends, even if this client has disconnected
         if call.outcome is not None:
@@ -80,9 +83,10 @@ class Delivery:
 class _Listener:
     """Counts one request as a listener of a call, until its answer is delivered or given up. It ends exactly once."""
 
-    def __init__(self, calls: Calls, call: Call, *, counts: bool) -> None:
+    def __init__(self, calls: Calls, call: Call, *, clock: Callable[[], float], counts: bool) -> None:
         """*counts*: whether a delivery as JSON takes a turn. A judgement does not."""
         self.call = call
+        self._clock = clock
         self._counts = counts
         self._calls = calls
         self._in_hand = True
@@ -97,9 +101,16 @@ class _Listener:
             headers = b"%bX-Session-Turn: %d\r\n" % (JSON, turn) if turn else JSON
             if turn and call.session.finished:
                 headers += b"X-Session-Rewarded: %d\r\n" % call.session.is_rewarded
-            return Response(_object(call), headers=headers + _faults(call), on_sent=self._settle)
+            return Response(_object(call), headers=headers + self.reports(), on_sent=self._settle)
         body = sse_task_id(call.task_id) + _frames(call)
-        return Response(body, headers=EVENT_STREAM + _faults(call), is_stream=True, on_sent=self._settle)
+        return Response(body, headers=EVENT_STREAM + self.reports(), is_stream=True, on_sent=self._settle)
+
+    def reports(self) -> bytes:
+        """Return header lines for the session's creator: unreported faults, and the result of an episode that ended."""
+        session = self.call.session
+        if not (session.untold or session.finished):
+            return b""
+        return lines(session.fault_headers() | session.result_headers(self._clock()))
 
     def leave(self, *, delivered: bool = False) -> None:
         """Stop listening to the call. Does nothing after an earlier `leave` or `whole`."""
@@ -146,13 +157,8 @@ async def _stream(listener: _Listener, connection: Connection) -> Response | Non
     stream.write(sse_task_id(call.task_id))
     while not await call.ended.wait(PING_S):
         stream.keep_alive(PING)
-    listener.leave(delivered=await stream.end(_frames(call), _faults(call)))
+    listener.leave(delivered=await stream.end(_frames(call), listener.reports()))
     return None
-
-
-def _faults(call: Call) -> bytes:
-    """Return the header with the unreported faults of the author's code."""
-    return lines(call.session.fault_headers()) if call.session.untold else b""
 
 
 def _frames(call: Call) -> bytes:
@@ -177,6 +183,15 @@ def _unknown_task(*, as_json: bool) -> Response:
     if as_json:
         return json_response({"ok": False, "error": text, "reason": "unknown_task_id"})
     return Response(sse_error(text), headers=EVENT_STREAM, is_stream=True)
+
+
+def _end_of_step(request: Request) -> float:
+    """Return the time at which the client stops waiting, by ``time.monotonic``; infinite if the client names none."""
+    try:
+        within_s = float(request.headers.get(b"x-step-seconds", b"inf"))
+    except ValueError:
+        return math.inf
+    return time.monotonic() + within_s if within_s >= 0 else math.inf
 
 
 def _wants_json(request: Request) -> bool:

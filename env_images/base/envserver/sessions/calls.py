@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envserver.content import GroupCandidate, GroupScore, ToolCall
-from envserver.environment import Environment
+from envserver.environment import STEP_ENDS_AT, Environment
 from envserver.errors import (
     EnvServerError,
     InvalidInput,
@@ -57,10 +57,10 @@ class Calls:
 
     # -- admission
 
-    def admit(self, session: Session, body: CallBody, *, key: str | None) -> Call | None:
+    def admit(self, session: Session, body: CallBody, *, key: str | None, ends_at: float = math.inf) -> Call | None:
         """Return the existing call for *body*, or start a new call. Return None for an unknown task id.
 
-        A failed session still returns known outcomes, but starts no new call.
+        A failed session still returns known outcomes, but starts no new call. *ends_at*: see `Call`.
 
         Raises:
             Refused: 409: The key belongs to another body, or its outcome was dropped. 429: Too many calls wait. 410:
@@ -87,7 +87,7 @@ class Calls:
             if key is not None:
                 self._outcomes.abandon(session.serial, key)
             raise
-        call = Call(session, body.action, task_id, key)
+        call = Call(session, body.action, task_id, key, ends_at=ends_at)
         session.calls[task_id] = call
         session.turns.waiting.append(call)
         if session.state == "ready":
@@ -200,6 +200,7 @@ class Calls:
 
     def _begin(self, call: Call) -> None:
         call.state = "running"
+        STEP_ENDS_AT.set(call.ends_at)  # the code that runs from here on has a copy of this context
         session, action = call.session, call.action
         if action.spelling == "score":
             self._spawn(self._score(call))

@@ -1,6 +1,8 @@
 """A session, its calls and their order. ``sessions`` and ``calls`` act on them."""
 
 import asyncio
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -77,6 +79,8 @@ class Call:
     is_turn: bool = False
     """Whether the call takes the next turn when it ends, because a client requested it in JSON."""
     was_delivered: bool = False
+    ends_at: float = math.inf
+    """The end of the step by ``time.monotonic``, for tools with a limit of their own; infinite: the client set none."""
 
     def end(self, outcome: Outcome | None, refusal: Refused | None = None) -> None:
         """End the call with exactly one of *outcome* and *refusal*."""
@@ -243,6 +247,15 @@ class Session:
         """Return the header with the faults that were not reported yet."""
         faults = self.tell_faults()
         return {"X-Session-Faults": written(faults)} if faults else {}
+
+    def result_headers(self, now: float) -> dict[str, str]:
+        """Return the header with the summary of an episode that the environment has ended, for the session's creator.
+
+        The creator then knows the result, even if this server dies before the session is deleted.
+        """
+        if not self.finished or not self.create.tells_faults:
+            return {}
+        return {"X-Session-Result": json.dumps(self.summary(now), separators=(",", ":"))}
 
     def summary(self, now: float) -> dict[str, Any]:
         """Return the episode's summary. ``seconds`` counts from the session's creation."""

@@ -77,7 +77,7 @@ from gateway.sessions.cache import SessionCache
 from gateway.sessions.call_parts import CallParts
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import AdmissionGate
-from gateway.sessions.last_replies import LastReplies
+from gateway.sessions.last_replies import KeptResults, LastReplies
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
@@ -207,19 +207,21 @@ class Gateway:
         if self.stores.calls is not None:
             recorder = Recorder(self.stores.calls)
             self._owned.push_async_callback(recorder.aclose)
-        ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder)
-        areal = ArealUpstream(self.transport, recorder=recorder)
+        self._results = results = KeptResults(self.store)
+        ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder, results=results)
+        areal = ArealUpstream(self.transport, recorder=recorder, results=results)
         self._openenv = OpenEnvUpstream(
             self.transport,
             self.peers,
             store=self.store,
             recorder=recorder,
+            results=results,
             dial_socket=self._dialer.dial_socket if self._dialer is not None else None,
         )
         for upstream in (areal, ors, self._openenv):
             self._owned.push_async_callback(upstream.aclose)
         return {
-            UpstreamKind.OWN: OrsUpstream(self.transport, secret=secret),
+            UpstreamKind.OWN: OrsUpstream(self.transport, secret=secret, results=results),
             UpstreamKind.ORS: ors,
             UpstreamKind.OPENENV: self._openenv,
             UpstreamKind.AREAL: areal,
@@ -266,6 +268,7 @@ class Gateway:
             catalog=catalog,
             cache=cache,
             closer=self.closer,
+            results=self._results,
             keys=self.keys,
             metrics=self.metrics,
             log=self.log,
@@ -316,7 +319,7 @@ class Gateway:
             transport=self.transport,
             catalog=self.catalog,
             metrics=metrics,
-            log=self.log,
+            closer=self.closer,
             tasks=self.background,
         )
         recovery = StoreRecovery(

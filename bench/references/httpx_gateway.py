@@ -43,6 +43,11 @@ class HttpxExchange:
         """An empty tuple: httpx shows no trailers."""
         return ()
 
+    @property
+    def result(self) -> bytes:
+        """Nothing, for the same reason."""
+        return b""
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body's chunks on arrival."""
         try:

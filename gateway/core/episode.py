@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from gateway.core.faults import Fault, FaultKind
+from gateway.core.json_text import compact, parse
 
 EPISODE_FINISHED: Final = "episode_finished"
 """The reason of a result for which nothing ran, because the episode was over."""
@@ -93,3 +94,20 @@ class Summary:
     episode went on, but its rewards are not only the agent's doing. Empty: there was none."""
     faults: tuple[Fault, ...] = ()
     """Faults that no earlier answer reported; see `StepResult`."""
+
+
+def summary_to_json(summary: Summary) -> bytes:
+    """Write a summary, without its faults, as compact JSON."""
+    told = asdict(summary)
+    del told["faults"]
+    for name, usual in (("is_whole", True), ("is_judged", False), ("unexpected_error", "")):
+        if told[name] == usual:
+            del told[name]  # older replicas can't parse the field
+    return compact(told)
+
+
+def summary_of_json(text: str | bytes) -> Summary:
+    """Parse the output of `summary_to_json`. Raises ``ValueError`` or ``TypeError``."""
+    value = parse(text)
+    fault = FaultKind(value["fault"]) if value.get("fault") else None
+    return Summary(**{**value, "fault": fault, "faults": ()})

@@ -174,13 +174,16 @@ class SessionNotFound(SessionError):
 
 
 class SessionClosed(SessionError):
-    """The gateway ended the session; ``reason`` says why."""
+    """The gateway ended the session; ``reason`` says why. ``result`` is ``Session.result``."""
 
     code = "session_closed"
+    result: str = ""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, result: str = "") -> None:
         super().__init__(f"the session was closed: {reason}")
         self.reason = reason
+        if result:
+            self.result = result
 
 
 class PoolExhausted(GatewayError):

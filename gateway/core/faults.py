@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-FAULT_HEADERS: Final = b"x-session-fault"
-"""Prefix of the names of headers that only the gateway reads."""
+INTERNAL_HEADERS: Final = (b"x-session-fault", b"x-session-result")
+"""Prefixes of the names of headers that only the gateway reads."""
+RESULT_HEADER: Final = b"x-session-result"
+"""Header or trailer of the answer that ends an episode, with the episode's summary as JSON."""
 FAULT_HEADER: Final = b"x-session-fault"
 """Header of a refusal because the session takes no more requests; its value is the `FaultKind` at fault."""
 FAULTS_HEADER: Final = b"x-session-faults"

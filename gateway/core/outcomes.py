@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gateway.core.episode import Summary
+from gateway.core.episode import Summary, summary_of_json
 from gateway.core.faults import FaultKind
 from gateway.core.session import CloseReason
 
@@ -71,6 +71,22 @@ def outcome_of(
     if summary.finished:
         return EpisodeOutcome.AUTHOR_FAULT if is_without_reward(summary) else EpisodeOutcome.FINISHED
     return EpisodeOutcome.STOPPED if reason is CloseReason.DELETED else EpisodeOutcome.UNPLAYED
+
+
+def kept_result(reason: CloseReason, summary: Summary | None, kept: str) -> Summary | None:
+    """Return the result that stands whatever happened to the session after its environment had ended the episode.
+
+    The trainer has its reward. None: the session's end decides.
+
+    Args:
+        reason: The reason why the session ended.
+        summary: The worker's summary of the episode at that end, if it sent one.
+        kept: ``Session.result``.
+    """
+    is_discarded = reason in (CloseReason.CANCELLED, CloseReason.OPEN_FAILED)
+    if not kept or is_discarded or (summary is not None and reason not in _INFRASTRUCTURE):
+        return None
+    return summary_of_json(kept)
 
 
 def is_without_reward(summary: Summary) -> bool:

@@ -106,6 +106,9 @@ class Session:
     steps_before_late: int | None = None
     """Number of steps before the last ORS call that took too long; None: no call did. Unless the episode has more steps
     at its end, its course is unknown."""
+    result: str = ""
+    """Summary of the episode that its environment has ended, as ``episode.summary_to_json`` writes it. Empty: the
+    environment has not ended the episode, or the gateway learns the summary only at the session's end."""
 
 
 @dataclass(frozen=True, slots=True)

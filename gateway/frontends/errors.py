@@ -70,14 +70,13 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.RateLimited: 503,
     errors.TooManyBytes: 503,
     errors.EnvironmentUnavailable: 500,  # in AReaL 503 means "no capacity"
-    errors.StoreUnavailable: 500,
     errors.UpstreamError: 500,
     errors.SessionFailed: 500,
     errors.UpstreamTimeout: 500,
     errors.UpstreamGone: 500,
     errors.ReplicaLeft: 500,
 }
-"""Overrides for AReaL, whose clients know 200, 400, 404, 500, and 503 (nothing was started for lack of capacity)."""
+"""Overrides for AReaL, whose clients know 200, 400, 404, 500, and 503 (nothing ran)."""
 
 NEMO_STATUS: dict[type[errors.GatewayError], int] = {
     errors.SessionExists: 409,

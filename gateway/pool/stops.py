@@ -13,9 +13,7 @@ from typing import Final
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName, WorkerId
-from gateway.core.outcomes import outcome_of
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.step_log import EpisodeEnd, StepLog
 from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.transport import Transport
 from gateway.core.session import CloseReason, Session
@@ -23,6 +21,7 @@ from gateway.core.worker import WorkerState
 from gateway.metrics import Metrics
 from gateway.pool.background import BackgroundTasks
 from gateway.pool.starts import LOG_LINES
+from gateway.sessions.closing import SessionCloser
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class WorkerStops:
         transport: Transport,
         catalog: Catalog,
         metrics: Metrics,
-        log: StepLog,
+        closer: SessionCloser,
         tasks: BackgroundTasks,
     ) -> None:
         self._store = store
@@ -49,7 +48,7 @@ class WorkerStops:
         self._transport = transport
         self._catalog = catalog
         self._metrics = metrics
-        self._log = log
+        self._closer = closer
         self._tasks = tasks
         self._stopping: set[WorkerId] = set()
         self._losing: set[WorkerId] = set()
@@ -144,12 +143,8 @@ class WorkerStops:
                 tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
         self._metrics.worker_lost(worker.environment, reason.value)
         for session in sessions:
-            outcome = outcome_of(reason, None)
-            told = session.reason or reason
-            self._metrics.session_closed(session.environment, told.value, outcome, None)
             with contextlib.suppress(UnknownEnvironment):  # it was removed while the session ran
-                environment = self._catalog.named(session.environment)
-                self._log.closed(session, environment, EpisodeEnd(reason=told, outcome=outcome))
+                self._closer.count_lost(session, self._catalog.named(session.environment))
         logger.error(
             "worker_lost environment=%s worker=%s reason=%s detail=%s sessions=%s log=%r",
             worker.environment,

@@ -11,7 +11,7 @@ from gateway.core.environment import UpstreamKind
 from gateway.core.episode import StepResult
 from gateway.core.ports.step_log import StepLog
 from gateway.core.ports.store import SessionStore
-from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
+from gateway.core.ports.upstream import EpisodeResults, FrameUpstream, SessionUpstream
 from gateway.metrics import Metrics
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.call_rates import CallRates
@@ -38,6 +38,7 @@ class CallParts:
         catalog: Catalog,
         cache: SessionCache,
         closer: SessionCloser,
+        results: EpisodeResults,
         keys: Keyring,
         metrics: Metrics,
         log: StepLog,
@@ -45,6 +46,7 @@ class CallParts:
         """*frames*: the upstream for sessions whose workers speak OpenEnv."""
         self.store = store
         self.closer = closer
+        self.results = results
         self.upstreams = upstreams
         self.frames = frames
         self.catalog = catalog

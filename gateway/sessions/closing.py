@@ -30,7 +30,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import GATEWAYS_OWN, SessionId
-from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
+from gateway.core.outcomes import EpisodeOutcome, is_without_reward, kept_result, outcome_of, reward_of
 from gateway.core.ports.step_log import EpisodeEnd, StepLog
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import SessionUpstream
@@ -287,17 +287,23 @@ class SessionCloser:
     async def _end_in_worker(
         self, session: Session, environment: Environment, *, keeps: bool = False, missed: Missed | None = None
     ) -> tuple[Summary | None, bool]:
-        """Close the session in its worker. Return the worker's summary, if any, and whether the close succeeded."""
+        """Close the session in its worker.
+
+        Return the worker's summary, or the kept result of an episode that was over, if any; and whether the episode's
+        course is known.
+        """
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(environment.timeouts.close_s):
-                return await self._upstreams[environment.wire].close(session, environment, keeps=keeps), True
+                summary = await self._upstreams[environment.wire].close(session, environment, keeps=keeps)
+            return summary or kept_result(_reason(session), None, session.result), True
         except (GatewayError, TimeoutError) as error:
             logger.warning("session_close_failed session=%s worker=%s error=%s", session.id, session.worker, error)
             if not environment.server.url:  # an external server is not replaced, and reports itself when it is full
                 drain = partial(self._store.drain_worker, session.worker)
                 await patiently(drain, for_s=self._patience_s, missed=missed)
-            return None, False
+            kept = kept_result(_reason(session), None, session.result)
+            return kept, kept is not None
 
     async def _released(self, session: Session, *, missed: Missed | None = None) -> bool:
         """Free the slot of a ``CLOSING`` session. Return True if this caller freed it."""
@@ -331,10 +337,18 @@ class SessionCloser:
             return await self._store.find(id)
         return None
 
+    def count_lost(self, session: Session, environment: Environment) -> None:
+        """Log and count the end of a session whose worker is gone."""
+        self._count(session, environment, None, is_answered=False)
+
     def _count(self, session: Session, environment: Environment, summary: Summary | None, *, is_answered: bool) -> None:
-        reason = session.reason or CloseReason.DELETED
+        reason = _reason(session)
         late = session.steps_before_late
-        outcome = outcome_of(reason, summary, is_answered=is_answered, steps_before_late=late)
+        kept = kept_result(reason, summary, session.result)
+        if kept is not None:
+            summary, outcome = kept, outcome_of(CloseReason.DELETED, kept)
+        else:
+            outcome = outcome_of(reason, summary, is_answered=is_answered, steps_before_late=late)
         reward = reward_of(outcome, summary)
         is_trainers = session.owner not in GATEWAYS_OWN
         self._metrics.session_closed(environment.name, reason.value, outcome, reward if is_trainers else None)
@@ -368,6 +382,10 @@ class SessionCloser:
             reward,
             summary.steps if summary else None,
         )
+
+
+def _reason(session: Session) -> CloseReason:
+    return session.reason or CloseReason.DELETED
 
 
 def _lacks(summary: Summary) -> tuple[Fault, ...]:

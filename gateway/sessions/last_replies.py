@@ -1,20 +1,24 @@
-"""Keeps the reply that ended an episode, so that a repeat of its request gets the same reply and reward.
+"""Keeps the end of an episode: the reply that ended it, and the result that its environment gave.
 
 Over AReaL and NeMo Gym the reply to the last request has the reward, and the episode ends with it. If this reply is
-lost on its way, the trainer sends the request again, perhaps to another replica. The store keeps one reply for each
-session id, until the next session of that id.
+lost on its way, the trainer sends the request again, perhaps to another replica, and gets the same reply. The store
+keeps one reply for each session id, until the next session of that id.
+
+An episode that its environment has ended keeps its result if its worker dies before the trainer ends the session.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.core.episode import Summary
-from gateway.core.errors import CallConflict, SessionClosed, SessionNotFound, StoreUnavailable
+from gateway.core.episode import Summary, summary_to_json
+from gateway.core.errors import CallConflict, GatewayError, SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.ids import SessionId
+from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.calls import OUTCOME_BYTES
 from gateway.core.ports.store import SessionStore
 from gateway.core.retry import STORE_PATIENCE_S, patiently
@@ -23,6 +27,8 @@ from gateway.core.session import CloseReason, Session, SessionState
 LastReply = Callable[[Summary | None], bytes]
 """Returns the last reply of an episode from its summary, in the form of `LastRequest.written`."""
 _DIGITS = 64
+RESULT_WAIT_S = 0.5
+"""Seconds that an answer which ends an episode waits until the store has the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +88,30 @@ class LastReplies:
             return None
         is_ending = session.state is SessionState.CLOSING and session.reason is CloseReason.DELETED
         return session if is_ending else None
+
+
+class KeptResults:
+    """The results of episodes that their environments have ended, in the store; see ``EpisodeResults``."""
+
+    def __init__(self, store: SessionStore, *, patience_s: float = STORE_PATIENCE_S) -> None:
+        """*patience_s*: seconds for which a store that does not answer is retried."""
+        self._store = store
+        self._patience_s = patience_s
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def keep(self, session: Session, summary: Summary) -> None:
+        """Write the *summary* of a finished episode. After `RESULT_WAIT_S` this goes on in the background.
+
+        A third-party server does not say whether it judges groups, so an episode without a reward is left to its end.
+        """
+        if not summary.finished or is_without_reward(summary):
+            return
+        result = summary_to_json(summary).decode()
+        task = asyncio.create_task(self._write(session, result))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        await asyncio.wait({task}, timeout=RESULT_WAIT_S)
+
+    async def _write(self, session: Session, result: str) -> None:
+        with contextlib.suppress(GatewayError):  # the worker still has it
+            await patiently(lambda: self._store.note_result(session.id, session.lease, result), for_s=self._patience_s)

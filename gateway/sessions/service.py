@@ -24,7 +24,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.faults import FAULT_HEADERS, Fault
+from gateway.core.faults import INTERNAL_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.step_log import CONTENT_BYTES, Content
 from gateway.core.ports.transport import Exchange, Headers
@@ -40,6 +40,7 @@ from gateway.sessions.interruption import CallScope, Interrupted
 from gateway.sessions.last_replies import LastReplies, LastReply, LastRequest
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.turns import without_reward
+from gateway.upstreams.ors.own import read_kept
 
 T = TypeVar("T")
 DRAIN_PAUSE_S = 0.02
@@ -259,7 +260,9 @@ class ActiveSession:
 
     async def act(self, action: Action, *, within_s: float, key: str | None = None) -> StepResult:
         """Run *action* and return its result. Also raises CallConflict and InvalidRequest, see ``Upstream.act``."""
-        return await self._ask("call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key), action)
+        return await self._ask(
+            "call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key, within_s=within_s), action
+        )
 
     async def prompt(self, *, within_s: float) -> list[Block]:
         """Return the agent's first prompt, after the task's setup."""
@@ -460,6 +463,12 @@ class Call:
             if steps is not None:
                 await patiently(lambda: self._parts.store.note_late(session.id, session.lease, steps))
 
+    async def keep_result(self, written: bytes) -> None:
+        """Keep the result of the episode that this call ended, as the worker wrote it."""
+        summary = read_kept(written)
+        if summary is not None:
+            await self._parts.results.keep(self.cached.session, summary)
+
     async def why_ended(self) -> Exception:
         """Return the error for a call that the session's end interrupted."""
         try:
@@ -496,6 +505,8 @@ class Call:
 class TrackedResponse:
     """A worker's response to a call. Closing the response ends the call."""
 
+    result = b""
+    """Empty: only the gateway reads the result of an episode."""
     _error: BaseException | None = None
     _kept: bytes | list[bytes] | None = None
     """What was read of the body, for the step log."""
@@ -509,8 +520,7 @@ class TrackedResponse:
         self._is_closed = False
         self.status = exchange.status
         self.is_whole = exchange.is_whole
-        # Headers that report faults are for operators, not for trainers.
-        self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(FAULT_HEADERS)]
+        self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(INTERNAL_HEADERS)]
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -531,7 +541,7 @@ class TrackedResponse:
             with CallScope(self._call.cached.forwards, None):
                 chunk = await anext(self._chunks)
         except StopAsyncIteration:
-            self._complete()
+            await self._complete()
             raise
         except Interrupted:
             self._error = await self._call.why_ended()
@@ -559,14 +569,16 @@ class TrackedResponse:
             await self._explain(error)
             raise
         self._kept = body
-        self._complete()
+        await self._complete()
         return body
 
-    def _complete(self) -> None:
-        """Note that the response is complete, and log the faults that it reports."""
+    async def _complete(self) -> None:
+        """Note that the response is complete, log the faults that it reports, and keep an ended episode's result."""
         faults = self._exchange.faults
         self._outcome = faults_outcome(faults, other="ok")
         self._call.report(faults)
+        if self._exchange.result:
+            await self._call.keep_result(self._exchange.result)
 
     async def _explain(self, error: UpstreamError) -> None:
         self._error = error

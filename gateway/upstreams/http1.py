@@ -13,7 +13,7 @@ import httptools
 
 from gateway.core.addresses import Address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.faults import FAULTS_HEADER
+from gateway.core.faults import FAULTS_HEADER, RESULT_HEADER
 from gateway.core.ports.transport import TRACE, Request
 
 HIGH_WATER_BYTES: Final = 256 * 1024
@@ -113,7 +113,7 @@ class Http1Connection(asyncio.Protocol):
             if name in (b"content-length", b"transfer-encoding"):
                 self._bounded = True
             return
-        if not self.has_head or name == FAULTS_HEADER:  # the only trailer that the gateway uses
+        if not self.has_head or name in (FAULTS_HEADER, RESULT_HEADER):  # the only trailers that the gateway uses
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from gateway.core.environment import Environment
-from gateway.core.episode import TOOL_ERROR, Action, Block, StepResult
+from gateway.core.episode import TOOL_ERROR, Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -33,6 +33,7 @@ from gateway.core.faults import Fault, author_faults
 from gateway.core.ids import SessionId
 from gateway.core.json_text import dump
 from gateway.core.ports.transport import Exchange, Headers, header
+from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
 from gateway.upstreams import ors_bodies as answers
@@ -72,8 +73,14 @@ class OrsFacade(ABC):
     ping_s: ClassVar[float] = sse.PING_S
     """Longest silence of a stream, in seconds."""
 
-    def __init__(self, *, recorder: Recorder | None = None) -> None:
-        """Create the upstream. *recorder* reports its calls to other replicas, and is None in a single replica."""
+    def __init__(self, *, recorder: Recorder | None = None, results: EpisodeResults | None = None) -> None:
+        """Create the upstream.
+
+        Args:
+            recorder: Reports its calls to other replicas; None in a single replica.
+            results: Keeps the results of finished episodes; None keeps none.
+        """
+        self.episode_results = results
         self.calls = OnceOnlyCalls[StepResult](None if recorder is None else Records(recorder, RESULTS))
         self.tallies = SessionStats(None if self.counts_itself else recorder)
 
@@ -122,9 +129,16 @@ class OrsFacade(ABC):
     # -- added by the facade --------------------------------------------------------------------------------------
 
     async def act(
-        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+        self,
+        session: Session,
+        environment: Environment,
+        action: Action,
+        *,
+        key: str | None = None,
+        within_s: float | None = None,
     ) -> StepResult:
-        """Run an action once; see ``Upstream.act``. The step continues if the caller leaves."""
+        """Run an action once; see ``Upstream.act``. The step continues if the caller leaves. Third-party servers do not
+        know *within_s*."""
         run = self._stepping(session, environment, action, key)
         return await self.calls.run(session, spelled(action), run, within_s=environment.timeouts.call_s, key=key)
 
@@ -135,6 +149,11 @@ class OrsFacade(ABC):
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """Return an empty mapping: these servers do not report the state of a session."""
         return {}
+
+    async def keep_result(self, session: Session, summary: Summary | None) -> None:
+        """Keep the *summary* of an episode if its environment has ended it."""
+        if self.episode_results is not None and summary is not None and summary.finished:
+            await self.episode_results.keep(session, summary)
 
     def forget(self, session: Session) -> None:
         """Drop the calls and statistics of a session that was closed."""
@@ -204,6 +223,8 @@ class OrsFacade(ABC):
                 self.tallies.failed(session)
                 raise
             self.tallies.add(session, result)
+            if result.finished and not self.counts_itself:
+                await self.keep_result(session, await self.tallies.summary(session))
             return result
 
         return counted
@@ -260,6 +281,8 @@ class Whole:
     """A response whose complete body the gateway already holds."""
 
     is_whole = True
+    result = b""
+    """Empty: the upstream itself keeps the result of an episode that ended."""
 
     def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
         self.status = status

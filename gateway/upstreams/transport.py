@@ -16,7 +16,7 @@ import anyio
 
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.faults import FAULTS_HEADER, Fault, read_faults
+from gateway.core.faults import FAULTS_HEADER, RESULT_HEADER, Fault, read_faults
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Dial, Headers, Request
 from gateway.upstreams.http1 import Http1Connection, Target
@@ -56,6 +56,11 @@ class RelayExchange:
     def faults(self) -> tuple[Fault, ...]:
         """The author faults that the worker reports; see ``Exchange.faults``. Complete after the body was read."""
         return tuple(fault for name, value in self.headers if name == FAULTS_HEADER for fault in read_faults(value))
+
+    @property
+    def result(self) -> bytes:
+        """The result of an episode that ended; see ``Exchange.result``."""
+        return next((value for name, value in self.headers if name == RESULT_HEADER), b"")
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.errors import PoolExhausted, SessionClosed, SessionExists, SessionNotFound, StoreUnavailable
+from gateway.core.errors import (
+    InvalidRequest,
+    PoolExhausted,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.session import (
@@ -569,6 +576,21 @@ async def test_the_steps_before_a_late_call_are_noted_for_an_open_session(store:
     assert closing.steps_before_late == 3
 
 
+async def test_the_result_of_an_ended_episode_is_noted_and_survives_its_worker(store: Store) -> None:
+    worker = await add_ready(store, slots=2)
+    session, ending = [await opened(store, opening(id)) for id in ("s1", "s2")]
+    await store.begin_close(ending.id, CloseReason.DELETED)
+
+    await store.note_result(session.id, session.lease, '{"reward":1}')
+    await store.note_result(session.id, "another lease", "another")
+    await store.note_result(ending.id, ending.lease, "too late")
+    await store.note_result(UNKNOWN, session.lease, "unknown")
+
+    assert (await store.find(session.id)).result == '{"reward":1}'
+    lost = await store.remove_worker(worker, CloseReason.WORKER_LOST)
+    assert {one.id: one.result for one in lost or ()} == {session.id: '{"reward":1}', ending.id: ""}
+
+
 async def test_a_close_by_a_stale_lease_changes_nothing(store: Store) -> None:
     await add_ready(store)
     old = await opened(store, opening("s1"))
@@ -606,6 +628,39 @@ async def test_only_a_closing_session_is_released_and_only_once(store: Store) ->
     assert not await store.release(UNKNOWN, session.lease)
 
     assert await used(store, id) == 0
+
+
+async def test_pages_list_every_session_that_holds_a_slot(store: Store) -> None:
+    await add_ready(store, slots=300)
+    ids = {(await opened(store, opening(f"s{number:03}"))).id for number in range(300)}
+
+    pages: list[list[SessionId]] = []
+    cursor = ""
+    while not pages or cursor:
+        page, cursor = await store.session_page(limit=20, cursor=cursor)
+        pages.append([session.id for session in page])
+        if len(pages) == 2:  # sessions that stay are not skipped, whatever else happens to the store meanwhile
+            await store.touch([Activity(id, 0.0) for id in ids])
+            for id in ids - {id for page in pages for id in page}:
+                if id.endswith("7"):
+                    await end(store, await store.find(id), CloseReason.DELETED)
+
+    assert {id for page in pages for id in page} >= {id for id in ids if not id.endswith("7")}
+    assert {id for page in pages for id in page} <= ids
+    assert len(pages) >= 5
+
+
+@pytest.mark.parametrize("cursor", ["1 2", "*", "9" * 21])
+async def test_a_page_of_an_odd_cursor_harms_nothing(store: Store, cursor: str) -> None:
+    await add_ready(store)
+    session = await opened(store, opening("s1"))
+
+    try:
+        page, _ = await store.session_page(limit=10, cursor=cursor)
+    except InvalidRequest:
+        page = []
+
+    assert {one.id for one in page} <= {session.id}
 
 
 async def test_sessions_lists_every_session_that_holds_a_slot(store: Store) -> None:

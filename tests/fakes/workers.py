@@ -25,6 +25,8 @@ from gateway.core.session import CloseReason
 from gateway.core.worker import BackendWorker, Death, Worker
 from tests.fakes.raw_http import Connection, RawServer, Request
 
+AUTHOR = "X-Session-Fault: author\r\n"
+"""Header of an answer for a fault of the environment's author."""
 UNKNOWN = {"detail": "Active environment not found"}
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 STILL_STARTING = (
@@ -57,6 +59,10 @@ class FakeSession:
     """The ``X-Session-Lease`` header as received."""
     ran: list[str] = field(default_factory=list)
     """Tools that ran, in order."""
+    fault: str = ""
+    """The party at fault for the session's failure; empty: it has not failed."""
+    kept: dict[str, tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
+    """Bodies and outcomes of calls by their idempotency key."""
     busy: int = 0
     idle_s: float = 0.0
     """Idle seconds that the worker's list reports. A test sets them."""
@@ -193,6 +199,9 @@ class FakeWorker:
             case "fail":
                 await _json(connection, 500, {"detail": "RuntimeError: the setup failed"})
                 return
+            case "author":
+                await _json(connection, 500, {"detail": "KeyError: 'toop'"}, AUTHOR)
+                return
             case "garbage":
                 await connection.send(b"\x00\x01\x02\x03\r\n\r\n")
                 return
@@ -266,6 +275,14 @@ class FakeWorker:
         if session.task.pop("slow_setup", False):
             await connection.send(STILL_STARTING)  # nothing runs
             return
+        if session.fault:
+            await _json(connection, 500, {"detail": "the session has failed"}, f"X-Session-Fault: {session.fault}\r\n")
+            return
+        if (key := request.headers.get("idempotency-key")) is not None and key in session.kept:
+            body, answer = session.kept[key]
+            await _json(connection, *((200, answer) if body == request.body else (409, {"detail": "another body"})))
+            return
+        session.fault = {"judge": "author", "break": "infrastructure"}.get(tool, "")
         session.ran.append(tool)
         self.ran.append(tool)
         match tool:
@@ -286,7 +303,10 @@ class FakeWorker:
                 await self._wait_at_the_gate()
         if request.headers.get("accept") == "application/json":
             turn = f"X-Session-Turn: {len(session.ran)}\r\n" if self.counts_turns else ""
-            await _json(connection, 200, _outcome(tool, wish.get("input")), turn)
+            answer = _outcome(tool, wish.get("input"))
+            if key is not None:
+                session.kept[key] = request.body, answer
+            await _json(connection, 200, answer, turn + _result(tool, session))
             return
         await connection.send(STREAM_HEAD + _chunk(f"event: task_id\r\ndata: {uuid.uuid4().hex}\r\n\r\n".encode()))
         if tool == "die_later":
@@ -295,7 +315,7 @@ class FakeWorker:
             await self._wait_at_the_gate()
         result = _outcome(tool, wish.get("input"))
         end = f"event: end\r\ndata: {json.dumps(result, separators=(',', ':'))}\r\n\r\n"
-        await connection.send(_chunk(end.encode()) + b"0\r\n\r\n")
+        await connection.send(_chunk(end.encode()) + f"0\r\n{_result(tool, session)}\r\n".encode())
 
     async def _wait_at_the_gate(self) -> None:
         self.waiting += 1
@@ -469,7 +489,14 @@ class FakeBackend:
 
 def _outcome(tool: str, given: object) -> dict[str, Any]:
     """Return a tool's result: the end of the episode with a reward, unless the tool's name selects another result."""
-    reasons = {"refuse": "input_validation", "over": "episode_finished", "break": "session_failed"}
+    reasons = {
+        "refuse": "input_validation",
+        "over": "episode_finished",
+        "break": "session_failed",
+        "error": "tool_error",
+        "raise": "tool_failed",
+        "judge": "author_fault",
+    }
     if tool in reasons:
         return {"ok": False, "error": "that is not an action", "reason": reasons[tool]}
     goes_on = tool == "go_on"
@@ -478,10 +505,18 @@ def _outcome(tool: str, given: object) -> dict[str, Any]:
         "output": {
             "blocks": [{"text": json.dumps(given), "detail": None, "type": "text"}],
             "metadata": None,
-            "reward": None if goes_on else 1.0,
+            "reward": None if goes_on or tool == "null" else 1.0,
             "finished": not goes_on,
         },
     }
+
+
+def _result(tool: str, session: FakeSession) -> str:
+    """Return the header with the episode's summary, if *tool* ended it."""
+    if not _outcome(tool, None).get("output", {}).get("finished"):
+        return ""
+    summary = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5}
+    return f"X-Session-Result: {json.dumps(summary | session.task.get('summary', {}))}\r\n"
 
 
 async def _json(connection: Connection, status: int, value: object, more: str = "") -> None:

@@ -95,7 +95,7 @@ async def test_a_start_by_index_needs_no_store(monkeypatch: pytest.MonkeyPatch) 
         unknown, outside = await start(client, "nosuch"), await start(client, 99)
 
     assert (by_index.json()["observation"]["content"], by_id.json()["observation"]["content"]) == ("1+1", "slow")
-    assert [answer.status_code for answer in (unknown, outside)] == [500, 500], "the store may know such tasks"
+    assert [answer.status_code for answer in (unknown, outside)] == [503, 503], "the store may know such tasks"
 
 
 async def test_a_start_that_finds_no_slot_in_time_is_503_and_leaves_the_queue() -> None:

@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from gateway.core.errors import StoreUnavailable
+from gateway.core.session import CloseReason
 from gateway.sessions.cache import session_id
+from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -257,7 +259,7 @@ async def test_an_episode_that_failed_or_has_no_reward_is_an_error_and_never_a_0
     async with running(**TASKS) as (_, gateway, http):
         agent = Agent(http)
         await agent.seeded(task)
-        await agent.call("echo")
+        await agent.call("go_on" if task == "silent" else "echo")
 
         verified = await agent.verify()
 
@@ -265,6 +267,23 @@ async def test_an_episode_that_failed_or_has_no_reward_is_an_error_and_never_a_0
         assert "reward" not in verified.json()
         assert "reward" in verified.json()["detail"]
         await gateway.eventually_used(0)
+
+
+@pytest.mark.parametrize("event", ["the worker dies", "an operator ends it", "the teardown fails"])
+async def test_a_finished_episode_is_verified_whatever_happens_to_its_worker(event: str) -> None:
+    async with running(**TASKS) as (stack, gateway, http):
+        agent = Agent(http)
+        name = await agent.seeded("silent" if event == "the teardown fails" else "")
+        await agent.call("echo")
+        if event == "the worker dies":
+            await stack.backend.only.die()
+            await gateway.eventually_used(0)
+        if event == "an operator ends it":
+            await gateway.sessions.end(OWNER, name, CloseReason.OPERATOR, wait_s=HANG_S)
+
+        verified = await agent.verify(CALLED)
+
+        assert verified.json() == row() | response(CALLED) | {"reward": 1.0, "mask_sample": False}
 
 
 # -- environment servers --------------------------------------------------------------------------------------------

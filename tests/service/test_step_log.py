@@ -19,6 +19,7 @@ from gateway.catalog.doctor import Status, unexpected_errors
 from gateway.core.environment import StepLogging, StepLogPolicy
 from gateway.core.session import CloseReason
 from gateway.core.worker import WorkerState
+from gateway.frontends.admin import app as admin
 from gateway.stores.step_log.reader import StepLogReader
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
@@ -197,7 +198,7 @@ async def test_the_scorer_of_an_image_that_reports_none_is_the_image(tmp_path: P
 async def test_episodes_that_fail_for_different_reasons_look_different(tmp_path: Path) -> None:
     async with logging(tmp_path) as (built, gateway, client):
         await create(client, "dies")
-        await call(client, sid="dies")
+        await call(client, "go_on", sid="dies")
         await built.backend.only.die()
         await gateway.eventually_used(0)
         await create(client, "ended")
@@ -418,3 +419,30 @@ async def test_a_folder_that_cannot_be_written_costs_records_and_no_call(tmp_pat
     assert {answer.status_code for answer in answers} == {200}
     assert gateway.log.lost == 4
     assert "gateway_step_log_lost 4.0" in metrics
+
+
+async def test_an_operator_pages_through_all_sessions_and_ends_any_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MAX_LISTED", 3)
+    async with logging(tmp_path, environment(slots=8)) as (_, _, client):
+        names = {f"s{number}" for number in range(8)}
+        for name in names:
+            await create(client, sid=name)
+
+        seen: list[str] = []
+        after = ""
+        while not seen or after:
+            query = {"limit": "3"} | ({"after": after} if after else {})
+            page = (await client.get("/admin/v1/sessions", params=query, headers=OPERATOR)).json()
+            seen += [session["name"] for session in page["sessions"]]
+            after = page["next"]
+        ended = [await client.delete(f"/admin/v1/sessions/{name}", headers=OPERATOR) for name in sorted(names)]
+        refused = [
+            await client.get("/admin/v1/sessions", params=query, headers=OPERATOR)
+            for query in ({"limit": "0"}, {"limit": "4"}, {"from": "1"})
+        ]
+
+    assert sorted(seen) == sorted(names)
+    assert [answer.status_code for answer in ended] == [200] * 8
+    assert [answer.status_code for answer in refused] == [400] * 3

@@ -11,14 +11,16 @@ import pytest
 
 from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import LEASE_S
+from gateway.core.session import CloseReason
 from gateway.core.worker import Worker, WorkerState
 from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
-from tests.fakes.eventually import until
+from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend
-from tests.service.stack import OWNER, Replica, environment, impatience, running, stack
+from tests.service.stack import OWNER, Replica, environment, impatience, running, stack, tasks
+from tests.service.test_areal import started, step
 from tests.service.test_step_log import listed, logging
 from tests.service.wire import EVENT_STREAM, call, create, delete, detail, events, under_way
 
@@ -222,12 +224,12 @@ async def test_a_teardown_that_hangs_times_out_and_its_slot_is_not_used_again() 
 
 
 @pytest.mark.parametrize("how", ["fail", "hang"])
-async def test_an_episode_whose_teardown_fails_in_its_worker_counts_as_an_infrastructure_failure(
+async def test_an_unfinished_episode_whose_teardown_fails_in_its_worker_counts_as_an_infrastructure_failure(
     how: str,
 ) -> None:
     async with running(environment(close_s=0.2)) as (_, gateway, client):
         await create(client, on_delete=how)
-        await call(client)
+        await call(client, "go_on")
 
         await delete(client)
 
@@ -413,3 +415,80 @@ async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_a
             assert b"gateway_workers_lost_total{" not in later.metrics.exposition()
             for replica in (first, later):
                 await replica.aclose()
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json"])
+async def test_a_finished_episode_keeps_its_reward_whatever_happens_to_its_worker(tmp_path: Path, accept: str) -> None:
+    async with logging(tmp_path) as (stack, gateway, client):
+        await create(client)
+        wish = {"name": "echo", "input": {}}
+        answer = await client.post("/math/call", json=wish, headers={"Accept": accept})
+        await stack.backend.only.die()
+        await gateway.eventually_used(0)
+
+        async def is_recorded() -> None:
+            (line,) = await listed(client)
+            assert (line["outcome"], line["reason"], line["reward"]) == ("finished", "worker_lost", 1.0)
+
+        await eventually(is_recorded)
+        assert answer.status_code == 200
+        assert not any("result" in name for name in answer.headers)
+        assert "x-session-result" not in answer.text.lower()
+
+
+async def test_an_episode_that_its_worker_s_death_interrupted_has_no_reward(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (stack, gateway, client):
+        await create(client)
+        await call(client, "go_on")
+        await stack.backend.only.die()
+        await gateway.eventually_used(0)
+
+        async def is_recorded() -> None:
+            (line,) = await listed(client)
+            assert (line["outcome"], line["reason"], line["reward"]) == ("infrastructure", "worker_lost", None)
+
+        await eventually(is_recorded)
+
+
+@pytest.mark.parametrize("how", ["fail", "hang"])
+async def test_a_last_step_keeps_its_reward_if_the_teardown_fails(tmp_path: Path, how: str) -> None:
+    train = tasks(train=[{"question": "1+1", "on_delete": how}])
+    async with logging(tmp_path, environment(close_s=0.2), tasks_math=train) as (_, gateway, client):
+        answer = await step(client, await started(client), "echo")
+        await gateway.eventually_used(0)
+
+        async def is_recorded() -> None:
+            (line,) = await listed(client)
+            assert (line["outcome"], line["reward"]) == ("finished", 1.0)
+
+        await eventually(is_recorded)
+        assert (answer.json()["done"], answer.json()["reward"]) == (True, 1.0)
+
+
+async def test_an_operator_s_end_of_a_finished_episode_leaves_its_reward(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, gateway, client):
+        await create(client)
+        await call(client)
+        [session] = await gateway.store.sessions()
+        await gateway.sessions.end(session.owner, session.name, CloseReason.OPERATOR, wait_s=HANG_S)
+        (line,) = await listed(client)
+
+    assert (line["outcome"], line["reason"], line["reward"]) == ("finished", "operator", 1.0)
+
+
+async def test_a_result_that_the_store_does_not_take_delays_an_answer_only_a_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with logging(tmp_path) as (stack, _, client):
+        await create(client)
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(stack.store, "note_result", never)
+        answer = await call(client)
+        await delete(client)
+        (line,) = await listed(client)
+
+    assert events(answer.text)[-1][0] == "end"
+    assert (line["outcome"], line["reward"]) == ("finished", 1.0)

@@ -68,6 +68,10 @@ TEXTS: Mapping[str, str] = {OS: "Think: I count them.\nAct: answer(3)"}
 """The answer as a model's text for AReaL. Environments that are not listed use ``4``."""
 
 
+STEPS_MAX = 3
+"""More than the steps of any episode of these environments."""
+
+
 @dataclass
 class Heard:
     """The errors and rewards that a client got."""
@@ -115,6 +119,38 @@ async def over_ors(
             case {"ok": False, "reason": reason}:
                 heard.errors.append((200, reason))
     yield heard
+
+
+@asynccontextmanager
+async def finished(url: str, environment: str, over: str, task: str = "late reward") -> AsyncIterator[float]:
+    """Play an episode to its end *over* a protocol, and yield its sum of rewards while its session is still open."""
+    rewards: list[float | None] = []
+    if over == "openenv":
+        async with socket(f"{url}/openenv/{environment}") as ws:
+            await ws.reset(task=task)
+            for _ in range(STEPS_MAX):
+                data = (await ws.step(**STEPS.get(environment, STEP)))["data"]
+                rewards.append(data.get("reward"))
+                if data.get("done"):
+                    break
+            assert data.get("done"), data
+            yield sum(reward or 0.0 for reward in rewards)
+        return
+    headers = {"X-Session-ID": f"finished-{environment}", "Accept": JSON if over == "ors-json" else SSE}
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, verify=False, timeout=HANG_S) as http:
+        spec = {"id": task, "config": {"fails": task}}
+        created = await http.post("/create", json={"env_name": environment, "task_spec": spec})
+        assert created.status_code == 200, created.text
+        for _ in range(STEPS_MAX):
+            answer = await http.post(f"/{environment}/call", json=CALLS.get(environment, CALL))
+            body = answer.text if over == "ors-json" else events(answer.text)[-1][1]
+            output = json.loads(body).get("output", {}) if body.startswith("{") else {}
+            rewards.append(output.get("reward"))
+            if output.get("finished"):
+                break
+        assert output.get("finished"), answer.text
+        yield sum(reward or 0.0 for reward in rewards)
+        await http.post("/delete")
 
 
 @asynccontextmanager
@@ -173,8 +209,8 @@ async def over_mcp(url: str, environment: str, task: str) -> AsyncIterator[Heard
             for _ in range(2):
                 params = {"name": call["name"], "arguments": call["input"], "session_id": id}
                 answer = await _rpc(http, "tools/call", **params)
-                error = answer["error"]
-                heard.errors.append((error["code"], (error["data"] or {}).get("reason", "")))
+                if (error := answer.get("error")) is not None:
+                    heard.errors.append((error["code"], (error["data"] or {}).get("reason", "")))
     yield heard
 
 

@@ -1,6 +1,9 @@
 """The gateway as a process, as its users run it, and its operators' view."""
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -75,6 +78,11 @@ class Gateway:
         workers = await self._admin("workers")
         return [worker for worker in workers if environment in (None, worker["environment"])]
 
+    async def kill_worker_of(self, environment: str) -> None:
+        """Kill the processes of the local worker that holds the only session of *environment*."""
+        (worker,) = {one["worker"] for one in await self.sessions() if one["environment"] == environment}
+        kill_worker(worker)
+
     def _worker_logs(self) -> str:
         """Return the end of each worker's log, for the report of a failed test."""
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
@@ -104,6 +112,14 @@ class Gateway:
             response = await http.request(method, f"/admin/v1/{what}", params=query)
         assert response.status_code == 200, response.text
         return response.content
+
+
+def kill_worker(id: str) -> None:
+    """Kill all processes of a local worker. Its id is in the path of its home."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if id.encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _settings(folder: Path, socket_dir: Path) -> dict[str, str]:

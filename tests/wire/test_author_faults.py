@@ -6,6 +6,7 @@ on where the author's code fails.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -39,6 +40,7 @@ from tests.wire.author_faults import (
     counted,
     counted_as,
     failed_calls,
+    finished,
     play_and_check,
     told,
 )
@@ -66,6 +68,8 @@ RAISES = 1 + (FAULTY / "catalog/faulty/faulty_own.py").read_text().splitlines().
     '            raise KeyError("toop")', 30
 )
 """The line of the tool that raises."""
+LOG_BYTES = 100_000
+"""More than the log of an episode, whatever its exceptions say."""
 OS_ROWS = [("reference", "no opening"), ("reference at the end", "the end")]
 """A failing reference solution, which the os environment runs before the agent's first action or at the end."""
 
@@ -129,6 +133,36 @@ async def test_an_error_of_the_agent_is_no_fault_and_the_episode_goes_on(
     assert await failed_calls(gateway, environment) == calls_before
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("text", ["no text", "long text", "control characters"])
+@pytest.mark.parametrize("place", ["reset", "tool", "judge", "close"])
+async def test_an_exception_of_any_text_has_the_form_of_its_protocol(
+    gateway: Gateway, place: str, text: str, way: str
+) -> None:
+    play, says = WAYS[way]
+    expected = {"reset": "no opening", "tool": "a failed tool", "judge": "the end"}.get(place)
+    before, already_logged = await counted(gateway, OWN), len(gateway.log)
+
+    async with play(gateway.url, OWN, f"{place}, {text}") as heard:
+        pass
+
+    if expected is None:  # the teardown, after the trainer has its reward
+        await counted_as(gateway, OWN, before, finished=1, rewards=1)
+    else:
+        await counted_as(gateway, OWN, before, author_fault=1, **({"marked": 1} if place == "tool" else {}))
+        assert heard.errors[0] == says[expected][0], heard
+        assert set(heard.errors) <= set(says[expected]), heard
+        assert not any(heard.rewards)
+
+    async def is_logged() -> None:
+        assert "author_fault environment=" in gateway.log[already_logged:]
+
+    await eventually(is_logged)
+    log = gateway.log[already_logged:]
+    assert len(log) < LOG_BYTES
+    assert not re.search(r"[\x00\x1b\x85\u2028]", log), "each record is one line of plain text"
+
+
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "openenv-mcp"])
 async def test_an_unexpected_exception_marks_the_episode_and_leaves_it_out_of_records(
     gateway: Gateway, way: str
@@ -155,6 +189,30 @@ async def test_an_unexpected_exception_marks_the_episode_and_leaves_it_out_of_re
     async with httpx.AsyncClient(headers=mark, trust_env=False, verify=False, timeout=HANG_S) as http:
         page = await http.get(f"{gateway.url}/dashboard/episodes/{newest['id']}")
     assert "unexpected error</span>" in page.text
+
+
+@pytest.mark.parametrize("over", ["ors", "ors-json", "openenv"])
+@pytest.mark.parametrize("environment", [OWN, ORS, OPENREWARD, OPENENV, AREAL])
+async def test_a_finished_episode_keeps_its_reward_if_its_worker_dies(
+    gateway: Gateway, environment: str, over: str
+) -> None:
+    before = await counted(gateway, environment)
+
+    async with finished(gateway.url, environment, over) as reward:
+        await gateway.kill_worker_of(environment)
+        await counted_as(gateway, environment, before, finished=1, rewards=1)
+
+    newest = (await gateway.ask(f"episodes?environment={environment}&limit=1"))["episodes"][0]
+    assert reward == 1.0
+    assert (newest["outcome"], newest["reason"], newest["reward"]) == ("finished", "worker_lost", 1.0)
+
+
+async def test_a_mark_outlives_the_worker(gateway: Gateway) -> None:
+    before = await counted(gateway, OWN)
+
+    async with finished(gateway.url, OWN, "ors", "tool once"):
+        await gateway.kill_worker_of(OWN)
+        await counted_as(gateway, OWN, before, finished=1, rewards=1, marked=1)
 
 
 @pytest.mark.sandbox

@@ -79,7 +79,8 @@ class SessionStore(Protocol):
 
         Raises:
             SessionNotFound: The session was never known, its trainer deleted it, or its closing was forgotten.
-            SessionClosed: The gateway closed the session, for the given reason (remembered for ``closed_kept_s``).
+            SessionClosed: The gateway closed the session, for the given reason (remembered for ``closed_kept_s``). The
+                error has ``Session.result``.
         """
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
@@ -101,6 +102,9 @@ class SessionStore(Protocol):
 
     async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
         """Note that an open session had *steps* steps before a call that took too long. Ignore any other session."""
+
+    async def note_result(self, id: SessionId, lease: str, result: str) -> None:
+        """Set ``Session.result`` of an open session. Ignore any other session."""
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         """Turn an ``OPENING`` or ``OPEN`` session into a ``CLOSING`` one; it keeps its slot until `release`.
@@ -162,6 +166,15 @@ class SessionStore(Protocol):
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         """List sessions that hold a slot, for operators."""
+
+    async def session_page(self, *, limit: int, cursor: str = "") -> tuple[list[Session], str]:
+        """List about *limit* sessions that hold a slot, and return the cursor of the next page, empty at the end.
+
+        A session that holds its slot during the whole listing is in at least one page, and may be in two.
+
+        Raises:
+            InvalidRequest: *cursor* is not from a page before.
+        """
 
     def notices(self) -> AsyncIterator[Notice]:
         """Follow notices from now on. Some may be lost (slow reader, broken connection), so they are only hints."""

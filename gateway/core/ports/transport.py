@@ -48,6 +48,10 @@ class Exchange(Protocol):
     def faults(self) -> tuple[Fault, ...]:
         """Faults of the author's code that the response reports, for operators; complete once the body was read."""
 
+    @property
+    def result(self) -> bytes:
+        """The summary of an episode that ended, as the worker wrote it; empty: none, or the body was not read yet."""
+
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises ``UpstreamGone`` or ``UpstreamTimeout`` if it is interrupted."""
 

@@ -122,9 +122,17 @@ class SessionUpstream(Protocol):
         """
 
     async def act(
-        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+        self,
+        session: Session,
+        environment: Environment,
+        action: Action,
+        *,
+        key: str | None = None,
+        within_s: float | None = None,
     ) -> StepResult:
         """Run *action* once; a repeated *key* and action get the outcome of the first run.
+
+        *within_s*: seconds that the caller waits; tools with a limit of their own end earlier.
 
         Raises:
             SessionNotFound: The worker does not know the session; nothing ran.
@@ -147,6 +155,13 @@ class SessionUpstream(Protocol):
             SessionNotFound: The worker does not know the session; nothing ran.
             UpstreamError: See `Transport.send`.
         """
+
+
+class EpisodeResults(Protocol):
+    """Keeps the results of episodes that their environments have ended, before the trainers get them."""
+
+    async def keep(self, session: Session, summary: Summary) -> None:
+        """Keep the *summary* of a finished episode; ignore any other. Returns soon, also without a store."""
 
 
 class Upstream(WorkerUpstream, SessionUpstream, Protocol):

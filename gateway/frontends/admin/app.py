@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownEpisode, UnknownWorker
-from gateway.core.ids import WorkerId
+from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason
+from gateway.core.session import CloseReason, Session
 from gateway.core.worker import WorkerState
 from gateway.frontends.admin.replies import ERRORS, numbered, operator_of, queried
 from gateway.frontends.openapi.document import openapi_document
@@ -113,8 +113,11 @@ class AdminFrontend:
     async def _metrics_text(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")
 
-    async def _sessions(self, _: Request) -> Response:
-        sessions = await self._store.sessions(limit=MAX_LISTED)
+    async def _sessions(self, request: Request) -> Response:
+        """List live sessions. ``next`` is the value of ``after`` for the next page, or null."""
+        query = queried(request, "after", "limit")
+        limit = numbered(query, "limit", MAX_LISTED, least=1, most=MAX_LISTED)
+        sessions, following = await self._store.session_page(limit=limit, cursor=query.get("after", ""))
         rows = [
             {
                 "id": session.id,
@@ -127,13 +130,24 @@ class AdminFrontend:
             }
             for session in sessions
         ]
-        return JSONResponse({"sessions": rows})
+        return JSONResponse({"sessions": rows, "next": following or None})
+
+    async def _all_sessions(self) -> AsyncIterator[Session]:
+        seen, cursor = set[SessionId](), ""
+        while True:
+            page, cursor = await self._store.session_page(limit=MAX_LISTED, cursor=cursor)
+            for session in page:
+                if session.id not in seen:
+                    seen.add(session.id)
+                    yield session
+            if not cursor:
+                return
 
     async def _end_session(self, request: Request) -> Response:
         """End a live session by its id, lease or trainer's name. The trainer gets the reason ``operator``."""
         id = request.path_params["id"]
-        known = await self._store.sessions(limit=MAX_LISTED)
-        found = [one for one in known if id in (one.id, one.lease)] or [one for one in known if one.name == id]
+        known = [one async for one in self._all_sessions() if id in (one.id, one.lease, one.name)]
+        found = [one for one in known if id in (one.id, one.lease)] or known
         if len(found) > 1:
             owners = ", ".join(f"{one.id} of {one.owner!r}" for one in found)
             raise InvalidRequest(f"several sessions have the name {id!r}: give the id of one of them: {owners}")

@@ -40,7 +40,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import Owner
 from gateway.core.json_text import dump
-from gateway.core.outcomes import EARNED, EpisodeOutcome, outcome_of, reward_of
+from gateway.core.outcomes import EARNED, EpisodeOutcome, kept_result, outcome_of, reward_of
 from gateway.core.session import CloseReason, EpisodeRequest
 from gateway.frontends.asgi import (
     Attended,
@@ -277,6 +277,11 @@ class NemoFrontend:
             session = await self._session(request)
         except SessionNotFound:
             return await self._repeated(request, last, reply)
+        except SessionClosed as error:
+            kept = kept_result(CloseReason(error.reason), None, error.result)
+            if kept is None:
+                raise
+            return {**request.body, **_verified(kept)}  # the environment had ended the episode before
         if text:
             with contextlib.suppress(InvalidRequest):  # the environment takes no text, so the text is no answer
                 await self._act(request, session, Action(text=text), key=_VERIFY_KEY)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from gateway.core.broadcast import Broadcast, Following
 from gateway.core.errors import (
@@ -110,7 +111,7 @@ class MemoryStore:
             return session
         self._check_whole()
         if (closed := self._slots.closed.get(id)) is not None:
-            raise SessionClosed(closed.reason)
+            raise SessionClosed(closed.reason, result=closed.result)
         raise SessionNotFound(f"no session {id}")
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
@@ -142,10 +143,16 @@ class MemoryStore:
         return count
 
     async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
+        self._note(id, lease, steps_before_late=steps)
+
+    async def note_result(self, id: SessionId, lease: str, result: str) -> None:
+        self._note(id, lease, result=result)
+
+    def _note(self, id: SessionId, lease: str, **values: Any) -> None:
         self._now()
         session = self._slots.sessions.get(id)
         if session is not None and session.lease == lease and session.state is SessionState.OPEN:
-            self._slots.sessions[id] = replace(session, steps_before_late=steps)
+            self._slots.sessions[id] = replace(session, **values)
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         now = self._now()
@@ -307,6 +314,12 @@ class MemoryStore:
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         self._now()
         return list(islice(self._slots.sessions.values(), limit))
+
+    async def session_page(self, *, limit: int, cursor: str = "") -> tuple[list[Session], str]:
+        self._now()
+        ids = sorted(id for id in self._slots.sessions if id > cursor)
+        page = [self._slots.sessions[id] for id in ids[:limit]]
+        return page, page[-1].id if len(ids) > limit else ""
 
     async def fail_waiting(
         self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0

@@ -28,11 +28,12 @@ from gateway.stores.memory.queue import Deadlines, Queue, QueueTicket
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The lease and close reason of a session that the gateway ended, kept until `until`."""
+    """The lease, close reason and result of a session that the gateway ended, kept until `until`."""
 
     lease: str
     reason: CloseReason
     until: float
+    result: str
 
 
 @dataclass(slots=True)
@@ -367,7 +368,7 @@ class Slots:
         self.turns.pop(session.id, None)
         self.deadlines.discard(session.id)
         if reason is not None and reason not in BY_TRAINER:
-            self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s)
+            self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s, session.result)
 
     def keep_reply(self, id: SessionId, reply: bytes, now: float) -> None:
         """Keep the reply that ends an episode. Beyond `TOTAL_BYTES` of replies the oldest go first."""

@@ -90,6 +90,7 @@ def as_session(found: Mapping[str, str]) -> Session:
         handle=found.get("handle", ""),
         scorer=found.get("scorer", ""),
         steps_before_late=int(found["steps_before_late"]) if "steps_before_late" in found else None,
+        result=found.get("result", ""),
     )
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from gateway.core.broadcast import Broadcast, Following
 from gateway.core.errors import (
+    InvalidRequest,
     SessionClosed,
     SessionExists,
     SessionNotFound,
@@ -70,6 +71,8 @@ SUBSCRIBE_S = 5.0
 """Maximum seconds that `RedisStore.start` waits for its subscription."""
 JUMP_MS = 10_000
 """Milliseconds of difference between two clocks that count as a jump. Commands are at most ``client.ANSWER_S`` late."""
+CURSOR_DIGITS = 20
+"""Largest number of digits of a 64-bit number."""
 NOTES_S = 10.0
 """Minimum seconds that sessions live after a data loss, in which replicas write their notes again."""
 READING_KEPT_MS = 24 * 3_600_000
@@ -164,7 +167,7 @@ class RedisStore:
         if not found:
             raise SessionNotFound(f"no session {id}")
         if found["state"] == SessionState.CLOSED:
-            raise SessionClosed(CloseReason(found["reason"]))
+            raise SessionClosed(CloseReason(found["reason"]), result=found.get("result", ""))
         return as_session(found)
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
@@ -181,7 +184,10 @@ class RedisStore:
         return int(rest[0])
 
     async def note_late(self, id: SessionId, lease: str, steps: int) -> None:
-        await self._run("note_late", id, lease, steps)
+        await self._run("note", id, lease, "steps_before_late", steps)
+
+    async def note_result(self, id: SessionId, lease: str, result: str) -> None:
+        await self._run("note", id, lease, "result", result)
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         answer = await self._run("begin_close", id, reason, self._closing_s, lease)
@@ -252,6 +258,12 @@ class RedisStore:
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         return as_sessions(await self._run("sessions", limit))
+
+    async def session_page(self, *, limit: int, cursor: str = "") -> tuple[list[Session], str]:
+        if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) <= CURSOR_DIGITS):
+            raise InvalidRequest(f"{cursor[:40]!r} is not the cursor of a page of sessions")
+        following, found = await self._run("session_page", cursor or "0", limit)
+        return as_sessions(found), "" if following == b"0" else text(following)
 
     async def fail_waiting(
         self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0

@@ -38,6 +38,7 @@ from gateway.core.errors import (
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.json_text import compact, dump
 from gateway.core.ports.transport import Request, Transport
+from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker
 from gateway.upstreams import ors_bodies as answers
@@ -96,8 +97,10 @@ class _NotYet(UpstreamError):
 class ArealUpstream(OrsFacade):
     """Speaks AReaL's Task Server API to workers over *transport*."""
 
-    def __init__(self, transport: Transport, *, recorder: Recorder | None = None) -> None:
-        super().__init__(recorder=recorder)
+    def __init__(
+        self, transport: Transport, *, recorder: Recorder | None = None, results: EpisodeResults | None = None
+    ) -> None:
+        super().__init__(recorder=recorder, results=results)
         self._transport = transport
         self._servers: dict[WorkerId, ServerInfo] = {}
         self._episodes: OrderedDict[_Key, _Episode] = OrderedDict()

@@ -7,13 +7,12 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import Action, StepResult, Summary
+from gateway.core.episode import Action, StepResult, Summary, summary_of_json, summary_to_json
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone
-from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.store import SessionStore
@@ -322,22 +321,12 @@ def read_result(message: bytes) -> StepResult:
 
 def write_summary(summary: Summary | None) -> bytes:
     """Return an episode's summary as JSON."""
-    if summary is None:
-        return compact(None)
-    told = asdict(summary)
-    for name, usual in (("is_whole", True), ("is_judged", False), ("unexpected_error", "")):
-        if told[name] is usual:
-            del told[name]  # older replicas can't parse the field
-    return compact(told)
+    return compact(None) if summary is None else summary_to_json(summary)
 
 
 def read_summary(message: bytes) -> Summary | None:
     """Parse the output of `write_summary`. Raises ``UpstreamError``."""
     try:
-        value = parse(message)
-        if value is None:
-            return None
-        fault = FaultKind(value["fault"]) if value.get("fault") else None
-        return Summary(**{**value, "fault": fault, "faults": ()})
+        return None if parse(message) is None else summary_of_json(message)
     except (ValueError, TypeError) as error:
         raise UpstreamError(f"the other replica's answer can't be read: {error}") from error

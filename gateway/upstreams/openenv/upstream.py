@@ -31,6 +31,7 @@ from gateway.core.faults import author_faults
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import DialSocket, Transport
+from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker
 from gateway.upstreams.idempotency.recorder import Recorder
@@ -76,6 +77,7 @@ class OpenEnvUpstream(OrsFacade):
         *,
         store: SessionStore,
         recorder: Recorder | None = None,
+        results: EpisodeResults | None = None,
         dial_socket: DialSocket | None = None,
     ) -> None:
         """Create the upstream and its parts.
@@ -84,9 +86,10 @@ class OpenEnvUpstream(OrsFacade):
             peers: The client of the other replicas; None without other replicas.
             store: The store that records which replica holds a session.
             recorder: Reports this replica's calls to other replicas.
+            results: Keeps the results of finished episodes; None keeps none.
             dial_socket: Connects to workers on other machines.
         """
-        super().__init__(recorder=recorder)
+        super().__init__(recorder=recorder, results=results)
         self._http = Http(transport)
         self._sockets = WebSocketPool(dial_socket)
         self._probe = CapabilityProbe(self._http, self._sockets)
@@ -215,7 +218,9 @@ class OpenEnvUpstream(OrsFacade):
         frame = step_frame(action, held.environment, form)
         if isinstance(frame, StepResult):
             return frame
-        return await _read(step_result, await self._episodes.ask(held, frame))
+        result = await _read(step_result, await self._episodes.ask(held, frame))
+        await self.keep_result(held.session, held.summary)
+        return result
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """Relay a frame and return its reply; see ``FrameUpstream.pass_frame``."""
@@ -234,6 +239,7 @@ class OpenEnvUpstream(OrsFacade):
         if message:
             reply = await self._episodes.ask(held, message)
             check_reward(reply)
+            await self.keep_result(held.session, held.summary)
             return reply
         if not held.first:
             raise UpstreamError("the first observation is not kept any more: it was too large")

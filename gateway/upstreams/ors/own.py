@@ -35,10 +35,11 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
+from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, RESULT_HEADER, Fault, FaultKind, faults_of, read_faults
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.json_text import compact
+from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
+from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
 from gateway.upstreams.ors.client import Answer, OrsClient, read, read_blocks, read_result, written
@@ -101,10 +102,14 @@ class WorkerClient(OrsClient):
 
 
 class OrsUpstream:
-    """Speaks ORS to workers of the gateway's own images. Their tokens are derived from *secret*."""
+    """Speaks ORS to workers of the gateway's own images. Their tokens are derived from *secret*.
 
-    def __init__(self, transport: Transport, *, secret: bytes) -> None:
+    *results* keeps the results of finished episodes; None keeps none. The caller of `forward` keeps them itself.
+    """
+
+    def __init__(self, transport: Transport, *, secret: bytes, results: EpisodeResults | None = None) -> None:
         self._client = WorkerClient(transport, secret=secret)
+        self._results = results
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
         """Return when the worker answers, accepts the gateway's token, and serves the environment.
@@ -276,16 +281,29 @@ class OrsUpstream:
         return read_blocks(answer.parsed("prompt"))
 
     async def act(
-        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+        self,
+        session: Session,
+        environment: Environment,
+        action: Action,
+        *,
+        key: str | None = None,
+        within_s: float | None = None,
     ) -> StepResult:
         """Send an action once and return its result."""
-        headers = [*_ACCEPT_JSON, *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else [])]
+        left_s = environment.timeouts.call_s if within_s is None else min(within_s, environment.timeouts.call_s)
+        headers = [
+            *_ACCEPT_JSON,
+            _step_seconds(left_s),
+            *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else []),
+        ]
         # A JSON response arrives in one piece, without comments before it, so the timeout covers the whole call.
         target, silence_s = _path(environment, "call"), environment.timeouts.call_s
         answer = await self._client.settled(session, target, body=written(action), headers=headers, silence_s=silence_s)
         if answer.status == 200:
             turn, rewarded = answer.headers.get(b"x-session-turn"), answer.headers.get(_REWARDED)
             result = read_result(answer.body, turn, _faults(answer))
+            if self._results is not None and (kept := read_kept(answer.headers.get(RESULT_HEADER, b""))) is not None:
+                await self._results.keep(session, kept)
             return result if rewarded is None else replace(result, rewarded=rewarded != b"0")
         if answer.status == 409:
             raise CallConflict(answer.detail)
@@ -300,6 +318,8 @@ class OrsUpstream:
         method = b"POST" if operation in ("call", "score_group") else b"GET"
         passed = [(b"x-session-id", session.id.encode()), *_passed_on(headers)]
         silence_s = environment.timeouts.call_s + MARGIN_S
+        if operation == "call":
+            passed.append(_step_seconds(environment.timeouts.call_s))
         if method == b"GET" or not _is_whole(passed):
             silence_s = min(SILENCE_S, silence_s)
         target = _path(environment, operation)
@@ -338,6 +358,11 @@ def _failure(answer: Answer) -> UpstreamError:
     return kind(answer.detail, faults=_faults(answer))
 
 
+def _step_seconds(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header from which the worker knows how long this replica waits for the end of a step."""
+    return b"x-step-seconds", b"%.3f" % seconds
+
+
 def _path(environment: Environment, operation: str) -> bytes:
     return f"/{environment.worker_name}/{operation}".encode()
 
@@ -369,6 +394,14 @@ def _is_whole(headers: Headers) -> bool:
 def _leased(session: Session) -> list[tuple[bytes, bytes]]:
     """Return the headers with a session's id, and with its lease, which differs from earlier sessions of that id."""
     return [(b"x-session-id", session.id.encode()), (b"x-session-lease", session.lease.encode())]
+
+
+def read_kept(text: bytes) -> Summary | None:
+    """Parse the summary in the answer that ended an episode. None: there is none, or it can't be read."""
+    try:
+        return _summary(parse(text)) if text else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _summary(value: object) -> Summary | None:

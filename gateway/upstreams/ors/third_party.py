@@ -37,6 +37,7 @@ from gateway.core.ids import SessionId
 from gateway.core.json_text import dump
 from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.transport import Exchange, Headers, Transport, header
+from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, worker_of
 from gateway.upstreams import ors_bodies as answers
@@ -97,8 +98,15 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
     raises_by_event: ClassVar[bool] = True
 
-    def __init__(self, transport: Transport, *, recorder: Recorder | None = None, ping_s: float = PING_S) -> None:
-        super().__init__(recorder=recorder)
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        recorder: Recorder | None = None,
+        results: EpisodeResults | None = None,
+        ping_s: float = PING_S,
+    ) -> None:
+        super().__init__(recorder=recorder, results=results)
         self._link = OrsClient(transport)
         self._flavours = Flavours(self._link)
         self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.episode import Summary
+from gateway.core.episode import Summary, summary_to_json
 from gateway.core.faults import FaultKind, read_faults
-from gateway.core.outcomes import Comparable, EpisodeOutcome, comparable, outcome_of, reward_of
+from gateway.core.outcomes import Comparable, EpisodeOutcome, comparable, kept_result, outcome_of, reward_of
 from gateway.core.session import CloseReason
 
 WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.0)
@@ -50,6 +50,19 @@ def test_an_end_that_the_worker_did_not_answer_is_a_failure_of_infrastructure(re
     expected = EpisodeOutcome.AUTHOR_FAULT if is_authors else EpisodeOutcome.INFRASTRUCTURE
 
     assert outcome_of(reason, None, is_answered=False) is expected
+
+
+@pytest.mark.parametrize("reason", CloseReason)
+def test_a_kept_result_stands_unless_the_episode_was_discarded_or_its_worker_has_a_newer_one(
+    reason: CloseReason,
+) -> None:
+    kept = summary_to_json(WON).decode()
+    is_discarded = reason in (CloseReason.CANCELLED, CloseReason.OPEN_FAILED)
+    is_lost = OUTCOMES[reason].startswith("infrastructure")
+
+    assert kept_result(reason, None, kept) == (None if is_discarded else WON)
+    assert kept_result(reason, replace(WON, reward=2.0), kept) == (WON if is_lost else None)
+    assert kept_result(reason, None, "") is None
 
 
 @pytest.mark.parametrize(

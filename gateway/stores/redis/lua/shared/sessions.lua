@@ -56,9 +56,10 @@ local function forget(id, lease, reason, kept_s)
     disown(environment, owner, id)
   end
   redis.call('ZREM', key('deadlines'), id)
+  local result = redis.call('HGET', key('session', id), 'result') or ''
   redis.call('DEL', key('session', id))
   if reason and not is_trainers(reason) then
-    redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason)
+    redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason, 'result', result)
     redis.call('PEXPIRE', key('session', id), whole(math.ceil(tonumber(kept_s) * 1000)))
   end
   return owner

@@ -186,7 +186,7 @@ async def counted(gateway: Replica, metric: str, **labels: str) -> None:
     await eventually(check)
 
 
-def of(front: str, **statuses: int | str) -> int | str:
+def of(front: str, **statuses: Any) -> Any:
     """Return the entry of *statuses* for *front*, by its name or by the first word of its name."""
     name = front.replace("-", "_")
     return statuses[name] if name in statuses else statuses[name.partition("_")[0]]
@@ -326,3 +326,18 @@ async def test_a_full_environment_returns_a_retry_time(front: str) -> None:
         assert 1 <= refused.again_s <= 600
         assert refused.status == of(front, ors=429, areal=503, openenv_socket="CAPACITY_REACHED", openenv=503)
         await counted(gateway, "claims_total", outcome="refused")
+
+
+@pytest.mark.parametrize("front", FRONTS)
+async def test_the_worker_knows_how_long_the_gateway_waits_for_a_step(front: str) -> None:
+    slow = replace(environment(call_s=70.0, areal=Areal(step_s=50.0)), openenv=OpenEnv(step_s=60.0))
+    async with playing(front, slow) as (stack, _, player):
+        assert await player.begin() is None
+        assert await player.act("go_on") is None
+
+        (seconds,) = (
+            float(request.headers["x-step-seconds"])
+            for request in stack.backend.only.requests
+            if request.target.endswith("/call")
+        )
+        assert seconds == of(front, ors=70.0, areal=50.0, openenv=60.0)

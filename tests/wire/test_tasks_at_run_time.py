@@ -61,15 +61,15 @@ def written(folder: Path, task: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def added(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway:
-    """The gateway with the task `HELLO`, which the command added from its own process.
+def added(gateway: Gateway) -> Gateway:
+    """The gateway with the task `HELLO`, which the command read from standard input and added from its own process.
 
     Tests that add further tasks ask for it too, so that `HELLO` is the first of its split in any order of the tests.
     """
     program = Path(sys.executable).with_name("gateway")
-    task = written(tmp_path_factory.mktemp("tasks"), HELLO)
     done = subprocess.run(
-        [program, "tasks", "add", task, "--validate", *at(gateway)],
+        [program, "tasks", "add", "-", "--validate", *at(gateway)],
+        input=json.dumps(HELLO),
         capture_output=True,
         text=True,
         timeout=COMMAND_S,

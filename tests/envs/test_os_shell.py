@@ -76,7 +76,7 @@ async def test_a_trace_shows_the_agents_own_commands_only(shell: Any) -> None:
         pytest.param("echo a b | while read x y; do echo $y; done", "b\n", 0, id="a read from a pipe"),
         pytest.param("cat > notes; wc -c < notes", "0\n", 0, id="a file from an empty input"),
         pytest.param(
-            "sort; type bc >x && bc; python3 -q; sh -s; bash -c cat", "", 0, id="programs that read an empty input"
+            "sort; type bc &>x && bc; python3 -q; sh -s; bash -c cat", "", 0, id="programs that read an empty input"
         ),
         pytest.param("while read x; do echo $x; done; echo $?", "0\n", 0, id="a loop over an empty input"),
         pytest.param("echo 'echo piped' | bash; echo 'echo $1' > x; sh x y", "piped\ny\n", 0, id="shells with input"),

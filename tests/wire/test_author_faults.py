@@ -64,9 +64,9 @@ AGENTS = [(OWN, "tool error"), (AGENT, "tool"), *((kind, "tool") for kind in (OR
 """Kinds of workers, and the errors of their tools that are the agent's own."""
 AGENTS_CELLS = [(*row, way) for row in AGENTS for way in WAYS if (row[0], way) != (OPENENV, "openenv-mcp")]
 """Leaves out OpenEnv's Gym kind over MCP: such an image has no tools that JSON-RPC could call."""
-RAISES = 1 + (FAULTY / "catalog/faulty/faulty_own.py").read_text().splitlines().index(
-    '            raise KeyError("toop")', 30
-)
+_LINES = (FAULTY / "catalog/faulty/faulty_own.py").read_text().splitlines()
+_TOOL = next(i for i, line in enumerate(_LINES) if "async def answer" in line)
+RAISES = 1 + _LINES.index('            raise KeyError("toop")', _TOOL)
 """The line of the tool that raises."""
 LOG_BYTES = 100_000
 """More than the log of an episode, whatever its exceptions say."""

@@ -201,7 +201,7 @@ async def test_the_outcome_of_a_session_is_in_its_tasks_record() -> None:
 async def test_a_session_that_expired_or_lost_its_worker_is_no_attempt() -> None:
     async with running(tasks_math=TASKS) as (stack, gateway, client):
         await client.post("/create", json={"env_name": "math", "split": "train", "index": 4})
-        await call(client)
+        await call(client, "go_on")
         await stack.backend.only.die()
         await gateway.eventually_used(0)
         await gateway.records.write()

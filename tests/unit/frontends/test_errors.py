@@ -90,7 +90,7 @@ def test_the_tables_name_only_errors_of_the_hierarchy() -> None:
         (errors.SessionClosed, 404),
         (errors.PoolExhausted, 503),
         (errors.EnvironmentUnavailable, 500),
-        (errors.StoreUnavailable, 500),
+        (errors.StoreUnavailable, 503),
         (errors.UpstreamError, 500),
         (errors.UpstreamTimeout, 500),
         (errors.UpstreamGone, 500),

@@ -160,7 +160,8 @@ def test_an_operator_ends_a_live_session(gateway: Gateway, run: Command) -> None
 
     assert (before.returncode, "has not ended" in before.stderr) == (2, True)
     assert ended.stdout == "session live of alice has ended\n"
-    assert (found["reason"], found["outcome"], found["reward"]) == ("operator", "infrastructure", None)
+    # Its trainer has the reward: the environment had ended the episode before.
+    assert (found["reason"], found["outcome"], found["reward"]) == ("operator", "finished", 1.0)
 
 
 def test_an_audit_finds_a_task_whose_judge_errs_in_a_tenth_of_the_episodes(gateway: Gateway, run: Command) -> None:

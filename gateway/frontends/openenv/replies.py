@@ -51,8 +51,8 @@ _ERROR_TYPES: Final = {
 _FAULTS: Final = "Tool input validation error: "
 _FAULTS_MAX_CHARS: Final = 16_384
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-TEXT_MAX_BYTES: Final = 40 * 2**20
-"""Largest text of a result, as JSON. A reply has it up to three times, and may have 128 MiB."""
+REPLY_MAX_BYTES: Final = 128 * 2**20
+"""Largest reply, unless its largest part is not a text."""
 _NOTE_BYTES: Final = 200
 _LARGE_CHARS: Final = 2**20
 """Characters from which a text is written once for all its places in a reply: each time takes about 2 ms."""
@@ -78,7 +78,10 @@ def frame(kind: str, data: Json) -> str:
         text = _ENCODER.encode(reply)
     except ValueError:
         text = dump(reply).decode()
-    return text if large is None else text.replace(f'"{_MARK}"', _written(large))
+    if large is None:
+        return text
+    places = text.count(_MARK)  # three in the result of a tool that was called by its name
+    return text.replace(f'"{_MARK}"', _written(large, (REPLY_MAX_BYTES - len(text)) // places))
 
 
 def _large_text(data: Json) -> str | None:
@@ -100,13 +103,13 @@ def _with_mark(value: Any, large: str) -> Any:
     return _MARK if isinstance(value, str) and len(value) == len(large) and value == large else value
 
 
-def _written(text: str) -> str:
-    """Write *text* as JSON. A text above `TEXT_MAX_BYTES` loses its end, and has a note about that."""
+def _written(text: str, max_bytes: int) -> str:
+    """Write *text* as JSON. A text above *max_bytes* loses its end, and has a note about that."""
     written, kept = encode_basestring_ascii(text), text
-    while len(written) > TEXT_MAX_BYTES:
-        kept = kept[: len(kept) * (TEXT_MAX_BYTES - _NOTE_BYTES) // len(written)]
+    while len(written) > max_bytes and kept:
+        kept = kept[: max(0, len(kept) * (max_bytes - _NOTE_BYTES) // len(written))]
         left_out = len(text) - len(kept)
-        note = f"\n[{left_out} characters left out: a text has at most {TEXT_MAX_BYTES // 2**20} MiB here]"
+        note = f"\n[{left_out} characters left out: a reply has at most {REPLY_MAX_BYTES // 2**20} MiB]"
         written = encode_basestring_ascii(kept + note)
     return written
 

@@ -283,14 +283,24 @@ def test_a_large_text_is_written_once_for_all_its_places(text: str, small: list[
 def test_a_text_above_the_limit_of_a_frame_loses_its_end_and_says_so(
     text: str, small: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "TEXT_MAX_BYTES", 2500)
+    monkeypatch.setattr(replies, "REPLY_MAX_BYTES", 8_000)
     result = StepResult(blocks=(TextBlock(text),), reward=1.0)
 
-    found = json.loads(frame("observation", tool_reply("give", result)))["data"]
+    reply = frame("observation", tool_reply("give", result))
+    found = json.loads(reply)["data"]
 
     kept, _, note = found["observation"]["result"]["data"].rpartition("\n[")
     assert text.startswith(kept)
     assert note.startswith(f"{len(text) - len(kept)} characters left out")
     assert len(encode_basestring_ascii(kept)) > 1500
+    assert len(reply) <= 8_000
     assert found["observation"]["result"]["content"][0]["text"] == found["observation"]["result"]["data"]
     assert found["reward"] == 1.0
+
+
+def test_a_text_that_stands_once_may_be_as_long_as_the_reply(small: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "REPLY_MAX_BYTES", 4_000)
+
+    reply = frame("observation", step_reply(StepResult(blocks=(TextBlock("x" * 3_500),)), {}))
+
+    assert json.loads(reply)["data"]["observation"]["text"] == "x" * 3_500

@@ -30,9 +30,10 @@ LINE_S: Final = 5.0
 HANDSHAKE_S: Final = 10.0
 LINGER_S: Final = 30.0
 """Maximum seconds to write the last bytes to a slow reader after the other side has closed."""
-QUIET_S: Final = 1.0
+QUIET_S: Final = 5.0
 """Seconds of silence after which a connection counts as idle. On a recently used connection the next request may be
-under way. `Tunnel.drain` closes it directly after that request's answer, before its gateway can send another."""
+under way, and would be lost. `Tunnel.drain` closes it directly after that request's answer, before its gateway can send
+another. Agents take some seconds for a step."""
 CONNECTIONS_MAX: Final = 8192
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Bytes buffered for a side that does not read. Beyond them the relay stops reading from the other side."""

@@ -78,7 +78,7 @@ class Trainer(Player):
         raise NotImplementedError
 
 
-class OrsJson(Trainer, Ors):
+class OrsTrainer(Trainer, Ors):
     """An ORS client that requests JSON, as the table states the statuses. Streams have the same reasons."""
 
     async def open(self, task: str) -> Told | None:
@@ -111,7 +111,7 @@ class OrsJson(Trainer, Ors):
         return self._read(await self._call("go_on", **KEY))
 
 
-class Areal_(Trainer, ArealPlayer):
+class ArealTrainer(Trainer, ArealPlayer):
     async def open(self, task: str) -> Told | None:
         body = {"sample_id": NAMES.index(task), "config": {}}
         answer = await self.http.post("/areal/math/api/episode/start", json=body)
@@ -138,7 +138,7 @@ class Areal_(Trainer, ArealPlayer):
         return _told(await self._step("go_on", **KEY))
 
 
-class OpenEnv_(Trainer, OpenEnvSocket):
+class OpenEnvTrainer(Trainer, OpenEnvSocket):
     @contextlib.asynccontextmanager
     async def there(self) -> AsyncIterator[Player]:
         base = str(self.http.base_url).replace("http", "ws").rstrip("/")
@@ -154,7 +154,7 @@ class OpenEnv_(Trainer, OpenEnvSocket):
         return None
 
 
-class Nemo(Trainer):
+class NemoTrainer(Trainer):
     def __init__(self, http: httpx.AsyncClient) -> None:
         super().__init__(http)
         self.agent = Agent(http)
@@ -194,7 +194,12 @@ class Nemo(Trainer):
         return Told(answer.status_code, body.get("reason"), str(body["detail"]))
 
 
-PLAYERS: dict[str, type[Trainer]] = {"ORS": OrsJson, "AReaL": Areal_, "OpenEnv": OpenEnv_, "NeMo Gym": Nemo}
+PLAYERS: dict[str, type[Trainer]] = {
+    "ORS": OrsTrainer,
+    "AReaL": ArealTrainer,
+    "OpenEnv": OpenEnvTrainer,
+    "NeMo Gym": NemoTrainer,
+}
 
 
 @dataclass
@@ -269,7 +274,7 @@ def event(name: str) -> Callable[[Event], Event]:
 @event("The environment ends the episode")
 async def _ends(world: World) -> Told | None:
     told = await world.play("", "go_on", "echo")
-    return told if isinstance(world.player, Areal_) else told or await world.player.end()
+    return told if isinstance(world.player, ArealTrainer) else told or await world.player.end()
 
 
 @event("The trainer ends it after a step")
@@ -334,7 +339,7 @@ async def _after_judge(world: World) -> Told | None:
 @event("The environment ends the episode, and no step had a reward")
 async def _no_reward(world: World) -> Told | None:
     told = await world.play("no reward", "go_on", "null")
-    return told if isinstance(world.player, Areal_) else told or await world.player.end()
+    return told if isinstance(world.player, ArealTrainer) else told or await world.player.end()
 
 
 @event("The prompt or the reset raises")
@@ -365,7 +370,7 @@ async def _died_after(world: World) -> Told | None:
     told = await world.play("", "go_on", "echo")
     await world.stack.backend.only.die()
     await world.gateway.eventually_used(0)
-    return told or (await world.player.end() if isinstance(world.player, Nemo) else None)
+    return told or (await world.player.end() if isinstance(world.player, NemoTrainer) else None)
 
 
 @event("The worker does not confirm the end")

@@ -28,6 +28,8 @@ from tests.wire.openenv.frames import socket
 SSE, JSON = "text/event-stream", "application/json"
 FAULTY = Path(__file__).parent / "faulty"
 OWN, OS, ORS, OPENREWARD = "faulty", "os", "faulty-ors", "faulty-openreward"
+IMPORT = "faulty-import"
+"""An environment that no worker can start, because its module raises."""
 FAIL, AGENT = "faulty-fail", "faulty-agent"
 """`OWN` with another value of ``[errors] unexpected``."""
 OPENENV, MCP, AREAL = "faulty-openenv", "faulty-mcp", "faulty-areal"
@@ -170,6 +172,27 @@ async def over_areal(url: str, environment: str, task: str) -> AsyncIterator[Hea
 
 
 @asynccontextmanager
+async def over_nemo(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
+    """Seed a session, answer twice, and verify."""
+    heard = Heard()
+    base = f"{url}/nemo/{environment}/"
+    row = {"responses_create_params": {"input": []}, "verifier_metadata": {"id": task}, "response": {"output": []}}
+    async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=HANG_S) as http:
+        answers = [await http.post("seed_session", json=row)]
+        if answers[0].status_code == 200:
+            call = CALLS.get(environment, CALL)
+            answers += [await http.post(call["name"], json=call["input"]) for _ in range(2)]
+            answers.append(await http.post("verify", json=row))
+    for answer in answers:
+        body = answer.json()
+        if answer.status_code != 200:
+            heard.errors.append((answer.status_code, body.get("reason", "")))
+        heard.is_done = heard.is_done or body.get("finished") is True
+        heard.rewards += [body["reward"]] if "reward" in body else []
+    yield heard
+
+
+@asynccontextmanager
 async def over_openenv(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
     """Reset, answer twice, and close."""
     heard = Heard()
@@ -291,6 +314,17 @@ WAYS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
     ),
 }
 """As `PROTOCOLS`, with every form of the first call that fails."""
+
+
+NEMO: tuple[Play, Mapping[str, list[tuple[int | str, str]]]] = (
+    over_nemo,
+    {
+        "no opening": [(500, "author_fault")],
+        "a failed tool": [(500, ""), (500, "author_fault")],  # the calls, and the verify
+        "the end": [(500, "author_fault")],
+    },
+)
+"""The same for NeMo Gym, which `WAYS` does not have: its episodes end by a verify only."""
 
 
 async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Response:

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,21 @@ def on_stack(*environments: str) -> "pytest.ParameterSet":
     """Return the parameter `STACK` for a test that needs these environments' images."""
     needs = pytest.mark.needs(*(f"image:{name}" for name in environments))
     return pytest.param(STACK, marks=[pytest.mark.docker, pytest.mark.redis, needs])
+
+
+def edited(folder: Path, environment: str, edit: Callable[[str], str]) -> Path:
+    """Return a catalog in *folder* with a bundled *environment* whose ``environment.toml`` was changed by *edit*."""
+    own, copy = PROJECT / "env_images" / environment, folder / "env_images" / environment
+    copy.mkdir(parents=True)
+    for path in own.iterdir():
+        if path.name != "environment.toml":
+            (copy / path.name).symlink_to(path)
+    (folder / "tasks").symlink_to(PROJECT / "tasks")
+    before = (own / "environment.toml").read_text("utf-8")
+    after = edit(before)
+    assert after != before
+    (copy / "environment.toml").write_text(after, "utf-8")
+    return copy.parent
 
 
 @contextlib.contextmanager

@@ -8,24 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, PROJECT, serving
+from tests.wire.catalog import EMBEDDED, edited, serving
 
 pytestmark = pytest.mark.wire
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[ArealClient]:
-    folder = tmp_path / "env_images" / "game"
-    folder.mkdir(parents=True)
-    for path in (PROJECT / "env_images" / "game").iterdir():
-        if path.name != "environment.toml":
-            (folder / path.name).symlink_to(path)
-    (tmp_path / "tasks").symlink_to(PROJECT / "tasks")
-    told = (PROJECT / "env_images" / "game" / "environment.toml").read_text("utf-8")
-    shown = told.replace("[areal]\n", '[areal]\nobservation_type = "json"\n')
-    assert shown != told
-    (folder / "environment.toml").write_text(shown, "utf-8")
-    with serving(EMBEDDED, "game", GATEWAY_CATALOG_DIR=str(folder.parent)) as gateway:
+    catalog = edited(tmp_path, "game", lambda text: text.replace("[areal]\n", '[areal]\nobservation_type = "json"\n'))
+    with serving(EMBEDDED, "game", GATEWAY_CATALOG_DIR=str(catalog)) as gateway:
         yield ArealClient(gateway.url)
 
 

@@ -26,8 +26,10 @@ from tests.wire.author_faults import (
     CALL,
     FAIL,
     FAULTY,
+    IMPORT,
     JSON,
     MCP,
+    NEMO,
     OPENENV,
     OPENREWARD,
     ORS,
@@ -81,7 +83,7 @@ def gateway() -> Iterator[Gateway]:
     folder.chmod(0o755)  # the os environment's sandboxes are below it, and their root is another user
     settings = {
         "GATEWAY_CATALOG_DIR": str(FAULTY / "catalog"),
-        "GATEWAY_ENVIRONMENTS": ",".join((OWN, FAIL, AGENT, OS, ORS, OPENREWARD, OPENENV, MCP, AREAL)),
+        "GATEWAY_ENVIRONMENTS": ",".join((OWN, FAIL, AGENT, IMPORT, OS, ORS, OPENREWARD, OPENENV, MCP, AREAL)),
         "GATEWAY_DEFAULT_ENVIRONMENT": OWN,
         "GATEWAY_TRAINER_KEYS": "",
         "GATEWAY_SANDBOX_DIR": str(sandbox_dir(folder)),
@@ -133,13 +135,25 @@ async def test_an_error_of_the_agent_is_no_fault_and_the_episode_goes_on(
     assert await failed_calls(gateway, environment) == calls_before
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*PROTOCOLS, "nemo"])
+async def test_an_environment_that_raises_at_its_import_starts_no_episode(gateway: Gateway, way: str) -> None:
+    play, _ = PROTOCOLS.get(way, NEMO)
+
+    async with play(gateway.url, IMPORT, "nothing") as heard:
+        pass
+
+    [(_, reason)] = heard.errors
+    assert (reason, heard.rewards, heard.is_done) == ("start_failed", [], False)
+    assert 'faulty_import.py", line 3' in gateway.log, "the end of the worker's log"
+
+
+@pytest.mark.parametrize("way", [*WAYS, "nemo"])
 @pytest.mark.parametrize("text", ["no text", "long text", "control characters"])
 @pytest.mark.parametrize("place", ["reset", "tool", "judge", "close"])
 async def test_an_exception_of_any_text_has_the_form_of_its_protocol(
     gateway: Gateway, place: str, text: str, way: str
 ) -> None:
-    play, says = WAYS[way]
+    play, says = WAYS.get(way, NEMO)
     expected = {"reset": "no opening", "tool": "a failed tool", "judge": "the end"}.get(place)
     before, already_logged = await counted(gateway, OWN), len(gateway.log)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.envs.plain_sandbox import need_bubblewrap
 from tests.fakes.user import need_other_users
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, PROJECT, on_stack, serving
+from tests.wire.catalog import EMBEDDED, edited, on_stack, serving
 from tests.wire.coding_attempts import HONEST, ORCHARD, QUARTER, WRONG
 from tests.wire.coding_play import SPECS, Player, all_of, problem_of, prompt, ran, rolled_out, submitted
 from tests.wire.gateways import Gateway
@@ -304,27 +304,19 @@ async def test_a_full_disk_is_reported_and_can_be_emptied(session: Episode) -> N
 async def test_a_command_that_outlasts_its_step_is_stopped_and_the_episode_goes_on(tmp_path: Path) -> None:
     need_bubblewrap()
     need_other_users()
-    catalog = _with_short_steps(tmp_path)
+    catalog = edited(tmp_path, "coding", _with_short_steps)
     with serving(EMBEDDED, "coding", GATEWAY_CATALOG_DIR=str(catalog)) as gateway:
         texts = await asyncio.gather(_sleeps_over_openenv(gateway), _sleeps_over_areal(gateway))
 
     assert [("[stopped after " in first, "alive" in second) for first, second in texts] == [(True, True)] * 2
 
 
-def _with_short_steps(folder: Path) -> Path:
-    """Return a catalog with the coding environment, whose steps may take 6 s, and whose commands 60 s."""
-    coding = folder / "env_images" / "coding"
-    coding.mkdir(parents=True)
-    for path in (PROJECT / "env_images" / "coding").iterdir():
-        if path.name != "environment.toml":
-            (coding / path.name).symlink_to(path)
-    (folder / "tasks").symlink_to(PROJECT / "tasks")
-    told = (PROJECT / "env_images" / "coding" / "environment.toml").read_text("utf-8")
-    short, steps = re.subn(r"(?m)^step_s = .*$", "step_s = 6", told)
+def _with_short_steps(text: str) -> str:
+    """Return an ``environment.toml`` whose steps may take 6 s. Commands may take 60 s."""
+    short, steps = re.subn(r"(?m)^step_s = .*$", "step_s = 6", text)
     short, judges = re.subn(r"(?m)^judge_s = .*$", "judge_s = 5", short)
     assert (steps, judges) == (2, 1)
-    (coding / "environment.toml").write_text(short, "utf-8")
-    return coding.parent
+    return short
 
 
 async def _sleeps_over_openenv(gateway: Gateway) -> tuple[str, str]:

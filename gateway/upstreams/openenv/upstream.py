@@ -219,7 +219,8 @@ class OpenEnvUpstream(OrsFacade):
         if isinstance(frame, StepResult):
             return frame
         result = await _read(step_result, await self._episodes.ask(held, frame))
-        await self.keep_result(held.session, held.summary)
+        if held.finished:
+            await self.keep_result(held.session, held.summary)
         return result
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
@@ -239,7 +240,8 @@ class OpenEnvUpstream(OrsFacade):
         if message:
             reply = await self._episodes.ask(held, message)
             check_reward(reply)
-            await self.keep_result(held.session, held.summary)
+            if held.finished:
+                await self.keep_result(held.session, held.summary)
             return reply
         if not held.first:
             raise UpstreamError("the first observation is not kept any more: it was too large")

@@ -307,8 +307,8 @@ class LiveSession:
         self.attaching = asyncio.Lock()
         self._reward = 0.0
         self._is_rewarded = False
-        self._finished = False
-        """The fault in the last action's outcome, if it is not the agent's."""
+        self.finished = False
+        """True if the environment has ended the episode."""
         self._began_at = time.monotonic()
 
     @property
@@ -322,7 +322,7 @@ class LiveSession:
         seconds = time.monotonic() - self._began_at
         return Summary(
             reward=self._reward,
-            finished=self._finished,
+            finished=self.finished,
             steps=self.steps,
             seconds=seconds,
             is_rewarded=self._is_rewarded,
@@ -351,6 +351,6 @@ class LiveSession:
             self.steps += 1
             self._reward += reward or 0.0
             self._is_rewarded = self._is_rewarded or reward is not None
-            self._finished = self._finished or finished
+            self.finished = self.finished or finished
         elif (fault := fault_of(reply)) is not None and fault.code == FAILED:
             self.steps += 1

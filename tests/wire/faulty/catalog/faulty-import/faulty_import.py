@@ -1,0 +1,3 @@
+"""An environment whose author made a mistake outside of any function."""
+
+raise KeyError("toop")

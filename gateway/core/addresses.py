@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 DEFAULT_PORTS = {"http": 80, "https": 443}
 FOREIGN_SOCKET = "server.sock"
 """File name of a Unix socket that forwards to the TCP port of a third-party server."""
+NODE_LEAVES = b"-this node's process ends\n"
+"""What a node writes to an idle connection before its process ends. It forwards nothing that arrives afterwards, so a
+request whose only answer is this line never reached the worker."""
 _ON_NODE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127})/([A-Za-z0-9][A-Za-z0-9_.-]{0,63}/[A-Za-z0-9][A-Za-z0-9_.-]{0,63})"
 )

@@ -4,6 +4,10 @@ A connection starts with one line, ``EG1 WORKER/SOCKET``. The node answers ``+``
 connection. After ``+`` bytes pass both ways until either side closes. There is no TLS half-close: when one side
 finishes, the relay writes the buffered bytes and closes both sides.
 
+A gateway may send a request at the moment at which the node's process ends. So the node never closes an idle connection
+by itself: it writes `NODE_LEAVES`, forwards nothing that arrives afterwards, and waits until the gateway closes. A
+gateway that reads this line instead of an answer may repeat its request.
+
 A worker may be hostile and controls the content of its folder: see `gateway.node.worker_sockets`.
 """
 
@@ -18,7 +22,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from gateway.backends.folders import SOCKET_NAME, is_safe_id
-from gateway.core.addresses import FOREIGN_SOCKET
+from gateway.core.addresses import FOREIGN_SOCKET, NODE_LEAVES
 from gateway.node.worker_sockets import UnderWay, Unreachable, connected
 
 logger = logging.getLogger(__name__)
@@ -29,11 +33,8 @@ LINE_S: Final = 5.0
 """Maximum seconds from the end of the handshake to the end of the first line."""
 HANDSHAKE_S: Final = 10.0
 LINGER_S: Final = 30.0
-"""Maximum seconds to write the last bytes to a slow reader after the other side has closed."""
-QUIET_S: Final = 5.0
-"""Seconds of silence after which a connection counts as idle. On a recently used connection the next request may be
-under way, and would be lost. `Tunnel.drain` closes it directly after that request's answer, before its gateway can send
-another. Agents take some seconds for a step."""
+"""Maximum seconds to write the last bytes to a slow reader after the other side has closed, and for a gateway to close
+a connection after `NODE_LEAVES`."""
 CONNECTIONS_MAX: Final = 8192
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Bytes buffered for a side that does not read. Beyond them the relay stops reading from the other side."""
@@ -78,7 +79,7 @@ class Tunnel:
         )
 
     async def drain(self, within_s: float) -> None:
-        """Refuse new connections, close idle ones, and wait at most *within_s* seconds for running requests to end."""
+        """Refuse new connections, give up idle ones, and wait at most *within_s* seconds for running requests."""
         self.is_leaving = True
         if self._server is not None:
             self._server.close()
@@ -120,7 +121,6 @@ class _Channel:
         self.near: asyncio.Transport | None = None
         self.far: asyncio.Transport | None = None
         self._is_ending = False
-        self._answered_at = 0.0
         self._early = bytearray()
         """Bytes for the worker that arrived before its connection."""
         self._joining: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class _Channel:
         if not has_room:
             self.refuse(f"this node passes on {self.relay.max_connections} connections already")
         elif self.relay.is_leaving:
-            self.refuse("this node's process ends")
+            self._dismiss()
         else:
             self._timer = asyncio.get_running_loop().call_later(LINE_S, self.refuse, "the first line took too long")
 
@@ -174,8 +174,8 @@ class _Channel:
             far.abort()
             return
         far.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._under_way.asked()  # its gateway has opened the connection for a request
         self.near.write(b"+\n")
-        self._answered_at = asyncio.get_running_loop().time()
         _resume(self.near)
         if self._early:
             early, self._early = bytes(self._early), bytearray()
@@ -183,6 +183,8 @@ class _Channel:
 
     def to_worker(self, data: bytes) -> None:
         """Pass bytes from the gateway to the worker."""
+        if self._is_ending:
+            return
         if self.far is None:
             self._early += data
             if len(self._early) > HIGH_WATER_BYTES + READ_MAX_BYTES:
@@ -196,10 +198,9 @@ class _Channel:
         if self.near is None or self.near.is_closing():
             return
         self._under_way.answered(data)
-        self._answered_at = asyncio.get_running_loop().time()
         self.near.write(data)
-        if self.relay.is_leaving and not self._under_way.is_under_way:
-            self.end()
+        if self.relay.is_leaving:
+            self.leave()
 
     def refuse(self, reason: str) -> None:
         """Send the gateway the reason of a refusal, and close the connection."""
@@ -209,16 +210,19 @@ class _Channel:
         self.end()
 
     def leave(self) -> None:
-        """Close the connection if no request is under way, now or after `QUIET_S` of silence."""
-        if self._is_ending or self._under_way.is_under_way:
-            return
-        loop = asyncio.get_running_loop()
-        rests_at = self._answered_at + QUIET_S
-        if self.far is None or loop.time() >= rests_at:
-            self.end()
-        else:
-            self._stop_clock()
-            self._timer = loop.call_at(rests_at, self.leave)
+        """Write `NODE_LEAVES` and close the worker's side, unless a request is under way."""
+        if not self._is_ending and not self._under_way.is_under_way:
+            self._dismiss()
+
+    def _dismiss(self) -> None:
+        self._is_ending = True
+        self._stop_clock()
+        if self.near is not None:
+            self.near.write(NODE_LEAVES)
+            _resume(self.near)  # to notice that the gateway closes
+        if self.far is not None:
+            self.far.close()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
 
     def end(self) -> None:
         """Write the buffered bytes and close both sides. Abort a side that does not read them within `LINGER_S`."""

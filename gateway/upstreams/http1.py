@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import httptools
 
-from gateway.core.addresses import Address
+from gateway.core.addresses import NODE_LEAVES, Address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULTS_HEADER, RESULT_HEADER
 from gateway.core.ports.transport import TRACE, Request
@@ -38,11 +38,16 @@ _HOP_BY_HOP: Final = frozenset(
 )
 
 
+class NodeLeft(Exception):
+    """The process of the worker's node ended before it took the request, so nothing reached the worker."""
+
+
 class Http1Connection(asyncio.Protocol):
     """A connection to a worker that carries one request at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_on_node: bool = False) -> None:
         self._loop = loop
+        self._is_on_node = is_on_node
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._silence_s = 0.0
@@ -77,6 +82,9 @@ class Http1Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if self._is_on_node and data == NODE_LEAVES and (self.is_complete or not self._head_bytes):
+            self.break_off(NodeLeft())
+            return
         if self.is_complete:
             self.abort()  # unrequested bytes must not become part of the next response
             return
@@ -167,7 +175,15 @@ class Http1Connection(asyncio.Protocol):
         Args:
             place: The address that the request goes to.
             silence_s: Seconds without a byte from the worker after which the request fails.
+
+        Raises:
+            NodeLeft: The worker's node ends, and the worker got nothing of the request.
+            UpstreamGone: The connection broke; the request may run.
+            UpstreamTimeout: The worker was silent for *silence_s*.
+            UpstreamError: The response is not HTTP, or its head is too large.
         """
+        if self._error is not None:
+            raise self._error
         self._parser = httptools.HttpResponseParser(self)
         self.headers, self.status, self.has_head, self.is_complete, self._bounded = [], 0, False, False, False
         self._head_bytes, self._is_kept = 0, False
@@ -209,7 +225,7 @@ class Http1Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def break_off(self, error: UpstreamGone) -> None:
+    def break_off(self, error: Exception) -> None:
         """Drop the connection, and fail a request in progress with *error*."""
         self._fail(error)
         self.abort()

@@ -1,7 +1,8 @@
 """Sends requests to workers over keep-alive connections and passes bodies as bytes: the hot path of every call.
 
 A connection belongs to a worker's id, not to its address. A new worker at a reused address therefore never gets an old
-connection. The transport never repeats a request, because a request may have run once a byte of it was written.
+connection. A request may have run once a byte of it was written, so the transport repeats none, with one exception: the
+worker's node answered that its process ends and that it forwarded nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, Upstre
 from gateway.core.faults import FAULTS_HEADER, RESULT_HEADER, Fault, read_faults
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Dial, Headers, Request
-from gateway.upstreams.http1 import Http1Connection, Target
+from gateway.upstreams.http1 import Http1Connection, NodeLeft, Target
 
 CONNECT_S: Final = 5.0
 """Seconds to connect to a worker. A local worker accepts within microseconds, unless it is gone or stopped."""
@@ -165,6 +166,11 @@ class _WorkerConnections:
         if self._trim is not None:
             self._trim.cancel()
 
+    def drop_idle(self) -> None:
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
     def _trim_idle(self) -> None:
         """Close connections beyond `MAX_IDLE` that were idle for `REST_S`, the oldest first.
 
@@ -206,7 +212,7 @@ class _WorkerConnections:
         if address.is_on_node:
             if self._dial is None:
                 raise OSError("this gateway has no nodes")
-            _, connection = await self._dial(address, lambda: Http1Connection(loop))
+            _, connection = await self._dial(address, lambda: Http1Connection(loop, is_on_node=True))
             return connection
         tls = await asyncio.to_thread(_tls) if address.tls else None
         host, port = address.host, address.port
@@ -241,6 +247,18 @@ class HttpTransport:
         connections = self._workers.get(worker)
         if connections is None or connections.address != address:
             connections = self._moved(worker, address)
+        try:
+            return await self._exchange(worker, connections, request, silence_s)
+        except NodeLeft:
+            connections.drop_idle()  # they lead to the same process
+        try:
+            return await self._exchange(worker, connections, request, silence_s)
+        except NodeLeft as error:
+            raise UpstreamGone("the worker's node ended twice before it took the request", sent=False) from error
+
+    async def _exchange(
+        self, worker: WorkerId, connections: _WorkerConnections, request: Request, silence_s: float
+    ) -> RelayExchange:
         loop = asyncio.get_running_loop()
         try:
             connection = await connections.take(loop.time() + silence_s)

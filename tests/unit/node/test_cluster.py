@@ -21,6 +21,7 @@ import pytest
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
 from gateway.backends.swarm.image_sync import ImageSync
 from gateway.backends.swarm.nodes import Nodes
+from gateway.core.addresses import NODE_LEAVES
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.ids import EnvironmentName
@@ -860,10 +861,10 @@ async def test_the_node_command_serves_both_ports_and_continues_after_sigterm_fo
             writer.write(b"EG1 w1/worker.sock\nask")
             assert await reader.readexactly(2) == b"+\n"
             process.send_signal(signal.SIGTERM)  # a second signal ends the drain notice
-            rest = await reader.read(-1)
-            assert rest == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nask"
-            assert await process.wait() == 0
+            rest = await reader.readuntil(NODE_LEAVES)
+            assert rest == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nask" + NODE_LEAVES
             writer.close()
+            assert await process.wait() == 0
             echo.close()
     finally:
         if process.returncode is None:
@@ -919,9 +920,9 @@ async def test_a_node_that_shuts_down_reports_over_kept_connections_and_accepts_
         assert (await reported(kept))["is_draining"] is False
         assert not running.done()
         go_on.set()
-        assert await reader.read(-1) == b"HTTP/1.1 204 No Content\r\n\r\n"
+        assert await reader.readuntil(NODE_LEAVES) == b"HTTP/1.1 204 No Content\r\n\r\n" + NODE_LEAVES
+        writer.close()
     await running
-    writer.close()
     worker.close()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.core.addresses import NODE_LEAVES
 from gateway.node import tunnel as relays
 from gateway.node.tls import client_context, server_context
 from gateway.node.tunnel import Tunnel
@@ -26,6 +27,7 @@ from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 
 LINE = b"EG1 w1/worker.sock\n"
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -86,6 +88,15 @@ class World:
         assert await near[0].readexactly(2) == b"+\n"
         far = await self.worker.talks.get()
         self.opened.append(far[1])
+        return near, far
+
+    async def rested(self) -> tuple[Talk, Talk]:
+        """Return both ends of a relayed connection after an answered request."""
+        near, far = await self.joined()
+        near[1].write(b"ask")
+        assert await far[0].readexactly(3) == b"ask"
+        far[1].write(EMPTY)
+        assert await near[0].readexactly(len(EMPTY)) == EMPTY
         return near, far
 
     async def refusal(self, line: bytes) -> bytes:
@@ -486,12 +497,10 @@ def test_a_client_without_a_gateways_certificate_reaches_no_worker(folder: Path,
 
 @LOOPS
 def test_during_the_drain_idle_connections_are_closed_and_a_running_request_is_answered(
-    folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+    folder: Path, files: Any, run: Run
 ) -> None:
-    monkeypatch.setattr(relays, "QUIET_S", 0.2)
-
     async def scene(world: World) -> None:
-        (resting, _), _ = await world.joined()
+        resting, resting_far = await world.rested()
         (reader, writer), (far_reader, far_writer) = await world.joined()
         writer.write(b"ask")
         await far_reader.readexactly(3)
@@ -499,20 +508,24 @@ def test_during_the_drain_idle_connections_are_closed_and_a_running_request_is_a
         await reader.readuntil(b": ping\r\n")
 
         leaving = asyncio.ensure_future(world.relay.drain(HANG_S))
-        assert await resting.read(-1) == b""
+        assert await resting[0].readline() == NODE_LEAVES
+        resting[1].write(b"too late")
+        assert await resting_far[0].read(-1) == b""
+        resting[1].close()
         with pytest.raises(OSError, match=r"(?i)connect|refused"):
             await world.dial()
         await until(lambda: world.relay.connections == 1)
         far_writer.write(b"4\r\ndone\r\n0\r\n\r\n")
 
-        assert await reader.read(-1) == b"4\r\ndone\r\n0\r\n\r\n"
+        assert await reader.readuntil(NODE_LEAVES) == b"4\r\ndone\r\n0\r\n\r\n" + NODE_LEAVES
+        writer.close()
         await leaving
 
     play(run, folder, files, scene)
 
 
 @LOOPS
-def test_a_request_that_arrives_as_the_drain_begins_is_answered_before_its_connection_is_closed(
+def test_the_first_request_of_a_connection_is_answered_although_the_drain_has_begun(
     folder: Path, files: Any, run: Run
 ) -> None:
     async def scene(world: World) -> None:
@@ -522,11 +535,29 @@ def test_a_request_that_arrives_as_the_drain_begins_is_answered_before_its_conne
         assert world.relay.is_leaving
         writer.write(b"ask")
         assert await far_reader.readexactly(3) == b"ask"
-        await asyncio.sleep(1.5 * relays.QUIET_S)  # a slow answer
-        far_writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        far_writer.write(EMPTY)
 
-        assert await reader.read(-1) == b"HTTP/1.1 204 No Content\r\n\r\n"
+        assert await reader.readuntil(NODE_LEAVES) == EMPTY + NODE_LEAVES
+        writer.close()
         await leaving
+
+    play(run, folder, files, scene)
+
+
+@LOOPS
+def test_a_gateway_that_does_not_close_is_cut_off(
+    folder: Path, files: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "LINGER_S", 0.1)
+
+    async def scene(world: World) -> None:
+        (reader, _), _ = await world.rested()
+
+        await world.relay.drain(HANG_S)
+
+        assert await reader.readline() == NODE_LEAVES
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
 
     play(run, folder, files, scene)
 

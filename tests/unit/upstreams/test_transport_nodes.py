@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import websockets
 
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes, NodeState
-from gateway.core.addresses import Address, Kind, node_address, parse_address
+from gateway.backends.swarm.reports import Endpoint
+from gateway.core.addresses import NODE_LEAVES, Address, Kind, node_address, parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.ids import WorkerId
 from gateway.core.placement import NodeId
 from gateway.core.ports.transport import Request
+from gateway.node.tls import NODE_NAME, client_context, server_context
+from gateway.node.tunnel import Tunnel
 from gateway.upstreams.http1 import Http1Connection as WorkerConnection
 from gateway.upstreams.openenv.websocket import NotListening, WebSocketPool
 from gateway.upstreams.transport import HttpTransport
 from tests.deadlines import HANG_S
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
-from tests.fakes.nodes import FakeNode, knowing
+from tests.fakes.nodes import HOST, FakeNode, knowing
 from tests.fakes.raw_http import Connection, RawServer
 
 ONE = WorkerId("w1")
@@ -262,6 +267,144 @@ async def test_a_dial_that_is_cancelled_leaves_no_connection(nodes: Nodes, node:
     node.hangs = False
     async with RawServer(answers, path=folder / "w1" / "worker.sock") as worker:
         assert worker.open_connections == 0
+
+
+# -- a node whose process ends
+
+
+class Succession:
+    """A node whose process is replaced: the tunnel before and the tunnel after."""
+
+    def __init__(self, files: tuple[Files, Files], folder: Path) -> None:
+        gateway, node = files
+        self.tls = client_context(gateway.ca, gateway.cert, gateway.key)
+        self.tls_name = NODE_NAME
+        self._server_tls = server_context(node.ca, node.cert, node.key)
+        self._folder = folder
+        self._port = 0
+        self.tunnels: list[Tunnel] = []
+
+    async def follow(self) -> None:
+        """Start the next process."""
+        listener = socket.create_server((HOST, 0))
+        listener.setblocking(False)
+        made = Tunnel(sockets=self._folder, tls=self._server_tls)
+        await made.start(listener)
+        self._port = listener.getsockname()[1]
+        self.tunnels.append(made)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(made.drain(HANG_S) for made in self.tunnels))
+
+    # What the dialer asks the directory of nodes.
+
+    def begin(self) -> None:
+        pass
+
+    def endpoint(self, id: NodeId) -> Endpoint:
+        return Endpoint(HOST, self._port - 1)
+
+    def is_expected(self, id: NodeId) -> bool:
+        return True
+
+
+@pytest.fixture
+async def succession(files: tuple[Files, Files], folder: Path) -> AsyncIterator[Succession]:
+    made = Succession(files, folder)
+    await made.follow()
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def through(succession: Succession) -> AsyncIterator[HttpTransport]:
+    made = HttpTransport(dial=NodeDialer(cast(Nodes, succession), connect_s=HANG_S).dial)
+    yield made
+    await made.aclose()
+
+
+async def test_requests_that_cross_the_end_of_a_nodes_process_run_once_each(
+    succession: Succession, through: HttpTransport, folder: Path
+) -> None:
+    async def echo(connection: Connection) -> None:
+        while True:
+            request = await connection.request()
+            await connection.answer(request.body)
+
+    bodies = [str(number).encode() for number in range(20)]
+    async with RawServer(echo, path=folder / "w1" / "worker.sock") as worker:
+        await asyncio.gather(*(ask(through) for _ in bodies))
+        ended = succession.tunnels[0]
+        await succession.follow()
+
+        # Both run until they wait, before a byte of either arrives: each request is under way when the node gives
+        # its connection up.
+        answered, _ = await asyncio.gather(
+            asyncio.gather(*(ask(through, request=Request(b"POST", b"/", body=body)) for body in bodies)),
+            ended.drain(HANG_S),
+        )
+
+        assert answered == bodies
+        assert sorted(request.body for request in worker.requests if request.method == "POST") == sorted(bodies)
+        assert ended.connections == 0
+
+
+async def test_an_answer_of_a_node_whose_process_ends_arrives_and_its_connection_is_not_used_again(
+    succession: Succession, through: HttpTransport, folder: Path
+) -> None:
+    reached, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            reached.set()
+            await may_answer.wait()
+            await connection.answer(b"ok")
+
+    async with RawServer(slow, path=folder / "w1" / "worker.sock") as worker:
+        asked = asyncio.ensure_future(ask(through))
+        await reached.wait()
+        ended = asyncio.ensure_future(succession.tunnels[0].drain(HANG_S))
+        await succession.follow()
+        may_answer.set()
+
+        assert await asked == b"ok"
+        assert await ask(through) == b"ok"
+        await ended
+        assert len(worker.requests) == 2
+
+
+async def test_a_request_is_repeated_once_and_then_reported_as_not_sent(folder: Path) -> None:
+    dialed: list[WorkerConnection] = []
+
+    class Ending(asyncio.Transport):
+        """A connection that its node gives up as soon as it is used."""
+
+        def __init__(self, protocol: WorkerConnection) -> None:
+            super().__init__()
+            self.protocol = protocol
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            asyncio.get_running_loop().call_soon(self.protocol.data_received, NODE_LEAVES)
+
+        def is_closing(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            pass
+
+    async def dial(address: Address, factory: Callable[[], Any]) -> tuple[asyncio.BaseTransport, Any]:
+        protocol = factory()
+        made = Ending(protocol)
+        protocol.connection_made(made)
+        dialed.append(protocol)
+        return made, protocol
+
+    with pytest.raises(UpstreamGone, match="ended twice before it took the request") as caught:
+        await ask(HttpTransport(dial=dial))
+
+    assert not caught.value.sent
+    assert len(dialed) == 2
 
 
 # -- sockets

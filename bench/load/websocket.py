@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import socket
 from typing import Any
 
 from bench.load.episodes import WrongAnswer
@@ -121,6 +122,36 @@ class Player:
         raise WrongAnswer(f"step: {answer!r}"[:200])
 
 
+def fetch_large(address: Address, path: str, characters: int, within_s: float) -> int:
+    """Return the bytes of the reply to a step that returns a text of *characters*, without keeping them.
+
+    It blocks, for a thread: a large reply on the event loop would delay the other callers that the loop serves.
+
+    Raises:
+        OSError: No server listens, it closed the connection, or it sent nothing for *within_s*.
+    """
+    call = {"type": "call_tool", "tool_name": "give", "arguments": {"characters": characters}}
+    with (
+        socket.create_connection(("127.0.0.1", address.port), timeout=within_s) as line,
+        line.makefile("rb", buffering=1 << 16) as file,
+    ):
+        line.sendall(_upgrade(address, path))
+        while file.readline() not in (b"\r\n", b""):
+            pass
+        sizes = []
+        for request in ({"type": "reset", "data": {}}, {"type": "step", "data": call}):
+            line.sendall(frame(json.dumps(request).encode()))
+            head = file.read(2)
+            if len(head) < 2 or head[0] != _TEXT:
+                raise ConnectionError(f"no text frame, but {head!r}")
+            more = {126: 2, 127: 8}.get(head[1], 0)
+            sizes.append(int.from_bytes(file.read(more), "big") if more else head[1])
+            left = sizes[-1]
+            while left and (data := file.read(min(left, 1 << 16))):
+                left -= len(data)
+        return sizes[-1]
+
+
 async def connect_socket(address: Address, path: str) -> Socket:
     """Open a socket at *path*.
 
@@ -128,6 +159,18 @@ async def connect_socket(address: Address, path: str) -> Socket:
         OSError: No server listens, or it times out after ``CONNECT_S`` (a TimeoutError).
         ProtocolError: The server refuses the upgrade.
     """
+    async with asyncio.timeout(CONNECT_S):
+        loop = asyncio.get_running_loop()
+        _, opened = await loop.create_connection(Socket, "127.0.0.1", address.port)
+        try:
+            await opened.request(_upgrade(address, path))
+        except BaseException:
+            opened.close()
+            raise
+    return opened
+
+
+def _upgrade(address: Address, path: str) -> bytes:
     lines = (
         f"GET {path} HTTP/1.1",
         f"Host: 127.0.0.1:{address.port}",
@@ -136,12 +179,4 @@ async def connect_socket(address: Address, path: str) -> Socket:
         f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
         "Sec-WebSocket-Version: 13",
     )
-    async with asyncio.timeout(CONNECT_S):
-        loop = asyncio.get_running_loop()
-        _, socket = await loop.create_connection(Socket, "127.0.0.1", address.port)
-        try:
-            await socket.request("\r\n".join([*lines, "", ""]).encode("ascii"))
-        except BaseException:
-            socket.close()
-            raise
-    return socket
+    return "\r\n".join([*lines, "", ""]).encode("ascii")

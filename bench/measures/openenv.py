@@ -1,21 +1,25 @@
 """Steps a second over OpenEnv's WebSocket: through gateway and worker, against the official server directly (S5).
 
 The part also measures the cost of the gateway before that same server, a third-party image to the gateway. It measures
-the memory of an open socket with an episode (S11). All servers run throughout and take turns, round after round.
+the memory of an open socket with an episode (S11), and how long a large result of one session delays another's steps
+(S17). All servers run throughout and take turns, round after round.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from bench.load.closed_loop import load
-from bench.load.websocket import Player, connect_socket
+from bench.load.websocket import Player, connect_socket, fetch_large
 from bench.measures.footprint import KIB
 from bench.reporting.grid import GENERATOR, Cell, Grid, columns, count_errors, figures, latency_table, rate_table, turns
-from bench.reporting.report import Goal, Report, Table, number
+from bench.reporting.report import Goal, Report, Table, beside, number
 from bench.reporting.stats import latencies, ratio
 from bench.subjects.processes import ServerProcess, StartError
 from bench.subjects.targets import BENCH, GATEWAY, UVICORN_READY, Servers, Target
@@ -30,7 +34,9 @@ OFFICIAL = {
 OURS = {GATEWAY: "counting", f"{GATEWAY} (inline)": "counting-inline"}
 BEFORE = "gateway before openenv"
 """The gateway that relays frames unchanged to and from the official server."""
-S5_TIMES, S11_SOCKET_KIB = 1.0, 25.0
+S5_TIMES, S11_SOCKET_KIB, S17_MS = 1.0, 25.0, 200.0
+LARGE_S = 60.0
+"""Maximum seconds without a byte of a large result."""
 NOT_COMPARABLE = (
     "The load generator and the loaded server share this machine's CPUs. The table of CPU time shows the load "
     "generator's share.",
@@ -50,6 +56,8 @@ class Plan:
     resets: int = 500
     sockets: int = 1_000
     """Number of open sockets, each with an episode, for the measurement of memory."""
+    large_characters: int = 20_000_000
+    """Characters of the result that must not delay another session's steps."""
 
 
 QUICK = Plan(rounds=2, round_s=0.4, warmup_s=0.1, resets=50, sockets=200)
@@ -87,7 +95,9 @@ async def run(made: Servers, plan: Plan) -> Report:
             for subject in subjects
             if subject.name in (GATEWAY, *OFFICIAL)
         }
-    return make_report(grid, resets, sockets, plan=plan)
+        ours = next(subject for subject in subjects if subject.name == GATEWAY)
+        delays = [await _delays(ours, plan.large_characters) for _ in range(plan.rounds)]
+    return make_report(grid, resets, sockets, delays, plan=plan)
 
 
 @asynccontextmanager
@@ -175,13 +185,53 @@ async def _socket_kib(subject: Subject, count: int) -> dict[str, float]:
     return {part: (size - before[part]) / KIB / count for part, size in after.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """The longest step of another session, in seconds, in one round."""
+
+    alone_s: float
+    """While no large result was on its way, for as long as one takes."""
+    beside_s: float
+    """While one was on its way."""
+    written_s: float
+    """Seconds to write the result once as JSON, which Python does without a pause for other sessions."""
+
+
+async def _delays(subject: Subject, characters: int) -> Delays:
+    began_at = time.perf_counter()
+    json.dumps("x" * characters)
+    written_s = time.perf_counter() - began_at
+    async with _playing(subject, 1) as (player,):
+        began_at = time.perf_counter()
+        fetched = asyncio.to_thread(fetch_large, subject.target.address, subject.path, characters, LARGE_S)
+        beside_s = await _longest(player, asyncio.ensure_future(fetched))
+        took_s = time.perf_counter() - began_at
+        alone_s = await _longest(player, asyncio.ensure_future(asyncio.sleep(took_s, characters)))
+    return Delays(alone_s, beside_s, written_s)
+
+
+async def _longest(player: Player, until: asyncio.Future[int]) -> float:
+    longest_s = 0.0
+    while not until.done():
+        began_at = time.perf_counter()
+        await player.step()
+        longest_s = max(longest_s, time.perf_counter() - began_at)
+    await until
+    return longest_s
+
+
 # -- the report ---------------------------------------------------------------------------------------------------
 
 
 def make_report(
-    grid: Grid, resets: dict[str, list[float]], sockets: dict[str, dict[str, float]], *, plan: Plan
+    grid: Grid,
+    resets: dict[str, list[float]],
+    sockets: dict[str, dict[str, float]],
+    delays: list[Delays],
+    *,
+    plan: Plan,
 ) -> Report:
-    """Turn samples into a report, with *resets* in seconds and *sockets* in KiB by process."""
+    """Turn samples into a report, with *resets* in seconds, *sockets* in KiB by process, and *delays* by round."""
     return Report(
         name="openenv",
         figures={
@@ -189,8 +239,9 @@ def make_report(
             "steps": figures(grid),
             "resets": {name: asdict(latencies(found)) for name, found in resets.items()},
             "socket_kib": sockets,
+            "delays": [asdict(found) for found in delays],
         },
-        goals=[*_goals(grid), _socket_goal(sockets)],
+        goals=[*_goals(grid), _socket_goal(sockets), *_delay_goals(delays, plan)],
         tables=[
             rate_table("Steps a second, and as a multiple of openenv", grid, baseline="openenv"),
             latency_table("Latency of a step, ms: p50 / p99", grid),
@@ -234,6 +285,16 @@ def _goals(grid: Grid) -> list[Goal]:
 def _socket_goal(sockets: dict[str, dict[str, float]]) -> Goal:
     what = "resident memory of the gateway, for each open WebSocket with an episode"
     return Goal(id="S11", what=what, value=sockets[GATEWAY][GATEWAY], bound=S11_SOCKET_KIB, unit="KiB")
+
+
+def _delay_goals(delays: list[Delays], plan: Plan) -> list[Goal]:
+    what = f"longest step beside another session's result of {plan.large_characters / 1e6:g} MB"
+    beside_s = median(found.beside_s for found in delays)
+    return [
+        Goal(id="S17", what=what, value=1000 * beside_s, bound=S17_MS, unit="ms"),
+        beside("S17", f"{what} ÷ writing it once", ratio(beside_s, median(found.written_s for found in delays)), "x"),
+        beside("S17", f"{what} ÷ alone", ratio(beside_s, median(found.alone_s for found in delays)), "x"),
+    ]
 
 
 def _cpu(grid: Grid) -> Table:

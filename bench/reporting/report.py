@@ -18,7 +18,7 @@ class Goal:
     """A condition that the numbers must meet."""
 
     id: str
-    """Number of the goal in the project's goals: S1 to S13."""
+    """Number of the goal in the project's goals: S1 to S17."""
     what: str
     value: float
     bound: float

@@ -35,6 +35,11 @@ class Counting(Environment):
         """Move the counter."""
         return self._moved(op)
 
+    @tool(inline=True)
+    def give(self, characters: int) -> StepResult:
+        """Return a text of this length."""
+        return StepResult("x" * characters, reward=0.0)
+
     def _moved(self, op: str) -> StepResult:
         self.value += 1 if op == "inc" else -1
         return StepResult("moved", reward=0.0, data={"value": self.value})

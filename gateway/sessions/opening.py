@@ -311,7 +311,7 @@ class SessionOpener:
                 await self._check_wanted(session, error)
                 deaths += isinstance(error, UpstreamGone) and error.sent
                 left_s = opening.open_until - time.monotonic()
-                if left_s <= 0 and isinstance(error, WorkerFull):
+                if left_s <= 0 and isinstance(error, WorkerFull | WorkerSilent):
                     raise PoolExhausted(f"no worker of {environment.name!r} has room: {error.detail}") from error
                 if left_s <= 0 or deaths == OPEN_ATTEMPTS:
                     raise

@@ -78,6 +78,18 @@ async def test_a_create_waits_for_the_only_worker_to_answer_and_opens_one_sessio
         assert (await delete(client)).status_code == 200
 
 
+async def test_a_create_whose_time_ends_before_its_silent_worker_answers_may_try_again() -> None:
+    async with running(environment(slots=2, min_workers=1, max_workers=1, open_s=0.2)) as (stack, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        stack.backend.only.is_awake.clear()
+
+        answer = await create(client)
+
+        assert (answer.status_code, answer.json()["code"]) == (429, "pool_exhausted")
+        assert "does not answer" in answer.json()["detail"]
+        assert int(answer.headers["retry-after"]) >= 1
+
+
 async def test_a_silent_worker_without_a_session_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.pool.suspects.REPLACED_S", 0.1)
     async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):

@@ -13,6 +13,7 @@ from gateway.core.environment import (
     ActionType,
     Isolation,
     ObservationType,
+    SeedRule,
     ServerProtocol,
     StepLogging,
     TaskView,
@@ -158,6 +159,7 @@ class TasksTable(Table):
     directory: str | None = None
     env_types: tuple[str, ...] = ()
     view: TaskView = TaskView.PUBLIC
+    seed: SeedRule = SeedRule.TASK
     public: tuple[Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")], ...] = ()
     module: str = Field(default="", pattern=r"^$|^[A-Za-z_][A-Za-z0-9_.]*(,[A-Za-z_][A-Za-z0-9_.]*)*$")
     folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")

@@ -144,6 +144,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         tasks=(root / parsed.tasks.directory).resolve() if parsed.tasks.directory else None,
         env_types=parsed.tasks.env_types,
         task_view=parsed.tasks.view,
+        seed_rule=parsed.tasks.seed,
         public_fields=parsed.tasks.public,
         custom_tasks=_custom_tasks(parsed),
         scorer=Scorer(**parsed.scorer.model_dump()),

@@ -30,7 +30,7 @@ from gateway.cli.tasks import ROUTE, For, check_documents, documents_of
 from gateway.core.curriculum import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.tasks.documents import read_file
-from gateway.tasks.schema import parse
+from gateway.tasks.schema import parse, variants_of
 
 if TYPE_CHECKING:
     from env_gateway_client.client import Gateway
@@ -114,8 +114,7 @@ def _of_file(gateway: Gateway, file: Path, environment: str) -> list[Subject]:
     valid, complaints = check_documents(documents_of(read_file(file), file), None, environment)
     if not complaints:
         offered = gateway.environments()
-        for place, document in valid:
-            task = parse(document)
+        for place, task in ((place, parse(one)) for place, document in valid for one in variants_of(document)):
             kind = str(task.get("env_type") or "")
             name = kind if kind in offered else environment or kind  # another name of an environment needs the option
             id = str(task.get("id") or place)

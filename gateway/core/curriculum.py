@@ -30,7 +30,7 @@ class Outcome:
     """The environment as trainers know it: for a split with its own resources, the base environment. With a known
     scorer, the scorer's version follows, see `book_of`."""
     task: str
-    """The task's id, or ``split/index`` if it has no id, or ``sha256:…`` for an inline task without an id."""
+    """Key of the task's name, see `TaskName`. So a task that a trainer sends whole has no part in a listed one's."""
     reward: float
     """Sum of the session's rewards; finite."""
     finished: bool
@@ -48,6 +48,7 @@ class TaskRecord:
 
     environment: EnvironmentName
     task: str
+    """Key of the task's name, see `TaskName`."""
     scorer: str = ""
     """Version of the scorer, see ``Session.scorer``; empty: not known."""
     attempts: int = 0

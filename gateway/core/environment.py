@@ -50,6 +50,13 @@ class Isolation(StrEnum):
     EXCLUSIVE = "exclusive"  #: each session has its own worker, which is destroyed after it
 
 
+class SeedRule(StrEnum):
+    """The seed of an episode whose trainer gives none."""
+
+    TASK = "task"  #: a listed task has a seed of its own, so it begins alike every time
+    DRAWN = "drawn"  #: members of a group share a seed, and every other episode gets a random one
+
+
 class TaskView(StrEnum):
     """What a listing shows of the environment's tasks to a trainer's key."""
 
@@ -368,6 +375,7 @@ class Environment:
     env_types: tuple[str, ...] = ()
     """Alternative names of the environment that tasks may use as their ``env_type``."""
     task_view: TaskView = TaskView.PUBLIC
+    seed_rule: SeedRule = SeedRule.TASK
     public_fields: tuple[str, ...] = ()
     """Dotted paths of further task fields that a public listing shows."""
     custom_tasks: CustomTasks | None = None

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment, TaskSpec
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.task_name import TaskName
 
 
 class SessionState(StrEnum):
@@ -57,7 +58,7 @@ class SessionRequest:
     idle_s: float
     setup_s: float
     task: str = ""
-    """``split/index`` or the task's id, for people; never the task itself."""
+    """Key of the task's name, see `TaskName`."""
     episode: str = ""
     """The trainer's name for the episode, if its protocol has a name apart from the session's."""
     policy: str = ""
@@ -95,6 +96,7 @@ class Session:
     address: str
     state: SessionState
     task: str = ""
+    """Key of the task's name; see `task_name`."""
     episode: str = ""
     policy: str = ""
     reason: CloseReason | None = None
@@ -109,6 +111,11 @@ class Session:
     result: str = ""
     """Summary of the episode that its environment has ended, as ``episode.summary_to_json`` writes it. Empty: the
     environment has not ended the episode, or the gateway learns the summary only at the session's end."""
+
+    @property
+    def task_name(self) -> TaskName:
+        """The task's name."""
+        return TaskName.of(self.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,8 @@ class SessionSetup:
     """The data that a worker needs to set a session up; secrets are neither stored nor shown."""
 
     spec: TaskSpec
+    task: str = ""
+    """Key of the task's name, see `TaskName`; empty: there is no task."""
     seed: int | None = None
     config: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -211,8 +220,6 @@ class EpisodeRequest:
     """The setup for the worker. The gateway neither stores nor logs its secrets."""
     fingerprint: str
     """The identity of the whole request. A retry with the same fingerprint gets the same session."""
-    task: str = ""
-    """``split/index`` or a task's id, for people."""
     episode: str = ""
     """The trainer's own name for the episode; only resets have one."""
     within_s: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import time
 import uuid
@@ -18,7 +17,7 @@ from itertools import islice
 import anyio
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, TaskSpec
+from gateway.core.environment import Environment
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import Owner, SessionId
@@ -294,11 +293,3 @@ def new_lease(setup: SessionSetup) -> str:
     """Return a new, random lease. It shows every replica whether the session has secrets."""
     lease = uuid.uuid4().hex
     return f"{SECRET_MARK}{lease}" if setup.secrets else lease
-
-
-def task_digest(spec: TaskSpec) -> str:
-    """Return a digest that names a task given in full and without an id, or an empty string without a task."""
-    if not spec:
-        return ""
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"), default=str)
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -41,7 +41,7 @@ from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.core.session import BY_TRAINER, CloseReason, EpisodeRequest, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
-from gateway.sessions.cache import CachedSession, SessionCache, new_lease, session_id, task_digest
+from gateway.sessions.cache import CachedSession, SessionCache, new_lease, session_id
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate, OpeningWatch
 from gateway.sessions.liveness import WorkerSilent, wait_for_answer
@@ -444,7 +444,7 @@ class SessionOpener:
             session.owner,
             session.environment,
             session.worker,
-            session.task,
+            session.task_name.label,
             open_s,
         )
 
@@ -479,7 +479,7 @@ def _claim_of(request: EpisodeRequest, environment: Environment, limits: KeyLimi
         fingerprint=request.fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
-        task=request.task or task_digest(setup.spec),
+        task=setup.task,
         episode=request.episode,
         policy=setup.policy,
         max_sessions=limits.max_sessions,

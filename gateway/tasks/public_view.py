@@ -16,6 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.schema import without_nulls
 
 ALWAYS: Final[Mapping[str, object]] = {"id": None, "instruction": "", "tags": (), "difficulty": None}
 """Fields that each task has in a listing, with the values that stand for a missing field."""
@@ -53,14 +54,6 @@ def check_unchanged(spec: Mapping[str, Any], view: Mapping[str, Any]) -> None:
                 f"task_spec.{key}: differs from the listed task {view['id']!r}: send the listed task unchanged, or a "
                 "complete task with its evaluation and another id"
             )
-
-
-def without_nulls(value: Any) -> Any:
-    """Return a JSON value without null members and empty objects, which columnar data sets add."""
-    if isinstance(value, Mapping):
-        members = ((key, without_nulls(one)) for key, one in value.items())
-        return {key: one for key, one in members if one is not None and one != {}}
-    return [without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 class ListedTasks:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.curriculum import PREFIX
-from gateway.core.environment import Environment, UpstreamKind
+from gateway.core.environment import Environment, SeedRule, UpstreamKind
 from gateway.core.errors import (
     EnvironmentUnavailable,
     PoolExhausted,
@@ -37,7 +37,7 @@ from gateway.tasks.curricula.model import is_index
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import parse
-from gateway.tasks.task_ref import TaskRef, seed_of
+from gateway.tasks.task_ref import SEED_BITS, TaskRef, seed_of
 
 SHOWN_CHARS: Final = 200
 """Characters of an id or a value that an error message shows."""
@@ -318,14 +318,18 @@ def session_setup(
 ) -> SessionSetup:
     """Return the setup that a worker receives for *task* and the trainer's other values; see ``SessionSetup``.
 
-    *policy* takes precedence over the curriculum's policy. An opening in a group without a seed gets a seed from the
-    group's name, so that all members start alike.
+    *policy* takes precedence over the curriculum's policy. Without a *seed* of the trainer, a listed task has its own
+    seed, so that it begins alike every time. Otherwise the members of a group share a seed.
     """
-    group_of_all = task.ticket.group if task.ticket is not None else group
-    if seed is None and group_of_all is not None and not _says_a_seed(environment, task.spec, config):
-        seed = seed_of(group_of_all.name)
+    name = task.name
+    if environment.wire is UpstreamKind.ORS:
+        seed = None  # the standard servers take none
+    elif seed is None:
+        group_of_all = task.ticket.group if task.ticket is not None else group
+        seed = _usual_seed(environment, task, name.id or name.digest, group_of_all, config)
     return SessionSetup(
         spec=task.spec,
+        task=name.key,
         seed=seed,
         config=config,
         secrets=secrets,
@@ -340,13 +344,24 @@ def session_setup(
     )
 
 
-def _says_a_seed(environment: Environment, spec: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
-    """Return True if a third-party server finds a seed in the task or the configuration.
-
-    The group's seed would replace that seed. The gateway's own environments receive both seeds.
-    """
-    places = (spec, spec.get("config"), spec.get("environment_config"), config)
-    return environment.server.is_foreign and any(isinstance(place, Mapping) and "seed" in place for place in places)
+def _usual_seed(
+    environment: Environment, task: TaskRef, name: str, group: Group | None, config: Mapping[str, Any] | None
+) -> int | None:
+    """Return the seed of an episode whose trainer gives none; None: its server takes no seed, or chooses one."""
+    if environment.wire is not UpstreamKind.OWN:
+        if environment.wire is UpstreamKind.OPENENV and "seed" not in environment.resets.keys:
+            return None
+        # The server finds this seed in the task or the configuration. Another one would replace it.
+        places = (config, task.spec.get("config"), task.spec.get("environment_config"), task.spec)
+        said = [place["seed"] for place in places if isinstance(place, Mapping) and "seed" in place]
+        if said:
+            return said[0] if isinstance(said[0], int) and not isinstance(said[0], bool) else None
+    if environment.seed_rule is SeedRule.TASK and task.is_listed and name:
+        return seed_of(name)
+    if group is not None:
+        return seed_of(group.name)
+    # Drawn here and not in the worker, so that the step log has it.
+    return random.getrandbits(SEED_BITS) if environment.wire is UpstreamKind.OWN else None
 
 
 def _unknown_id(id: str, why: str = "") -> UnknownTask:

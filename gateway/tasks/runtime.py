@@ -17,13 +17,13 @@ from envserver.generic.task import schema_problems
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import RateLimited, StoreUnavailable, TaskExists, TaskInvalid, UnknownTask
+from gateway.core.errors import InvalidRequest, RateLimited, StoreUnavailable, TaskExists, TaskInvalid, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.periodic import pause
-from gateway.core.ports.tasks import BundleStamp, StoredTask, TaskStore
+from gateway.core.ports.tasks import MAX_AT_ONCE, BundleStamp, StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.schema import parse
+from gateway.tasks.schema import parse, variants_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,20 +81,24 @@ class RuntimeTasks:
 
         Raises:
             TaskInvalid: Some tasks are invalid. The error has at most `MAX_PROBLEMS` problems of all tasks.
+            InvalidRequest: They are more than `MAX_AT_ONCE`.
         """
         checked: list[Checked] = []
         problems: list[tuple[str, str]] = []
         seen: dict[tuple[EnvironmentName, str], str] = {}
         for where, document in documents:
             try:
-                one = self._check(document, environment)
+                found = [self._check(one, environment) for one in variants_of(document)]
             except TaskInvalid as error:
                 problems += [(_below(where, path), message) for path, message in error.problems]
                 continue
-            first = seen.setdefault((one.environment.name, one.id), where)
-            if first != where:
-                problems.append((_below(where, "id"), f"{one.id!r} stands at {first} already"))
-            checked.append(one)
+            for one in found:
+                first = seen.setdefault((one.environment.name, one.id), where)
+                if first != where:
+                    problems.append((_below(where, "id"), f"{one.id!r} stands at {first} already"))
+            checked += found
+            if len(checked) > MAX_AT_ONCE:
+                raise InvalidRequest(f"more than {MAX_AT_ONCE} tasks at once, with those that `seeds` adds")
         if problems:
             raise TaskInvalid(problems[:MAX_PROBLEMS])
         return checked

@@ -12,6 +12,7 @@ from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.core.ports.tasks import StoredTask
 from gateway.tasks.documents import compact, read_json
+from gateway.tasks.schema import variants_of
 
 MAX_LINE_BYTES = 16 * 2**20
 """Maximum size of a task in a file, in bytes. A larger task would not fit into one request."""
@@ -53,7 +54,7 @@ def read(task: StoredTask) -> Added:
 
 
 def read_split(path: Path) -> SplitView:
-    """Read ``<split>.jsonl``, in which each line is a JSON object with one task.
+    """Read ``<split>.jsonl``, in which each line is a JSON object with one task, or with several; see `variants_of`.
 
     The gateway parses every line now, so that an invalid line stops the start instead of an episode. It keeps the
     compact text, which has a third of the size of parsed objects. Discovery answers with this text.
@@ -73,17 +74,21 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[_Row]:
     seen: dict[str, int] = {}
     for number, line in enumerate(file, 1):
         where = f"{path}:{number}"
-        task = _read_line(line.rstrip(b"\r\n"), where)
-        names, tags = _keys(task, where)
-        for name in names:
-            if name in seen:
-                raise ConfigError(f"{where}: id: {name!r} is already on line {seen[name]}")
-            seen[name] = number
         try:
-            body = compact(task)
-        except (ValueError, RecursionError) as error:  # 1e999 parses as infinity, \ud800 as half a character
-            raise ConfigError(f"{where}: {error}") from error
-        yield body, names, tags
+            tasks = variants_of(_read_line(line.rstrip(b"\r\n"), where))
+        except TaskInvalid as error:
+            raise ConfigError(f"{where}: {error.detail}") from None
+        for task in tasks:
+            names, tags = _keys(task, where)
+            for name in names:
+                if name in seen:
+                    raise ConfigError(f"{where}: id: {name!r} is already on line {seen[name]}")
+                seen[name] = number
+            try:
+                body = compact(task)
+            except (ValueError, RecursionError) as error:  # 1e999 parses as infinity, \ud800 as half a character
+                raise ConfigError(f"{where}: {error}") from error
+            yield body, names, tags
 
 
 def _read_line(line: bytes, where: str) -> dict[str, Any]:

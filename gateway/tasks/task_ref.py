@@ -1,4 +1,4 @@
-"""Defines the reference to a found task, with its labels for messages."""
+"""Defines the reference to a found task, and its name and seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.session import GroupMembership
+from gateway.core.task_name import TaskName
 from gateway.tasks.curricula.model import Curriculum
+from gateway.tasks.schema import digest_of
 
 LABEL_MAX: Final = 200
-"""Maximum number of characters of a task's label."""
+"""Maximum number of characters of an id in a task's name."""
+SEED_BITS: Final = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,37 @@ class TaskRef:
     """The tag of the current policy of the curriculum's trainer."""
 
     @property
+    def is_listed(self) -> bool:
+        """True for a task that trainers name, and False for one that a trainer sends whole."""
+        return bool(self.split) or self.is_images or self.spec.keys() == {"id"}
+
+    @property
     def place(self) -> str:
-        """The task's label by place: ``split/index``, or the id of a task without a split."""
-        return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:LABEL_MAX]
+        """``split/index``; empty if the gateway does not know the task's place."""
+        if not self.split:
+            return ""
+        return self.split if self.index is None else f"{self.split}/{self.index}"
+
+    @property
+    def name(self) -> TaskName:
+        """The task's name.
+
+        An image's own task is named by its place, because the gateway knows only how many of them there are. Of a task
+        that only its worker knows, the id is the whole name.
+        """
+        id = self.spec.get("id")
+        if self.is_images or not self.spec:
+            return TaskName(self.place or str(id or "")[:LABEL_MAX])
+        return name_of(self.spec)
+
+
+def name_of(spec: Mapping[str, Any]) -> TaskName:
+    """Return the name of a task of the gateway, or of one that a trainer sent whole."""
+    id = spec.get("id")
+    return TaskName(id[:LABEL_MAX] if isinstance(id, str) else "", "" if spec.keys() == {"id"} else digest_of(spec))
 
 
 def seed_of(name: str) -> int:
     """Return a seed for *name* in [0, 2**31). All processes derive the same seed, so a group's members share it."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "big") >> 1
+    first = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4]
+    return int.from_bytes(first, "big") >> (32 - SEED_BITS)

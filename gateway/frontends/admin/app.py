@@ -19,7 +19,7 @@ from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, Session
 from gateway.core.worker import WorkerState
-from gateway.frontends.admin.replies import ERRORS, numbered, operator_of, queried
+from gateway.frontends.admin.replies import ERRORS, named, numbered, operator_of, queried
 from gateway.frontends.openapi.document import openapi_document
 from gateway.metrics import Metrics
 from gateway.server import Lifecycle
@@ -126,7 +126,7 @@ class AdminFrontend:
                 "owner": session.owner,
                 "state": session.state.value,
                 "worker": session.worker,
-                "task": session.task,
+                **named(session.task),
             }
             for session in sessions
         ]

@@ -18,7 +18,16 @@ from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.frontends.admin.flaky import marks_of
-from gateway.frontends.admin.replies import Body, as_json, numbered, object_of, operator_of, queried, validated
+from gateway.frontends.admin.replies import (
+    Body,
+    as_json,
+    named,
+    numbered,
+    object_of,
+    operator_of,
+    queried,
+    validated,
+)
 from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS
 from gateway.tasks.curricula.definitions import to_document
 from gateway.tasks.curricula.model import Curriculum, scope_of
@@ -269,11 +278,11 @@ def _standing(standing: Standing, scope: Curriculum) -> dict[str, Any]:
 
 
 def _place(place: TaskPlace) -> dict[str, Any]:
-    return {"environment": place.environment, "split": place.split, "index": place.index, "task": place.task}
+    return {"environment": place.environment, "split": place.split, "index": place.index, **named(place.task)}
 
 
 def _record(record: TaskRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     shown = {name: getattr(record, name) for name in RECORD_KEYS}
-    return {**shown, "policy": record.policy or None, "scorer": record.scorer or None}
+    return {**shown, **named(record.task), "policy": record.policy or None, "scorer": record.scorer or None}

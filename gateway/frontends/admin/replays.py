@@ -31,6 +31,7 @@ from gateway.core.outcomes import outcome_of, reward_of
 from gateway.core.ports.step_log import REFERENCE, StepLog, StepLogQueries
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import SECRET_MARK, CloseReason, EpisodeRequest, SessionSetup
+from gateway.core.task_name import TaskName
 from gateway.core.validation import reason_of
 from gateway.frontends.admin.comparison import differences
 from gateway.frontends.admin.episodes import recorded_episode
@@ -229,6 +230,7 @@ class ReplayRoutes:
         begin, name = recorded.begin, f"replay-{secrets.token_hex(8)}"
         setup = SessionSetup(
             spec=await self._restored(begin.spec),
+            task=TaskName.of_label(recorded.task or "", recorded.task_digest or "").key,
             seed=recorded.seed,
             config=await self._restored(begin.config),
             split=begin.split,
@@ -245,7 +247,6 @@ class ReplayRoutes:
                     environment=environment,
                     setup=setup,
                     fingerprint=name,
-                    task=recorded.task or "",
                     episode=begin.episode,
                     protocol="replay",
                 )

@@ -14,6 +14,7 @@ from starlette.types import ExceptionHandler
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
 from gateway.core.json_text import dump
 from gateway.core.ports.tasks import BundleRefused
+from gateway.core.task_name import TaskName
 from gateway.core.validation import reason_of
 from gateway.frontends.asgi import HungUp, read_body
 from gateway.frontends.errors import headers_of, status_of
@@ -25,6 +26,12 @@ BUNDLE_CODES: Mapping[type[GatewayError], str] = {
     BundleRefused: "bundle_refused",
 }
 """Codes of refused bundles. Only these routes have them."""
+
+
+def named(key: str) -> dict[str, str | None]:
+    """Return the name of the task with this record key, as operators see it."""
+    name = TaskName.of(key)
+    return {"task": name.label, "task_digest": name.digest or None}
 
 
 class Body(BaseModel):

@@ -21,15 +21,17 @@ from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
 from gateway.core.ids import PROBER, EnvironmentName
 from gateway.core.json_text import dump
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, BundleRefused, BundleStamp
-from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
+from gateway.core.session import CloseReason, EpisodeRequest
 from gateway.frontends.admin.replies import as_json, body_of, flagged, numbered, operator_of, queried
 from gateway.frontends.asgi import Attended, HungUp
 from gateway.sessions.service import Sessions
 from gateway.tasks.bundles import Bundle, is_bundle, read_bundle
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
+from gateway.tasks.resolver import session_setup
 from gateway.tasks.runtime import Checked, RuntimeTasks
 from gateway.tasks.signing import NotSigned, TrustedKeys
+from gateway.tasks.task_ref import TaskRef
 
 MAX_LISTED = 1_000
 MAX_PROBED = 100
@@ -88,9 +90,8 @@ class TaskProbe:
                     owner=PROBER,
                     name=name,
                     environment=environment,
-                    setup=SessionSetup(spec=task),
+                    setup=session_setup(environment, TaskRef(spec=task)),
                     fingerprint=name,
-                    task="(probe)",
                     protocol="probe",
                 )
             )

@@ -24,7 +24,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, SeedRule, UpstreamKind
 from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
@@ -69,7 +69,7 @@ from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, 
 from gateway.sessions.last_replies import LastRequest
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
-from gateway.tasks.task_ref import TaskRef
+from gateway.tasks.task_ref import TaskRef, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,6 @@ class ArealFrontend:
                     environment=request.environment,
                     setup=setup,
                     fingerprint=episode,
-                    task=task.place,
                     protocol="areal",
                     within_s=max(0.0, deadline - loop.time()),
                 )
@@ -367,11 +366,10 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
 
 
 def _setup(environment: Environment, start: Start, task: TaskRef, *, policy: str, group: Group | None) -> SessionSetup:
-    config = dict(start.config) or None
-    setup = session_setup(environment, task, seed=start.seed, config=config, policy=policy, group=group)
-    if task.is_images and "seed" in task.spec and "seed" not in start.config:
-        return replace(setup, seed=None)  # the task has a seed of its own
-    return setup
+    seed = start.seed
+    if seed is None and environment.seed_rule is SeedRule.DRAWN:
+        seed = seed_of(start.sample)
+    return session_setup(environment, task, seed=seed, config=dict(start.config) or None, policy=policy, group=group)
 
 
 def _patient(environment: Environment) -> Environment:

@@ -19,7 +19,6 @@ from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
 from gateway.core.json_text import refuse_constant
 from gateway.tasks.resolver import TaskRequest
-from gateway.tasks.task_ref import seed_of
 
 Object = Mapping[str, Any]
 
@@ -31,7 +30,7 @@ class Start:
     sample: str
     """The sample's id as text: 17 and "17" are the same sample."""
     as_sent: str | int
-    seed: int
+    seed: int | None
     config: Object
 
 
@@ -70,7 +69,7 @@ def read_start(body: Object) -> Start:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InvalidRequest(f"config.seed: must be an integer, not {_kind(seed)}")
     sample = str(sent)
-    return Start(sample=sample, as_sent=sent, seed=seed_of(sample) if seed is None else seed, config=config)
+    return Start(sample=sample, as_sent=sent, seed=seed, config=config)
 
 
 def read_episode_id(body: Object) -> str:

@@ -200,8 +200,7 @@ class Pages:
             and not row.get("unexpected_error")
             and (row.get("scorer") or "") == scorers.get(row["environment"], "")
         ]
-        named = [{**row, "task": self._records.key(row["environment"], row["task"] or "")} for row in played]
-        return {**state, "map": _success_map(named)}
+        return {**state, "map": _success_map(played)}
 
     async def doctor(self) -> Json:
         """What keeps environments from running on this machine."""
@@ -333,10 +332,10 @@ def _success_map(rows: Sequence[Json]) -> Json:
         return {"times": [], "tasks": []}
     first, last = min(row["closed_at"] for row in rows), max(row["closed_at"] for row in rows)
     width = max(1.0, (last - first) / MAP_TIMES)
-    found: dict[tuple[str, str], list[list[float]]] = {}
-    seen_at: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str, str], list[list[float]]] = {}
+    seen_at: dict[tuple[str, str, str], float] = {}
     for row in rows:
-        place = (row["environment"], row["task"])
+        place = (row["environment"], row["task"] or "", row["task_digest"] or "")
         cells = found.setdefault(place, [[] for _ in range(MAP_TIMES)])
         cells[min(MAP_TIMES - 1, int((row["closed_at"] - first) / width))].append(row["reward"])
         seen_at[place] = max(seen_at.get(place, 0.0), row["closed_at"])
@@ -347,6 +346,7 @@ def _success_map(rows: Sequence[Json]) -> Json:
             {
                 "environment": place[0],
                 "task": place[1],
+                "task_digest": place[2],
                 "attempts": sum(map(len, found[place])),
                 "means": [math.fsum(cell) / len(cell) if cell else None for cell in found[place]],
             }

@@ -212,7 +212,6 @@ class NemoFrontend:
                     environment=environment,
                     setup=setup,
                     fingerprint=seed.fingerprint if given else name,
-                    task=task.place,
                     protocol="nemo",
                 )
             )

@@ -63,7 +63,7 @@ from gateway.frontends.openenv.replies import (
 )
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, session_setup
-from gateway.tasks.task_ref import LABEL_MAX, TaskRef
+from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,6 @@ class Episodes:
             environment=environment,
             setup=self._setup(environment, reset, task, chosen),
             fingerprint=uuid.uuid4().hex,
-            task=_label(chosen),
             protocol="openenv",
             episode=reset.episode_id if reset.episode_id is not None else str(uuid.uuid4()),
         )
@@ -195,7 +194,8 @@ class Episodes:
             except SessionNotFound:
                 return empty_state()
             session = active.session
-            return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
+            task_id = session.task_name.id or None
+            return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": task_id}
 
     async def tools(self, environment: Environment) -> list[Json]:
         """Return name, description and input schema of each tool that an agent may call."""
@@ -303,14 +303,8 @@ def patient(environment: Environment) -> Environment:
 
 def _shown_task(task: TaskRef) -> Json:
     """Return the fields of a task that a trainer sees."""
-    shown = {"task_id": _label(task) or None, "split": task.split or None, "index": task.index}
+    shown = {"task_id": task.name.id or None, "split": task.split or None, "index": task.index}
     return {name: value for name, value in shown.items() if value is not None}
-
-
-def _label(task: TaskRef) -> str:
-    """Return the task's id, or its place if it has no id."""
-    id = task.spec.get("id")
-    return id[:LABEL_MAX] if isinstance(id, str) else task.place
 
 
 def task_request(environment: Environment, reset: ResetRequest) -> TaskRequest:

@@ -242,7 +242,7 @@ class OrsFrontend:
             if self._creator.kept(owner, sid) is not None:
                 raise SessionExists(sid)
             async with Attended(scope, receive):  # may query a worker for the task
-                setup, task = await self._creator.resolve(create)
+                setup = await self._creator.resolve(create)
         except (UnknownEnvironment, UnknownTask, InvalidRequest, Refusal):
             if await self._is_active(owner, sid):
                 raise Refusal(400, "Session already exists") from None
@@ -253,7 +253,7 @@ class OrsFrontend:
             raise HungUp
         async with Attended(scope, receive) as trainer:
             try:
-                await self._creator.open(owner, sid, create, setup, task, trainer)
+                await self._creator.open(owner, sid, create, setup, trainer)
             except SessionExists:
                 raise Refusal(400, "Session already exists") from None
             await respond_json(send, 200, {"sid": sid})

@@ -23,7 +23,6 @@ from gateway.core.ids import Owner
 from gateway.core.session import EpisodeRequest, Group, SessionSetup
 from gateway.frontends.asgi import Attended, FrontendParts, HeldBytes, HungUp, catalog_of, group_of, header, policy_tag
 from gateway.tasks.resolver import TaskRequest, session_setup
-from gateway.tasks.task_ref import LABEL_MAX
 from gateway.upstreams.ors_bodies import CreateSession, read_secrets, without_platform_keys
 
 KEPT_S = 60.0
@@ -115,8 +114,8 @@ class SessionCreator:
             group=group_of(scope),
         )
 
-    async def resolve(self, create: Create) -> tuple[SessionSetup, str]:
-        """Find the task of a create. Return the setup for the worker and the task's readable name.
+    async def resolve(self, create: Create) -> SessionSetup:
+        """Find the task of a create. Return the setup for the worker.
 
         If no session is opened with the setup, the caller must release its curriculum group membership.
 
@@ -130,7 +129,7 @@ class SessionCreator:
             raise InvalidRequest(f"unknown toolset {body.toolset_name!r}; valid options are []")
         task = await self._resolver.resolve(environment, create.task)
         is_kept = environment.platform_keys or not self._strip_platform_keys
-        setup = session_setup(
+        return session_setup(
             environment,
             task,
             seed=body.seed,
@@ -140,16 +139,9 @@ class SessionCreator:
             policy=create.policy,
             group=create.group,
         )
-        if setup.ticket is not None:
-            name = task.place
-        elif body.task_spec is not None:
-            name = str(body.task_spec.get("id", ""))[:LABEL_MAX]
-        else:
-            name = f"{body.split}/{body.index}"
-        return setup, name
 
     async def open(
-        self, owner: Owner, sid: str, create: Create, setup: SessionSetup, task: str, trainer: Attended | None = None
+        self, owner: Owner, sid: str, create: Create, setup: SessionSetup, trainer: Attended | None = None
     ) -> None:
         """Open the session of a create. If *trainer* disconnected meanwhile, close it again and raise ``HungUp``."""
         assert create.environment is not None
@@ -161,7 +153,6 @@ class SessionCreator:
                     environment=create.environment,
                     setup=setup,
                     fingerprint=create.fingerprint,
-                    task=task,
                     protocol="ors",
                 )
             )
@@ -212,7 +203,7 @@ class SessionCreator:
             if self.kept(owner, sid) is not pending:
                 return  # another request opened the session meanwhile
             create = replace(pending.create, environment=environment)
-            await self.open(owner, sid, create, *await self.resolve(create))
+            await self.open(owner, sid, create, await self.resolve(create))
             self.drop(owner, sid)
 
     def drop(self, owner: Owner, sid: str) -> bool:

@@ -24,6 +24,7 @@ from gateway.core.json_text import dump, encode
 from gateway.core.periodic import pause
 from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
+from gateway.core.task_name import DIGEST_DIGITS
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
@@ -271,7 +272,8 @@ class StepLogWriter:
         spec = self._masked(dump(begin["spec"]))
         if len(spec) >= EMBEDDED_CHARS:
             begin = {**begin, "spec": REFERENCE + database.put(spec)}
-        return {**row, "task_digest": hashlib.sha256(spec).hexdigest(), "begin": begin}
+        digest = row["task_digest"] or hashlib.sha256(spec).hexdigest()[:DIGEST_DIGITS]
+        return {**row, "task_digest": digest, "begin": begin}
 
     def _masked(self, written: bytes) -> bytes:
         """Return *written* with asterisks for secrets, as many, because msgpack states lengths."""
@@ -308,7 +310,8 @@ def _names(session: Session, environment: Environment) -> dict[str, Any]:
         "name": session.name,
         "owner": session.owner,
         "environment": environment.base or environment.name,
-        "task": session.task,
+        "task": session.task_name.label,
+        "task_digest": session.task_name.digest or None,
         "scorer": session.scorer or None,
         "policy": session.policy,
         "worker": session.worker,

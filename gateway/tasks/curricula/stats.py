@@ -26,8 +26,10 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.periodic import pause
 from gateway.core.ports.curricula import MAX_OUTCOMES, CurriculumStore
 from gateway.core.session import Session
+from gateway.core.task_name import TaskName
 from gateway.tasks.curricula.model import is_index
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.task_ref import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class TaskStats:
     """Sends outcomes to the store, and caches the records of all attempted tasks."""
 
     def __init__(self, store: CurriculumStore, *, registry: TaskRegistry) -> None:
-        """*registry* maps a task's place or alias to its id."""
+        """*registry* maps a task's place or alias to its name."""
         self._store = store
         self._registry = registry
         # The state: outcomes not yet sent to the store, and records received from it.
@@ -80,7 +82,7 @@ class TaskStats:
         self.add(
             Outcome(
                 environment=book_of(name, session.scorer),
-                task=self.key(name, session.task),
+                task=session.task,
                 reward=reward,
                 finished=summary.finished,
                 steps=summary.steps,
@@ -96,7 +98,7 @@ class TaskStats:
         self._waiting.append(outcome)
 
     def key(self, environment: EnvironmentName, task: str) -> str:
-        """Return the record key of *task* (an id, alias or place): its id, or *task* itself if it is unknown."""
+        """Return the record key of *task*, an id, alias or place: its name's key, or *task* itself if it is unknown."""
         return self.find(environment, task) or task
 
     def find(self, environment: EnvironmentName, task: str) -> str | None:
@@ -105,8 +107,8 @@ class TaskStats:
         with contextlib.suppress(UnknownTask):
             if split and is_index(number):
                 with contextlib.suppress(UnknownTask):
-                    return self._id(environment, split, int(number))
-            return self._id(environment, *self._registry.find(environment, task, prefer=""))
+                    return self._key(environment, split, int(number))
+            return self._key(environment, *self._registry.find(environment, task, prefer=""))
         return None
 
     # -- in the background ----------------------------------------------------------------------------------------
@@ -237,17 +239,23 @@ class TaskStats:
     async def forget(self, environment: EnvironmentName, task: str = "") -> int:
         """Remove the records of one task, or of all, by every version of the scorer. Return the number of records.
 
+        The records of a task include those of its former lines, which have the same id.
+
         Raises:
             StoreUnavailable: The store does not answer.
         """
         await self.write()  # otherwise waiting outcomes would recreate the record
         key = self.key(environment, task) if task else ""
-        books = [book_of(environment, scorer) for scorer in await self.scorers(environment)]
-        return sum([await self._store.forget(book, key) for book in books])
+        ids = {one for one in (task, TaskName.of(key).id) if one}
+        removed = 0
+        for scorer in await self.scorers(environment):
+            former = [one for one in await self.of(environment, scorer) if TaskName.of(one).id in ids] if task else []
+            for one in {key, *former}:
+                removed += await self._store.forget(book_of(environment, scorer), one)
+        return removed
 
-    def _id(self, environment: EnvironmentName, split: str, index: int) -> str:
-        id = self._registry.task(environment, split, index).get("id")
-        return id if isinstance(id, str) and id else f"{split}/{index}"
+    def _key(self, environment: EnvironmentName, split: str, index: int) -> str:
+        return name_of(self._registry.task(environment, split, index)).key
 
 
 def _without(versions: Iterable[str], *others: str) -> list[str]:

@@ -22,8 +22,9 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import TaskQueries
 from gateway.tasks.curricula.model import Component, Curriculum
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.task_ref import name_of
 
-AT_ONCE: Final = 2_000
+AT_ONCE: Final = 500
 """Number of tasks to read before the event loop serves other requests."""
 COUNT_S: Final = 60.0
 """Seconds for which the number of an image's own tasks stays valid."""
@@ -98,7 +99,7 @@ def read_table(environment: Environment, split: str, registry: TaskRegistry) -> 
         tasks = registry.all(environment.name, split)
     except UnknownSplit:
         return None if _asks(environment) else ()
-    return tuple(_row(split, index, json.loads(body)) for index, body in enumerate(tasks) if body is not None)
+    return tuple(_row(index, json.loads(body)) for index, body in enumerate(tasks) if body is not None)
 
 
 class TaskTables:
@@ -128,7 +129,7 @@ class TaskTables:
             known = self._tables.get((environment, split))
             if known is not None and known[0] is tasks:  # another request has built the table meanwhile
                 return known[1]
-            rows = await _rows(split, tasks)
+            rows = await _rows(tasks)
             self._tables[environment, split] = tasks, rows
             return rows
 
@@ -153,22 +154,22 @@ def _asks(environment: Environment) -> bool:
     return environment.tasks is None
 
 
-async def _rows(split: str, tasks: Sequence[bytes | None]) -> Rows:
+async def _rows(tasks: Sequence[bytes | None]) -> Rows:
     rows: list[TaskRow] = []
     for index, body in enumerate(tasks):
         if body is not None:
-            rows.append(_row(split, index, json.loads(body)))
+            rows.append(_row(index, json.loads(body)))
         if index % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
     return tuple(rows)
 
 
-def _row(split: str, index: int, task: dict[str, Any]) -> TaskRow:
-    id, tags, difficulty = task.get("id"), task.get("tags"), task.get("difficulty")
+def _row(index: int, task: dict[str, Any]) -> TaskRow:
+    tags, difficulty = task.get("tags"), task.get("difficulty")
     is_number = isinstance(difficulty, int | float) and not isinstance(difficulty, bool) and math.isfinite(difficulty)
     return TaskRow(
         index=index,
-        task=id if isinstance(id, str) and id else f"{split}/{index}",
+        task=name_of(task).key,
         tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
         difficulty=float(difficulty) if is_number and difficulty is not None else None,
     )

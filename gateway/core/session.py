@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment, TaskSpec
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.task_name import TaskName
 
 
 class SessionState(StrEnum):
@@ -96,7 +95,7 @@ class Session:
     address: str
     state: SessionState
     task: str = ""
-    """Key of the task's name; see `task_name`."""
+    """Key of the task's name, see `TaskName`."""
     episode: str = ""
     policy: str = ""
     reason: CloseReason | None = None
@@ -111,11 +110,6 @@ class Session:
     result: str = ""
     """Summary of the episode that its environment has ended, as ``episode.summary_to_json`` writes it. Empty: the
     environment has not ended the episode, or the gateway learns the summary only at the session's end."""
-
-    @property
-    def task_name(self) -> TaskName:
-        """The task's name."""
-        return TaskName.of(self.task)
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,11 +359,11 @@ class SessionCloser:
             if outcome is EpisodeOutcome.AUTHOR_FAULT and reason is not CloseReason.AUTHOR_FAULT:
                 log_faults(session, _lacks(summary))
             if not summary.is_whole:
-                told = (session.environment, session.task_name.label, session.id)
+                told = (session.environment, session.task, session.id)
                 logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
             if summary.unexpected_error:
                 self._metrics.episode_marked(environment.name)
-                told = (session.environment, session.task_name.label, session.id)
+                told = (session.environment, session.task, session.id)
                 logger.warning(
                     "episode_marked environment=%s task=%r session=%s error=%r", *told, summary.unexpected_error
                 )
@@ -375,7 +375,7 @@ class SessionCloser:
             session.id,
             session.name,
             session.environment,
-            session.task_name.label,
+            session.task,
             session.worker,
             reason.value,
             outcome.value,
@@ -404,7 +404,7 @@ def log_faults(session: Session, faults: Iterable[Fault]) -> None:
     A literal stays on one line and uses characters that every terminal and file accepts, for any exception text.
     """
     for fault in faults:
-        told = (session.environment, session.task_name.label, session.id, fault.place, fault.error, fault.traceback)
+        told = (session.environment, session.task, session.id, fault.place, fault.error, fault.traceback)
         if fault.kind is FaultKind.AUTHOR:
             logger.error("author_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)
         else:

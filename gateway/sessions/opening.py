@@ -444,7 +444,7 @@ class SessionOpener:
             session.owner,
             session.environment,
             session.worker,
-            session.task_name.label,
+            session.task,
             open_s,
         )
 

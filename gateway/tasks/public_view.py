@@ -16,7 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.schema import without_nulls
+from gateway.tasks.task_ref import without_nulls
 
 ALWAYS: Final[Mapping[str, object]] = {"id": None, "instruction": "", "tags": (), "difficulty": None}
 """Fields that each task has in a listing, with the values that stand for a missing field."""

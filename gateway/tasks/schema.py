@@ -6,7 +6,6 @@ environment, or contains scripts that run in a sandbox.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,7 +24,6 @@ from envserver.generic.task import MAX_TASK_BYTES as MAX_INLINE_BYTES
 from gateway.core.environment import Isolation
 from gateway.core.errors import TaskInvalid
 from gateway.core.ports.tasks import MAX_TASK_BYTES
-from gateway.core.task_name import DIGEST_DIGITS
 
 MAX_VARIANTS_BYTES: Final = 64 * 2**20
 """Maximum size of all tasks for which one document with ``seeds`` stands, as JSON."""
@@ -35,10 +33,6 @@ CODE_KEYS: Final = frozenset(
     ("module", "modules", "class", "class_name", "class_path", "task_class", "python", "code_ref", "callable")
 ) | frozenset(("import", "entry_point", "entrypoint", "pickle", "eval", "exec"))
 """Keys that name or contain server code. Task classes come in images and mounts, never in a request."""
-_UNSEEN: Final = frozenset(("id", "env_type", "split", "aliases", "tags", "difficulty", "rate_limit")) | frozenset(
-    ("reference", "reward_floor", "reward_full", "seeds")
-)
-"""Keys that neither the agent nor the judge sees, or that name the task."""
 SCRIPT_KEYS: Final = frozenset(("script", "scripts", "test_scripts", "command"))
 """Keys of ``evaluation`` whose values the environment runs."""
 
@@ -97,29 +91,6 @@ def variants_of(task: object) -> list[Any]:
     if problems:
         raise TaskInvalid(problems)
     return [{**rest, "id": f"{task['id']}~{one}"} for one in range(1, number + 1)]
-
-
-def digest_of(task: Mapping[str, Any]) -> str:
-    """Return the digest of what agent and judge see of *task*; see `gateway.core.task_name`.
-
-    The short form and the long form of a task have one digest, and so do a task and its entry in a columnar data set,
-    which adds nulls.
-    """
-    try:
-        whole = long_form(task)
-    except TaskError:  # a task of an image may have any form
-        whole = dict(task)
-    seen = without_nulls({key: value for key, value in whole.items() if key not in _UNSEEN})
-    text = json.dumps(seen, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
-
-
-def without_nulls(value: Any) -> Any:
-    """Return a JSON value without null members and empty objects, which columnar data sets add."""
-    if isinstance(value, Mapping):
-        members = ((key, without_nulls(one)) for key, one in value.items())
-        return {key: one for key, one in members if one is not None and one != {}}
-    return [without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def json_schema() -> str:

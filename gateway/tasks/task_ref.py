@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from envserver.generic.task import TaskError, long_form
+
+from gateway.core.errors import TaskInvalid
 from gateway.core.session import GroupMembership
-from gateway.core.task_name import TaskName
+from gateway.core.task_name import DIGEST_DIGITS, TaskName
 from gateway.tasks.curricula.model import Curriculum
-from gateway.tasks.schema import digest_of
 
 LABEL_MAX: Final = 200
 """Maximum number of characters of an id in a task's name."""
 SEED_BITS: Final = 31
+_UNSEEN: Final = frozenset(("id", "env_type", "split", "aliases", "tags", "difficulty", "rate_limit")) | frozenset(
+    ("reference", "reward_floor", "reward_full", "seeds")
+)
+"""Keys that neither the agent nor the judge sees, or that name the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,35 @@ def name_of(spec: Mapping[str, Any]) -> TaskName:
     """Return the name of a task of the gateway, or of one that a trainer sent whole."""
     id = spec.get("id")
     return TaskName(id[:LABEL_MAX] if isinstance(id, str) else "", "" if spec.keys() == {"id"} else digest_of(spec))
+
+
+def digest_of(task: Mapping[str, Any]) -> str:
+    """Return the digest of what agent and judge see of *task*; see `gateway.core.task_name`.
+
+    The short form and the long form of a task have one digest, and so do a task and its entry in a columnar data set,
+    which adds nulls.
+
+    Raises:
+        TaskInvalid: The task is nested too deeply.
+    """
+    try:
+        whole = long_form(task)
+    except TaskError:  # a task of an image may have any form
+        whole = dict(task)
+    try:
+        seen = without_nulls({key: value for key, value in whole.items() if key not in _UNSEEN})
+        text = json.dumps(seen, sort_keys=True, separators=(",", ":"), default=str)
+    except RecursionError:
+        raise TaskInvalid([("", "the task is nested too deeply")]) from None
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a JSON value without null members and empty objects, which columnar data sets add."""
+    if isinstance(value, Mapping):
+        members = ((key, without_nulls(one)) for key, one in value.items())
+        return {key: one for key, one in members if one is not None and one != {}}
+    return [without_nulls(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def seed_of(name: str) -> int:

@@ -19,5 +19,7 @@ MINIWOB: dict[str, list[MiniwobProblem]] = {
     "train": [MiniwobProblem(name=name, level=1) for name in _TRAIN_NAMES.split()],
     "test": [MiniwobProblem(name=name, level=2) for name in _TEST_NAMES.split()],
 }
+MINIWOB_SEEDS = 8
+"""Number of listed tasks of each MiniWoB problem. Its page makes a goal from the task's seed."""
 
-__all__ = ["MINIWOB", "SPLITS", "MiniwobProblem", "Problem"]
+__all__ = ["MINIWOB", "MINIWOB_SEEDS", "SPLITS", "MiniwobProblem", "Problem"]

@@ -13,9 +13,11 @@ import httpx
 
 from gateway.core.environment import Areal
 from gateway.core.ids import EnvironmentName
+from gateway.core.task_name import TaskName
 from gateway.core.worker import WorkerState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
+from gateway.tasks.task_ref import name_of
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import world
 from tests.service.stack import Stack, environment, running, stack, tasks
@@ -128,7 +130,7 @@ async def test_a_create_may_name_a_handle_as_its_task() -> None:
         assert answer.status_code == 200
         first, second = played(stack)
         assert first == second
-        assert (await gateway.found("by-spec")).task == f"train/{first[1:]}"
+        assert TaskName.of((await gateway.found("by-spec")).task).id == first
 
 
 async def test_an_opening_that_finds_no_slot_releases_its_place_in_the_group() -> None:
@@ -186,6 +188,7 @@ async def test_the_outcome_of_a_session_is_in_its_tasks_record() -> None:
         assert record == {
             "environment": "math",
             "task": "t4",
+            "task_digest": name_of(json.loads(TASKS["train"].tasks[4] or b"")).digest,
             "scorer": None,
             "attempts": 2,
             "finished": 2,
@@ -223,7 +226,7 @@ async def test_inline_tasks_without_an_id_have_records_of_their_own() -> None:
         records = await gateway.records.of(MATH)
 
         assert sorted(record.attempts for record in records.values()) == [1, 2]
-        assert all(name.startswith("sha256:") for name in records)
+        assert all(TaskName.of(key).label.startswith("sha256:") for key in records)
 
 
 async def test_draws_follow_the_records() -> None:

@@ -11,8 +11,10 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app as commands
 from gateway.core.ids import EnvironmentName
+from gateway.core.task_name import TaskName
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.service import MAX_SAMPLE
+from gateway.tasks.task_ref import name_of
 from tests.service.stack import running, tasks
 from tests.service.wire import call, delete, detail
 
@@ -49,7 +51,12 @@ async def test_the_api_defines_samples_takes_feedback_and_deletes_a_curriculum()
         assert {draw["environment"] for draw in drawn.json()["draws"]} == {"math"}
         assert [answer.status_code for answer in told] == [200, 200]
         (record,) = (await gateway.records.of(MATH)).values()
-        assert (record.task, record.attempts, record.mean, record.policy) == ("t3", 1, 0.25, "step-2")
+        assert (record.task, record.attempts, record.mean, record.policy) == (
+            name_of(json.loads(TASKS["train"].tasks[3] or b"")).key,
+            1,
+            0.25,
+            "step-2",
+        )
         assert state["policy"] == "step-2"
         assert (state["tasks"], state["shares"]) == (40, {"math": 1.0})
         assert [one["name"] for one in listed] == ["later"]
@@ -120,7 +127,7 @@ async def test_feedback_on_an_unknown_task_is_refused_and_nothing_is_recorded() 
         assert refused.status_code == 400
         for number, name in ((4, "skill-typo"), (5, "train/999"), (6, "trian/0")):
             assert f"outcomes[{number}]: math has no task '{name}'" in detail(refused)
-        assert (policy, list(before)) == ("", ["given-whole"])
+        assert (policy, [TaskName.of(key).id for key in before]) == ("", ["given-whole"])
         assert noted.json() == {"noted": 4}
         assert sorted(await gateway.records.of(MATH)) == ["given-whole", "t1", "t2", "test/0"]
 

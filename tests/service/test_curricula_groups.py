@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.environment import Environment, ServerProtocol
+from gateway.core.environment import Environment, SeedRule, ServerProtocol
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import Group
 from gateway.core.worker import EnvironmentLoad
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind
 from gateway.tasks.resolver import session_setup
-from gateway.tasks.task_ref import TaskRef
+from gateway.tasks.task_ref import TaskRef, seed_of
 from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.service.foreign_world import image
@@ -218,7 +218,8 @@ def seeds(built: Stack) -> list[int | None]:
 
 
 async def test_members_of_a_group_that_a_trainer_names_share_a_seed_and_groups_have_different_seeds() -> None:
-    async with running(environment(slots=8, max_workers=1), **offered(1)) as (built, _, client):
+    drawing = replace(environment(slots=8, max_workers=1), seed_rule=SeedRule.DRAWN)
+    async with running(drawing, **offered(1)) as (built, _, client):
 
         async def opened(sid: str, group: Mapping[str, str], **more: Any) -> None:
             body = {"env_name": "math", "split": "train", "index": 7, **more}
@@ -236,11 +237,12 @@ async def test_members_of_a_group_that_a_trainer_names_share_a_seed_and_groups_h
     assert first == second != other
     assert other is not None
     assert given == 5
-    assert alone is None
+    assert alone not in (None, first, other)
 
 
 async def test_sessions_of_one_handle_share_a_seed_over_ors_and_openenv() -> None:
-    async with running(environment(slots=8, max_workers=1), **offered(3)) as (built, _, client):
+    drawing = replace(environment(slots=8, max_workers=1), seed_rule=SeedRule.DRAWN)
+    async with running(drawing, **offered(3)) as (built, _, client):
         await create(client, "a0", 0)
         await create(client, "a1", 0)
         reset = {"split": "train:mine", "index": 0}
@@ -260,23 +262,23 @@ async def test_sessions_of_one_handle_share_a_seed_over_ors_and_openenv() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "config", "is_seeded"),
+    ("kind", "spec", "config", "seed"),
     [
-        (environment(), {"seed": 1}, {"seed": 1}, True),
-        (image(ServerProtocol.OPENENV), {}, None, True),
-        (image(ServerProtocol.OPENENV), {"seed": 1}, None, False),
-        (image(ServerProtocol.OPENENV), {"environment_config": {"seed": 1}}, None, False),
-        (image(ServerProtocol.AREAL), {"config": {"seed": 1}}, None, False),
-        (image(ServerProtocol.AREAL), {}, {"seed": 1}, False),
-        (image(ServerProtocol.AREAL), {"config": "no object"}, {"other": 1}, True),
+        (environment(), {"seed": 1}, {"seed": 1}, seed_of("g")),
+        (image(ServerProtocol.OPENENV), {}, None, seed_of("g")),
+        (image(ServerProtocol.OPENENV), {"seed": 1}, None, 1),
+        (image(ServerProtocol.OPENENV), {"environment_config": {"seed": 1}}, None, 1),
+        (image(ServerProtocol.AREAL), {"config": {"seed": 1}}, None, 1),
+        (image(ServerProtocol.AREAL), {}, {"seed": 1}, 1),
+        (image(ServerProtocol.AREAL), {"config": "no object"}, {"other": 1}, seed_of("g")),
     ],
 )
 def test_a_groups_seed_replaces_no_seed_that_a_third_party_server_reads_from_task_or_configuration(
-    kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, is_seeded: bool
+    kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, seed: int
 ) -> None:
     setup = session_setup(kind, TaskRef(spec=spec), config=config, group=Group("g", 4))
 
-    assert (setup.seed is not None) is is_seeded
+    assert setup.seed == seed
 
 
 # -- headers that are wrong -------------------------------------------------------------------------------------------

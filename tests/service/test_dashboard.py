@@ -13,9 +13,11 @@ import pytest
 
 from gateway.core.environment import TaskView
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.step_log import REFERENCE
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.app import POLICY
 from gateway.frontends.dashboard.sign_in import COOKIE
+from gateway.stores.step_log.reader import StepLogReader
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import Start
 from tests.service.stack import environment, running, tasks
@@ -302,11 +304,13 @@ async def test_a_trainer_gets_no_long_task_by_its_digest(tmp_path: Path) -> None
         client.headers["X-API-Key"] = TRAINER_KEY
         body = {"env_name": "math", "split": "train", "index": 0}
         assert (await client.post("/create", json=body, headers={"X-Session-ID": "one"})).status_code == 200
-        (line,) = await listed(client)
+        stored = await StepLogReader(tmp_path).episode(line["id"])
+        assert stored is not None
+        digest = stored["begin"]["spec"].removeprefix(REFERENCE)
         found = {}
         for key in (TRAINER_KEY, OPERATOR_KEY):
             await signed_in(client, key)
-            found[key] = (await client.get(f"/dashboard/blobs/{line['task_digest']}")).status_code
+            found[key] = (await client.get(f"/dashboard/blobs/{digest}")).status_code
 
     assert found == {TRAINER_KEY: 404, OPERATOR_KEY: 200}
 

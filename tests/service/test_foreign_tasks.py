@@ -261,13 +261,13 @@ async def test_an_areal_servers_own_task_info_is_shown_and_it_opens_samples_that
     assert (refused.status_code, refused.json()["error"]) == (404, "sample not found")
 
 
-async def test_a_task_that_is_a_seed_gets_no_other_seed_unless_the_trainer_requests_it() -> None:
+async def test_a_task_that_is_a_seed_keeps_it_unless_the_trainer_requests_another() -> None:
     seeds = CounterImage({"train": [{"seed": 0}, {"seed": 1}]})
     async with foreign(image(ServerProtocol.OPENENV), seeds) as world:
         await cancel(world.http, await world.start(1))
         await cancel(world.http, await world.start(1, seed=5))
 
-    assert [setup.seed for setup in seeds.setups] == [None, 5]
+    assert [setup.seed for setup in seeds.setups] == [1, 5]
 
 
 # -- OpenEnv --------------------------------------------------------------------------------------------------------

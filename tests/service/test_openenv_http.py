@@ -10,11 +10,13 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.task_ref import name_of
 from tests.fakes.eventually import until
 from tests.service.openenv_world import Json, World, world
 from tests.service.stack import environment, tasks
 from tests.service.wire import hang_up
 
+NAME = name_of({"question": "2+2"}).label
 TASKS = tasks(train=[{"id": "a", "question": "1+1"}, {"question": "2+2"}], test=[{"question": "3+3"}], extra=[])
 
 
@@ -132,10 +134,10 @@ async def test_without_a_session_each_call_has_a_temporary_episode() -> None:
         state = await get(gw, "state")
 
         assert reset.json() == {
-            "observation": {"text": "2+2", "metadata": {"task_id": "train/1", "split": "train", "index": 1}},
+            "observation": {"text": "2+2", "metadata": {"task_id": NAME, "split": "train", "index": 1}},
             "reward": None,
             "done": False,
-            "metadata": {"task_id": "train/1", "split": "train", "index": 1},
+            "metadata": {"task_id": NAME, "split": "train", "index": 1},
         }
         assert step.json() == {
             "observation": {"text": "null", "metadata": {}},

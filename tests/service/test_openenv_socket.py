@@ -12,6 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.tasks.task_ref import name_of
 from tests.fakes.eventually import until
 from tests.service.openenv_world import code, message, world
 from tests.service.stack import environment, tasks
@@ -29,7 +30,7 @@ async def test_a_reset_opens_an_episode_steps_count_and_the_next_reset_starts_a_
 
         first = await client.reset(split="train", index=1)
 
-        told = {"task_id": "train/1", "split": "train", "index": 1}
+        told = {"task_id": name_of({"question": "2+2"}).label, "split": "train", "index": 1}
         observation = {"text": "2+2", "metadata": told}
         assert first == {"observation": observation, "reward": None, "done": False, "metadata": told}
         for _ in range(3):
@@ -42,7 +43,7 @@ async def test_a_reset_opens_an_episode_steps_count_and_the_next_reset_starts_a_
         await client.reset(episode_id="e1", index=0)
         assert (await client.ask("state")) == {
             "type": "state",
-            "data": {"episode_id": "e1", "step_count": 0, "task_id": "train/0"},
+            "data": {"episode_id": "e1", "step_count": 0, "task_id": name_of({"question": "1+1"}).label},
         }
         assert await gw.gateway.used() == 1
 

@@ -24,7 +24,6 @@ async def reset(replica: Replica, name: str = "one", *, to: str = "math", within
         environment=replica.catalog.named(to),
         setup=SessionSetup(spec=spec),
         fingerprint=episode,
-        task="train/0",
         episode=episode,
         within_s=within_s,
     )

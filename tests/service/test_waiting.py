@@ -68,7 +68,6 @@ async def test_an_opening_that_waited_until_its_deadline_is_refused_for_lack_of_
                     environment=kind,
                     setup=SessionSetup(spec={}),
                     fingerprint="f",
-                    task="t",
                     within_s=-0.0008,
                 )
             )

@@ -37,6 +37,7 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import TaskQueries
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
+from gateway.core.task_name import TaskName
 from gateway.frontends.asgi import FrontendParts
 from gateway.frontends.errors import why_ended, why_not_opened
 from gateway.frontends.openenv.frames import (
@@ -194,7 +195,7 @@ class Episodes:
             except SessionNotFound:
                 return empty_state()
             session = active.session
-            task_id = session.task_name.id or None
+            task_id = TaskName.of(session.task).label or None
             return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": task_id}
 
     async def tools(self, environment: Environment) -> list[Json]:
@@ -303,7 +304,7 @@ def patient(environment: Environment) -> Environment:
 
 def _shown_task(task: TaskRef) -> Json:
     """Return the fields of a task that a trainer sees."""
-    shown = {"task_id": task.name.id or None, "split": task.split or None, "index": task.index}
+    shown = {"task_id": task.name.label or None, "split": task.split or None, "index": task.index}
     return {name: value for name, value in shown.items() if value is not None}
 
 

@@ -24,7 +24,7 @@ from gateway.core.json_text import dump, encode
 from gateway.core.periodic import pause
 from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
-from gateway.core.task_name import DIGEST_DIGITS
+from gateway.core.task_name import DIGEST_DIGITS, TaskName
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
@@ -310,8 +310,8 @@ def _names(session: Session, environment: Environment) -> dict[str, Any]:
         "name": session.name,
         "owner": session.owner,
         "environment": environment.base or environment.name,
-        "task": session.task_name.label,
-        "task_digest": session.task_name.digest or None,
+        "task": (name := TaskName.of(session.task)).label,
+        "task_digest": name.digest or None,
         "scorer": session.scorer or None,
         "policy": session.policy,
         "worker": session.worker,

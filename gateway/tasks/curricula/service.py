@@ -32,6 +32,7 @@ from gateway.core.periodic import pause
 from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
 from gateway.core.session import GroupMembership
+from gateway.core.task_name import TaskName
 from gateway.tasks.curricula.definitions import from_document, splits_named
 from gateway.tasks.curricula.model import Curriculum, is_index, scope_of, scopes
 from gateway.tasks.curricula.sampling import TaskPlace
@@ -151,7 +152,7 @@ class Curricula:
         """Return the record key of *task*, which is an id, an alias or ``split/index``.
 
         Return None if the environment has no such task and the store has no record of it. A task that a request brought
-        whole has only a record.
+        whole has only a record; of several with one id, it is the one that was played last.
 
         Raises:
             GatewayError: The gateway cannot query workers for their tasks, or the store does not answer.
@@ -164,7 +165,9 @@ class Curricula:
             if int(index) < len(rows) and rows[int(index)].task == task:
                 return task
         await self._records.write()  # the outcome of an episode that has just ended may wait there
-        return task if task in await self._records.of(environment) else None
+        known = (await self._records.of(environment)).values()
+        found = [one for one in known if task in (one.task, TaskName.of(one.task).id)]
+        return max(found, key=lambda one: one.seen_at).task if found else None
 
     async def count(self, scope: Curriculum) -> int:
         """Return the number of handles. Raises ``InvalidRequest`` if a component has no task."""

@@ -10,7 +10,6 @@ import pytest
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
 from gateway.frontends.areal.requests import read_action, read_episode_id, read_object, read_start
-from gateway.tasks.task_ref import seed_of
 
 
 @pytest.mark.parametrize("body", [b"{}", b' {"a": 1, "b": null}\n', '{"é": "😀"}'.encode()])
@@ -48,10 +47,8 @@ def test_a_sample_is_compared_as_text_and_echoed_unchanged(sent: str | int, samp
 
 
 @pytest.mark.parametrize("body", [{}, {"config": None}, {"config": {}}, {"config": {"seed": None}}, {"more": 1}])
-def test_a_missing_seed_is_derived_from_the_sample(body: dict[str, Any]) -> None:
-    starts = [read_start({"sample_id": sample} | body) for sample in (17, "17", 18)]
-
-    assert starts[0].seed == starts[1].seed == seed_of("17") != starts[2].seed
+def test_a_missing_seed_is_left_to_the_task(body: dict[str, Any]) -> None:
+    assert read_start({"sample_id": 17} | body).seed is None
 
 
 def test_a_seed_and_further_configuration_are_passed_on() -> None:

@@ -29,6 +29,20 @@ def test_each_line_is_a_task_in_compact_form(tmp_path: Path) -> None:
     assert list(tasks) == [b'{"question":"1 + 1"}', '{"b":[1,2.5,null,"é é"]}'.encode()]
 
 
+def test_a_line_with_seeds_stands_for_as_many_tasks(tmp_path: Path) -> None:
+    view = read_split(written(tmp_path, b'{"id":"a","seeds":2,"tags":["t"]}\n{"id":"b","seeds":null}\n{"id":"a~3"}\n'))
+
+    assert list(view.tasks) == [
+        b'{"id":"a~1","tags":["t"]}', b'{"id":"a~2","tags":["t"]}', b'{"id":"b","seeds":null}', b'{"id":"a~3"}',
+    ]  # fmt: skip
+    assert (view.names, view.tags) == ({"a~1": 0, "a~2": 1, "b": 2, "a~3": 3}, {"t": [0, 1]})
+
+
+def test_an_id_of_a_line_with_seeds_that_another_line_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.jsonl:2: id: 'a~2' is already on line 1"):
+        read_split(written(tmp_path, b'{"id":"a","seeds":2}\n{"id":"a~2"}\n'))
+
+
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 def test_the_last_line_may_lack_a_line_break(tmp_path: Path, end: bytes) -> None:
     assert list(read_split(written(tmp_path, GOOD + end)).tasks) == [GOOD]
@@ -64,6 +78,16 @@ def test_an_empty_file_is_a_split_without_tasks(tmp_path: Path) -> None:
         pytest.param(b'{"id":null}', "id: must be a non-empty string", id="a null id"),
         pytest.param(b'{"id":"a"}', "id: 'a' is already on line 1", id="a repeated id"),
         pytest.param(b'{"aliases":["a"]}', "id: 'a' is already on line 1", id="an alias that is an id"),
+        pytest.param(b'{"id":"b","seeds":0}', "seeds: must be 1 or more", id="no seed"),
+        pytest.param(b'{"id":"b","seeds":"2"}', "seeds: must be a whole number", id="seeds that are a text"),
+        pytest.param(b'{"id":"b","seeds":10001}', "seeds: must be at most 10000", id="too many seeds"),
+        pytest.param(b'{"seeds":2}', "id: a task with seeds needs one", id="seeds without an id"),
+        pytest.param(
+            b'{"id":"b","seeds":2,"aliases":["c"]}', "aliases: a task with seeds has none", id="seeds and aliases"
+        ),
+        pytest.param(
+            b'{"id":"b","seeds":10000,"a":"' + b"x" * 7_000 + b'"}', "seeds: 10000 tasks of this size", id="too large"
+        ),
         pytest.param(b'{"id":"b","aliases":["b"]}', "id: 'b' is already on line 2", id="an alias that is its own id"),
         pytest.param(b'{"aliases":"b"}', "aliases: must be a list of non-empty strings", id="aliases that are a text"),
         pytest.param(b'{"aliases":["b",""]}', "aliases: must be a list of non-empty strings", id="an empty alias"),

@@ -170,6 +170,20 @@ async def test_an_environment_without_files_accepts_tasks(tasks: RuntimeTasks) -
 # -- replacing and removing ---------------------------------------------------------------------------------------
 
 
+async def test_a_registration_with_seeds_adds_as_many_tasks(tasks: RuntimeTasks) -> None:
+    added = await tasks.register(tasks.check([("", {"id": "a", "env_type": "math", "seeds": 3, "instruction": "x"})]))
+
+    assert [(one.id, one.split, one.index) for one in added] == [(f"a~{n}", "custom", n - 1) for n in (1, 2, 3)]
+    assert tasks.registry.get(MATH, "a~2")[0] == {"id": "a~2", "env_type": "math", "instruction": "x"}
+    with pytest.raises(UnknownTask):
+        tasks.registry.get(MATH, "a")
+
+
+def test_seeds_count_towards_the_limit_of_a_registration(tasks: RuntimeTasks) -> None:
+    with pytest.raises(InvalidRequest, match="more than 2000 tasks at once"):
+        tasks.check([("", {"id": "a", "env_type": "math", "seeds": 2_001})])
+
+
 async def test_a_task_that_replaces_another_keeps_its_index(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b"))
 

@@ -267,7 +267,7 @@ def test_the_check_knows_every_keyword_of_the_json_schema() -> None:
 
 
 FITTING: Mapping[str, list[Any]] = {
-    "id": ["a", "custom/a", "x" * 200, None],
+    "id": ["a", "custom/a", "a~1", "x" * 200, None],
     "env_type": ["browser", "x" * 100, None],
     "name": ["", "n" * 200, None],
     "description": ["d" * 16_384, None],
@@ -275,6 +275,7 @@ FITTING: Mapping[str, list[Any]] = {
     "tags": [[], ["a b"], ["t" * 100] * 64],
     "aliases": [[], ["a/b"], ["a"] * 64],
     "difficulty": [0, 0.5, None],
+    "seeds": [1, 10_000, None],
     "split": ["train", None],
     "instruction": ["", "i" * 262_144],
     "config": [{}, {"a": [None]}],
@@ -294,6 +295,7 @@ UNFITTING: Mapping[str, list[Any]] = {
     "tags": ["a", None, [1], [""], [" a"], ["a\nb"], ["t" * 101], ["a"] * 65],
     "aliases": ["a", None, [1], ["a b"], ["a"] * 65],
     "difficulty": [-1, -0.5, "1", True],
+    "seeds": [0, -1, 10_001, 1.5, "2", True],
     "split": ["", "a/b", "é", 1],
     "instruction": ["i" * 262_145, None, 1],
     "config": [None, [], "a", 1],

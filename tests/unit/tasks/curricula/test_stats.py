@@ -19,10 +19,13 @@ from gateway.core.session import CloseReason, Session, SessionState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.stats import MAX_WAITING, SCORERS_KEPT, TaskStats
+from gateway.tasks.task_ref import name_of
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.tasks.curricula.curriculum_parts import MATH, Store, add, registry_of, remove
 
+USUAL: tuple[dict[str, Any], ...] = ({"id": "first", "aliases": ["one"], "instruction": "1+1"}, {"instruction": "2+2"})
+FIRST, SECOND = (name_of(task).key for task in USUAL)
 WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.5)
 
 
@@ -43,7 +46,7 @@ def session(**more: Any) -> Session:
             "worker": WorkerId("w"),
             "address": "unix:/w",
             "state": SessionState.CLOSING,
-            "task": "train/0",
+            "task": FIRST,
             "reason": CloseReason.DELETED,
             **more,
         }
@@ -51,8 +54,7 @@ def session(**more: Any) -> Session:
 
 
 def records(store: MemoryCurriculumStore, *tasks: dict[str, Any]) -> TaskStats:
-    usual: list[dict[str, Any]] = [{"id": "first", "aliases": ["one"]}, {"n": 1}]
-    return TaskStats(store, registry=registry_of(math=tasks or usual))
+    return TaskStats(store, registry=registry_of(math=tasks or USUAL))
 
 
 async def attempts(store: MemoryCurriculumStore) -> dict[str, int]:
@@ -209,7 +211,7 @@ async def test_an_episode_whose_reward_the_agent_earned_is_noted() -> None:
     known.note(session(), environment(), WON, 1.0)
     await known.write()
 
-    assert await attempts(store) == {"first": 1}
+    assert await attempts(store) == {FIRST: 1}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ async def test_an_environment_of_a_split_keeps_its_records_with_its_base() -> No
     known.note(session(environment=EnvironmentName("math.hard")), split, WON, 1.0)
     await known.write()
 
-    assert await attempts(store) == {"first": 1}
+    assert await attempts(store) == {FIRST: 1}
 
 
 async def test_an_end_that_is_noted_twice_is_one_attempt() -> None:
@@ -251,8 +253,8 @@ async def test_an_end_that_is_noted_twice_is_one_attempt() -> None:
         known.note(session(policy="step-1"), environment(), WON, 1.0)
     await known.write()
 
-    assert await attempts(store) == {"first": 1}
-    assert (await known.of(MATH))["first"].policy == "step-1"
+    assert await attempts(store) == {FIRST: 1}
+    assert (await known.of(MATH))[FIRST].policy == "step-1"
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -261,10 +263,10 @@ async def test_an_end_that_is_noted_twice_is_one_attempt() -> None:
 @pytest.mark.parametrize(
     ("task", "key"),
     [
-        pytest.param("train/0", "first", id="a place"),
-        pytest.param("first", "first", id="an id"),
-        pytest.param("one", "first", id="an alias"),
-        pytest.param("train/1", "train/1", id="the place of a task without an id"),
+        pytest.param("train/0", FIRST, id="a place"),
+        pytest.param("first", FIRST, id="an id"),
+        pytest.param("one", FIRST, id="an alias"),
+        pytest.param("train/1", SECOND, id="the place of a task without an id"),
         pytest.param("train/9", "train/9", id="a place that does not exist"),
         pytest.param("nosuch/0", "nosuch/0", id="a split that does not exist"),
         pytest.param("train/x", "train/x", id="not a place"),
@@ -273,14 +275,28 @@ async def test_an_end_that_is_noted_twice_is_one_attempt() -> None:
         pytest.param("somebody's own", "somebody's own", id="an inline task's id"),
     ],
 )
-def test_a_record_has_the_tasks_id_as_its_key_however_the_task_was_requested(task: str, key: str) -> None:
+def test_a_record_has_the_tasks_name_as_its_key_however_the_task_was_requested(task: str, key: str) -> None:
     assert records(Store()).key(MATH, task) == key
 
 
 def test_an_id_that_looks_like_a_place_is_found_by_its_name() -> None:
-    known = records(Store(), {"id": "custom/7", "aliases": ["custom/8"]})
+    task = {"id": "custom/7", "aliases": ["custom/8"]}
+    known = records(Store(), task)
 
-    assert (known.key(MATH, "custom/7"), known.key(MATH, "custom/8")) == ("custom/7", "custom/7")
+    assert known.key(MATH, "custom/7") == known.key(MATH, "custom/8") == name_of(task).key
+
+
+async def test_the_records_of_a_task_are_removed_with_those_of_its_former_lines() -> None:
+    store = Store()
+    known = records(store)
+    former = name_of({"id": "first", "instruction": "1+2"}).key
+    for key in (FIRST, former, SECOND):
+        known.add(outcome(key))
+
+    removed = await known.forget(MATH, "train/0")
+
+    assert removed == 2
+    assert await attempts(store) == {SECOND: 1}
 
 
 async def test_a_removed_task_keeps_the_name_in_its_request_as_its_key() -> None:
@@ -368,11 +384,11 @@ async def test_rewards_of_two_scorers_are_never_in_one_record() -> None:
     first = await stats.of(MATH)
     await play(stats, TWO, 1.0)
 
-    assert {task: (one.scorer, one.attempts, one.mean) for task, one in first.items()} == {"first": (ONE, 2, 0.25)}
+    assert {task: (one.scorer, one.attempts, one.mean) for task, one in first.items()} == {FIRST: (ONE, 2, 0.25)}
     assert [(one.environment, one.scorer, one.recent) for one in (await stats.of(MATH)).values()] == [
         (MATH, TWO, (1.0,))
     ]
-    former = {scorer: (await stats.of(MATH, scorer))["first"].recent for scorer in await stats.scorers(MATH)}
+    former = {scorer: (await stats.of(MATH, scorer))[FIRST].recent for scorer in await stats.scorers(MATH)}
     assert former == {"": (0.25,), ONE: (0.0, 0.5), TWO: (1.0,)}
 
 
@@ -385,7 +401,7 @@ async def test_the_outcome_of_a_former_scorer_that_ends_late_does_not_count_for_
     stats.note(late, environment("math"), WON, 0.0)
     await stats.write()
 
-    assert (await stats.of(MATH))["first"].recent == (1.0,)
+    assert (await stats.of(MATH))[FIRST].recent == (1.0,)
     assert (await stats.scorers(MATH))[-1] == TWO
 
 
@@ -396,11 +412,11 @@ async def test_a_scorer_that_comes_back_goes_on_with_its_records_in_every_replic
     await play(there, TWO, 1.0)
 
     await play(here, ONE)  # nothing is opened
-    assert (await here.of(MATH))["first"].recent == (1.0,)
+    assert (await here.of(MATH))[FIRST].recent == (1.0,)
     await play(here, ONE, 0.75)
 
     for replica in (here, there):
-        assert (await replica.of(MATH))["first"].recent == (0.5, 0.75)
+        assert (await replica.of(MATH))[FIRST].recent == (0.5, 0.75)
         assert await replica.scorers(MATH) == ["", TWO, ONE]
 
 

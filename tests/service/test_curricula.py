@@ -188,7 +188,7 @@ async def test_the_outcome_of_a_session_is_in_its_tasks_record() -> None:
         assert record == {
             "environment": "math",
             "task": "t4",
-            "task_digest": name_of(json.loads(TASKS["train"].tasks[4] or b"")).digest,
+            "task_digest": name_of(json.loads(TASKS["train"][4])).digest,
             "scorer": None,
             "attempts": 2,
             "finished": 2,

@@ -23,6 +23,7 @@ TASKS = tasks(
     train=[{"id": f"t{n}", "question": f"question {n}", "difficulty": n // 10, "tags": ["all"]} for n in range(40)],
     test=[{"question": "held out"}],
 )
+T3 = name_of(json.loads(TASKS["train"][3])).key
 
 
 def curriculum(**more: Any) -> dict[str, Curriculum]:
@@ -52,7 +53,7 @@ async def test_the_api_defines_samples_takes_feedback_and_deletes_a_curriculum()
         assert [answer.status_code for answer in told] == [200, 200]
         (record,) = (await gateway.records.of(MATH)).values()
         assert (record.task, record.attempts, record.mean, record.policy) == (
-            name_of(json.loads(TASKS["train"].tasks[3] or b"")).key,
+            T3,
             1,
             0.25,
             "step-2",

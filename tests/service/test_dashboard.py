@@ -304,6 +304,7 @@ async def test_a_trainer_gets_no_long_task_by_its_digest(tmp_path: Path) -> None
         client.headers["X-API-Key"] = TRAINER_KEY
         body = {"env_name": "math", "split": "train", "index": 0}
         assert (await client.post("/create", json=body, headers={"X-Session-ID": "one"})).status_code == 200
+        (line,) = await listed(client)
         stored = await StepLogReader(tmp_path).episode(line["id"])
         assert stored is not None
         digest = stored["begin"]["spec"].removeprefix(REFERENCE)

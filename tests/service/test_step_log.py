@@ -358,7 +358,7 @@ async def test_episodes_are_listed_by_filters_and_in_pages(tmp_path: Path) -> No
             assert (await client.post("/create", json=wish, headers=headers)).status_code == 200
         page = (await client.get("/admin/v1/episodes", params={"limit": 3}, headers=OPERATOR)).json()
         rest = await listed(client, limit=3, before=page["next"])
-        of_task = await listed(client, task="train/1")
+        of_task = await listed(client, task="b")
         nothing = await listed(client, outcome="finished")
         paid = await listed(client, reward_min=0.5)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import sqlite3
 import time
@@ -24,7 +23,7 @@ from gateway.core.json_text import dump, encode
 from gateway.core.periodic import pause
 from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
-from gateway.core.task_name import DIGEST_DIGITS, TaskName
+from gateway.core.task_name import TaskName
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder
 from gateway.stores.step_log.segments import SegmentWriter, segments
@@ -265,15 +264,14 @@ class StepLogWriter:
                 self._of_sessions.pop(row["lease"], None)
 
     def _with_task(self, database: StepLogDatabase, row: dict[str, Any]) -> dict[str, Any]:
-        """Return *row* with the digest of its task. A long task is stored once, and a reference stands for it."""
+        """Return *row* with a reference in place of a long task, which is stored once."""
         begin = row.get("begin")
         if begin is None:
             return row
         spec = self._masked(dump(begin["spec"]))
         if len(spec) >= EMBEDDED_CHARS:
             begin = {**begin, "spec": REFERENCE + database.put(spec)}
-        digest = row["task_digest"] or hashlib.sha256(spec).hexdigest()[:DIGEST_DIGITS]
-        return {**row, "task_digest": digest, "begin": begin}
+        return {**row, "begin": begin}
 
     def _masked(self, written: bytes) -> bytes:
         """Return *written* with asterisks for secrets, as many, because msgpack states lengths."""

@@ -63,16 +63,19 @@ async def test_an_episode_is_played_again_with_the_same_task_and_actions(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field"),
+    ("path", "value", "kind", "field"),
     [
-        (("steps", 0, "blocks", 0, "text"), "another prompt", "blocks[0].text"),
-        (("steps", 1, "reward"), 0.25, "reward"),
-        (("steps", 1, "error"), "it broke", "error"),
-        (("reward",), 0.5, "reward"),
+        (("steps", 0, "blocks", 0, "text"), "another prompt", "text", "blocks[0].text"),
+        (("steps", 1, "error"), "it broke", "text", "error"),
+        (("steps", 1, "reward"), 0.25, "reward", "reward"),
+        (("reward",), 0.5, "reward", "reward"),
+        (("steps", 1, "finished"), None, "end", "finished"),
+        (("outcome",), "stopped", "end", "outcome"),
+        (("unexpected_error",), "KeyError: 'x'", "end", "unexpected_error"),
     ],
 )
 async def test_an_exported_episode_that_differs_is_reported_with_its_place(
-    tmp_path: Path, path: tuple[Any, ...], value: Any, field: str
+    tmp_path: Path, path: tuple[Any, ...], value: Any, kind: str, field: str
 ) -> None:
     async with logging(tmp_path) as (_, _, client):
         episode = await recorded(client)
@@ -84,11 +87,75 @@ async def test_an_exported_episode_that_differs_is_reported_with_its_place(
         place[last] = value
         report = (await sent(client, episode)).json()
 
-    assert same["is_same"] is True
-    assert report["is_same"] is False
+    assert (same["is_same"], same["differs_in"]) == (True, [])
+    assert (report["is_same"], report["differs_in"]) == (kind == "text", [kind])
     (difference,) = report["differences"]
-    assert (difference["field"], difference["recorded"]) == (field, value)
+    assert (difference["kind"], difference["field"], difference["recorded"]) == (kind, field, value)
     assert difference["number"] == (path[1] if len(path) > 1 else None)
+
+
+async def test_rewards_come_before_any_number_of_texts(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        episode = await recorded(client)
+        episode["steps"][1]["blocks"] = [{"text": "gone"}] * 50
+        episode["reward"] = 0.5
+        report = (await sent(client, episode)).json()
+
+    assert report["differs_in"] == ["reward", "text"]
+    assert [one["kind"] for one in report["differences"]] == ["reward", *["text"] * 19]
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_replay_asks_for_results_in_the_form_in_which_they_came(tmp_path: Path, accept: str) -> None:
+    async with logging(tmp_path) as (built, _, client):
+        await create(client)
+        body = {"name": "echo", "input": {"x": 1}}
+        await client.post("/math/call", json=body, headers={"X-Session-ID": "one", "Accept": accept})
+        await delete(client)
+        report = await replayed(client, "one")
+        forms = [one.headers["accept"] for one in built.backend.only.requests if one.target == "/math/call"]
+
+    assert (report["is_same"], report["differs_in"]) == (True, [])
+    assert forms == [accept] * 2
+
+
+async def at_the_gate(built: Any) -> None:
+    assert built.backend.only.waiting == 1
+
+
+async def test_a_replay_that_its_worker_breaks_is_an_error_and_no_difference(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (built, _, client):
+        await create(client)
+        async with under_way(call(client, "gate")) as (asked,):
+            await eventually(lambda: at_the_gate(built))
+            built.backend.only.gate.set()
+            await asked
+            built.backend.only.gate.clear()
+        await delete(client)
+        path = f"/admin/v1/episodes/{(await shown(client, 'one'))['id']}/replay"
+        async with under_way(client.post(path, headers=OPERATOR)) as (asked,):
+            await eventually(lambda: at_the_gate(built))
+            await built.backend.only.die()
+            answer = await asked
+
+    assert answer.status_code == 502, answer.text
+    assert "broke, which shows nothing about its task: step 1 failed with" in answer.json()["detail"]
+
+
+async def test_a_replay_whose_author_s_code_fails_has_another_end(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, _, client):
+        episode = await recorded(client)
+        episode["begin"]["spec"]["summary"] = {"fault": "author"}
+        report = (await sent(client, episode)).json()
+        episode["begin"]["spec"]["summary"] = {"fault": "infrastructure"}
+        broken = await sent(client, episode)
+
+    assert (report["is_same"], report["differs_in"]) == (False, ["reward", "end"])
+    assert [(one["field"], one["replayed"]) for one in report["differences"]] == [
+        ("reward", None),
+        ("outcome", "author_fault"),
+    ]
+    assert (broken.status_code, "was lost" in broken.json()["detail"]) == (502, True)
 
 
 async def test_the_replay_of_an_episode_that_broke_ends_where_it_broke(tmp_path: Path) -> None:

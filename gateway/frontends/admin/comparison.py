@@ -1,18 +1,43 @@
-"""Compares the results of a recorded episode with those of its replay."""
+"""Compares the results of a recorded episode with those of its replay.
+
+A difference is of one of three kinds. `REWARD` and `END` are what trainers learn from: a task on which they differ is
+flaky. `TEXT` is what the agent saw. It may contain a clock, so it differs on steady tasks too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-COMPARED: Final = ("blocks", "text", "observation", "data", "error", "reward", "finished")
-"""What the agent sees of a step, and what trainers learn from. Other fields, such as metadata, may contain times."""
-EXCERPT_CHARS: Final = 200
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, as_logged
+
+REWARD: Final = "reward"
+END: Final = "end"
+TEXT: Final = "text"
+COMPARED: Final[Mapping[str, str]] = {
+    "reward": REWARD,
+    "finished": END,
+    "blocks": TEXT,
+    "text": TEXT,
+    "observation": TEXT,
+    "data": TEXT,
+    "error": TEXT,
+}
+"""Compared fields of a result with their kinds. Other fields, such as metadata, are seen by no agent."""
+EXCERPT_CHARS: Final = 600
 """Maximum length of a text in a difference. Of a longer text, the part around the first difference is kept."""
 
-Difference = tuple[str, Any, Any]
-"""Path of a value, such as ``blocks[0].text``, and the value in the recorded and in the replayed result."""
+
+class Difference(NamedTuple):
+    """A value that differs."""
+
+    kind: str
+    field: str
+    """Path of the value, such as ``blocks[0].text``."""
+    recorded: Any
+    replayed: Any
 
 
 def differences(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[Difference]:
@@ -21,11 +46,12 @@ def differences(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Ite
     The protocols write an absent value differently, so null, false and an empty list equal a missing field. A reward of
     0 does not equal a missing reward.
     """
-    for field in COMPARED:
-        yield from _differences(field, _present(recorded.get(field)), _present(replayed.get(field)))
+    for field, kind in COMPARED.items():
+        for place in _differences(field, _present(recorded.get(field)), _present(replayed.get(field))):
+            yield Difference(kind, *place)
 
 
-def _differences(path: str, one: Any, other: Any) -> Iterator[Difference]:
+def _differences(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in {**one, **other}:
             yield from _differences(f"{path}.{name}", one.get(name), other.get(name))
@@ -33,7 +59,7 @@ def _differences(path: str, one: Any, other: Any) -> Iterator[Difference]:
         for place, (a, b) in enumerate(zip_longest(one, other)):
             yield from _differences(f"{path}[{place}]", a, b)
     elif isinstance(one, str) and isinstance(other, str):
-        if one != other:
+        if one != other and (one := _referenced(one)) != (other := _referenced(other)):
             place = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
             begin = max(0, (min(len(one), len(other)) if place < 0 else place) - EXCERPT_CHARS // 2)
             yield path, _excerpt(one, begin), _excerpt(other, begin)
@@ -43,6 +69,17 @@ def _differences(path: str, one: Any, other: Any) -> Iterator[Difference]:
 
 def _present(value: Any) -> Any:
     return None if value is False or value in ([], {}) else value
+
+
+def _referenced(text: str) -> str:
+    """Return *text* with digests in place of long base64 texts, such as images.
+
+    The log has the digests only where it found the base64 in one piece, which the chunks of a stream are not.
+    """
+    if len(text) < EMBEDDED_CHARS:
+        return text
+    logged: bytes = as_logged(f'"{text}"'.encode(errors="surrogatepass"), lambda data: hashlib.sha256(data).hexdigest())
+    return logged[1:-1].decode(errors="surrogatepass")
 
 
 def _excerpt(text: str, begin: int) -> str:

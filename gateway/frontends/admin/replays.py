@@ -1,7 +1,10 @@
 """Plays recorded episodes again and compares the results: ``POST /admin/v1/episodes/{id}/replay`` and ``…/replays``.
 
 A replay opens a session with the recorded task, seed, configuration and image, and sends the recorded actions one by
-one. Its owner is `REPLAYER`, so it counts in no statistics of tasks and rewards.
+one, in the form in which they came. Its owner is `REPLAYER`, so it counts in no statistics of tasks and rewards.
+
+A report judges rewards and ends apart from texts (`comparison`). A replay that the infrastructure broke judges nothing:
+it is an error.
 """
 
 from __future__ import annotations
@@ -23,17 +26,24 @@ from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.episode import Action
-from gateway.core.errors import GatewayError, InvalidRequest, PoolExhausted, SessionError, UpstreamTimeout
+from gateway.core.episode import Action, Summary
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    PoolExhausted,
+    SessionError,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from gateway.core.ids import REPLAYER, EnvironmentName
 from gateway.core.json_text import dump
-from gateway.core.outcomes import outcome_of, reward_of
+from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
 from gateway.core.ports.step_log import REFERENCE, StepLog, StepLogQueries
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import SECRET_MARK, CloseReason, EpisodeRequest, SessionSetup
 from gateway.core.task_name import TaskName
 from gateway.core.validation import reason_of
-from gateway.frontends.admin.comparison import differences
+from gateway.frontends.admin.comparison import END, REWARD, TEXT, Difference, differences
 from gateway.frontends.admin.episodes import recorded_episode
 from gateway.frontends.admin.replies import as_json, flagged, object_of, operator_of, queried
 from gateway.frontends.admin.steps import result_of
@@ -52,10 +62,11 @@ END_S: Final = 30.0
 MAX_BODY_BYTES: Final = 64 * 2**20
 MAX_RESULT_BYTES: Final = 64 * 2**20
 MAX_DIFFERENCES: Final = 20
-"""Maximum number of differences in a report."""
+"""Maximum number of differences in a report. Rewards and ends come first."""
 _PLAYED: Final = frozenset(("ok", "author_fault"))
 """Outcomes of calls that a replay repeats. Later calls of the episode depend on what another outcome left behind."""
-_HEADERS: Final = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
+_JUDGED: Final = frozenset(("author_fault", "refused"))
+"""Outcomes of failed calls of a replay that are results, because the environment's code decided them."""
 _BLOB: Final = re.compile(re.escape(REFERENCE) + "([0-9a-f]{64})")
 
 
@@ -83,6 +94,8 @@ class _Step(BaseModel):
     outcome: str
     action: Any = None
     repeated: bool = False
+    streamed: Any = None
+    """True if the result came as a stream."""
 
     @property
     def only_asks(self) -> bool:
@@ -111,10 +124,21 @@ class _Recorded(BaseModel):
     seed: int | None = None
     protocol: str | None = None
     reason: str | None = None
+    outcome: str | None = None
     reward: float | None = None
+    unexpected_error: str | None = None
     begin: _Begin
     end: _End | None = None
     steps: list[_Step]
+
+    @property
+    def accept(self) -> bytes:
+        """The form in which the trainer asked for results over ORS: a stream if any result came as one.
+
+        The log keeps long results of streams without their form.
+        """
+        is_streamed = any(step.streamed is True for step in self.steps)
+        return b"text/event-stream" if is_streamed else b"application/json"
 
     def calls(self) -> Iterator[_Step]:
         """Yield the calls that ran, each once. Of a call that a trainer repeated, it is the one with a result."""
@@ -259,67 +283,58 @@ class ReplayRoutes:
                 )
             found, count, stopped = await self._compared(recorded, session)
             summary = await self._sessions.close(REPLAYER, name)
+            reward, ends = _compared_ends(recorded, summary)
         finally:
             with anyio.move_on_after(END_S, shield=True):
                 await self._sessions.end(REPLAYER, name, CloseReason.DELETED, wait_s=END_S)
-        reward = reward_of(outcome_of(CloseReason.DELETED, summary), summary)
-        if stopped is None and recorded.reason == CloseReason.DELETED.value and recorded.reward != reward:
-            found.append({"number": None, "field": "reward", "recorded": recorded.reward, "replayed": reward})
+        if stopped is None and recorded.reason == CloseReason.DELETED.value:
+            found += [(None, one) for one in ends]
+        kinds = {one.kind for _, one in found}
+        found.sort(key=lambda each: each[1].kind == TEXT)
         return {
             "episode": recorded.id,
             "replay": session.session.lease,
             "environment": recorded.environment,
             "task": recorded.task,
             "task_digest": recorded.task_digest,
-            "is_same": not found,
+            "scorer": scorer,
+            "is_same": not kinds & {REWARD, END},
+            "differs_in": [kind for kind in (REWARD, END, TEXT) if kind in kinds],
             "steps": count,
             "stopped": stopped,
             "reward": {"recorded": recorded.reward, "replayed": reward},
-            "differences": found[:MAX_DIFFERENCES],
+            "differences": [{"number": number, **one._asdict()} for number, one in found[:MAX_DIFFERENCES]],
         }
 
     async def _compared(
         self, recorded: _Recorded, session: ActiveSession
-    ) -> tuple[list[dict[str, Any]], int, dict[str, Any] | None]:
-        """Play the calls. Return the differences, the number of steps, and the call at which the replay had to stop."""
-        found: list[dict[str, Any]] = []
+    ) -> tuple[list[tuple[int | None, Difference]], int, dict[str, Any] | None]:
+        """Play the calls.
+
+        Return the differences, each with the number of its step, the number of steps, and the call at which the replay
+        had to stop. Raises the errors of calls that the infrastructure broke.
+        """
+        found: list[tuple[int | None, Difference]] = []
         count = 0
         for step in recorded.calls():
             if step.outcome not in _PLAYED:
                 known = step.model_extra or {}
                 return found, count, {"number": step.number, "outcome": step.outcome, "error": known.get("error")}
+            known, ended, action = step.model_extra or {}, None, await self._restored(step.action)
             try:
-                result = await self._played(recorded, session, step)
-            except SessionError as error:
+                result = await _played(recorded, session, step, action)
+            except GatewayError as error:
+                if call_outcome(error) not in _JUDGED:
+                    raise _broken(recorded, f"step {step.number} failed with {error.code}: {error.detail}") from error
                 result = {"error": f"{error.code}: {error.detail}"}
+                ended = result["error"] if isinstance(error, SessionError) else None
             count += step.operation != "prompt"
-            for field, one, other in differences(step.model_extra or {}, result):
-                found.append({"number": step.number, "field": field, "recorded": one, "replayed": other})
+            found += [(step.number, one) for one in differences(known, result)]
+            if ended is not None:
+                if known.get("error") != ended:
+                    found.append((step.number, Difference(END, "error", known.get("error"), ended)))
+                break
         return found, count, None
-
-    async def _played(self, recorded: _Recorded, session: ActiveSession, step: _Step) -> dict[str, Any]:
-        """Send one recorded call and return its result, in the form of ``steps.result_of``."""
-        action = await self._restored(step.action)
-        timeouts = session.environment.timeouts
-        reply: Any
-        try:
-            if recorded.is_frame(step):
-                frame = b"" if action == "" else dump({"type": action["frame"], "data": action["data"]})
-                reply = await session.pass_frame(frame, within_s=timeouts.call_s)
-            elif step.operation == "prompt":
-                reply = await session.prompt(within_s=timeouts.setup_s)
-            elif step.operation == "call" and recorded.protocol != "ors":
-                reply = await session.act(_action(action), within_s=timeouts.call_s)
-            else:
-                body = {"name": action["tool"], "input": action.get("input")} if "tool" in action else action
-                reply = await _forwarded(session, step.operation, dump(body))
-        except SessionError:
-            raise
-        except GatewayError as error:
-            return {"error": f"{error.code}: {error.detail}", "outcome": call_outcome(error)}
-        found = result_of(as_logged(reply, _digest))
-        found.pop("call_id", None)
-        return found
 
     async def _restored(self, value: Any) -> Any:
         """Return *value* with the data of blobs in place of the references to them. Raises ``InvalidRequest``."""
@@ -370,9 +385,54 @@ def _action(action: Mapping[str, Any]) -> Action:
     return Action(text=action["text"]) if "text" in action else Action(fields=action["fields"])
 
 
-async def _forwarded(session: ActiveSession, operation: str, body: bytes) -> bytes:
+def _compared_ends(recorded: _Recorded, summary: Summary | None) -> tuple[float | None, list[Difference]]:
+    """Return the reward of a replay, and how its end differs from the recorded one.
+
+    Raises:
+        UpstreamError: The infrastructure ended the replay.
+    """
+    outcome = outcome_of(CloseReason.DELETED, summary)
+    is_lost = summary is None and recorded.outcome not in (None, EpisodeOutcome.UNPLAYED.value)
+    if outcome is EpisodeOutcome.INFRASTRUCTURE or is_lost:
+        raise _broken(recorded, "its worker, or a resource of its session, was lost")
+    reward, error = reward_of(outcome, summary), (summary and summary.unexpected_error) or None
+    ends = []
+    if recorded.reward != reward:
+        ends.append(Difference(REWARD, "reward", recorded.reward, reward))
+    if recorded.outcome not in (None, outcome.value):
+        ends.append(Difference(END, "outcome", recorded.outcome, outcome.value))
+    if bool(recorded.unexpected_error) != bool(error):  # only one of the rewards counts; the texts have paths and lines
+        ends.append(Difference(END, "unexpected_error", recorded.unexpected_error, error))
+    return reward, ends
+
+
+def _broken(recorded: _Recorded, why: str) -> UpstreamError:
+    return UpstreamError(f"the replay of episode {recorded.id!r} broke, which shows nothing about its task: {why}")
+
+
+async def _played(recorded: _Recorded, session: ActiveSession, step: _Step, action: Any) -> dict[str, Any]:
+    """Send the *action* of a recorded call, and return its result, in the form of ``steps.result_of``."""
+    timeouts = session.environment.timeouts
+    reply: Any
+    if recorded.is_frame(step):
+        frame = b"" if action == "" else dump({"type": action["frame"], "data": action["data"]})
+        reply = await session.pass_frame(frame, within_s=timeouts.call_s)
+    elif step.operation == "prompt":
+        reply = await session.prompt(within_s=timeouts.setup_s)
+    elif step.operation == "call" and recorded.protocol != "ors":
+        reply = await session.act(_action(action), within_s=timeouts.call_s)
+    else:
+        body = {"name": action["tool"], "input": action.get("input")} if "tool" in action else action
+        reply = await _forwarded(session, step.operation, dump(body), recorded.accept)
+    found = result_of(as_logged(reply, _digest))
+    found.pop("call_id", None)
+    return found
+
+
+async def _forwarded(session: ActiveSession, operation: str, body: bytes, accept: bytes) -> bytes:
     while True:  # until the setup of the session is done; the replay has a deadline
-        exchange = await session.forward(operation, body=body, headers=_HEADERS)
+        headers = [(b"content-type", b"application/json"), (b"accept", accept)]
+        exchange = await session.forward(operation, body=body, headers=headers)
         try:
             if not is_starting(exchange):
                 return await exchange.read(MAX_RESULT_BYTES)

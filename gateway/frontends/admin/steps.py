@@ -16,7 +16,7 @@ def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the logged *calls* of an episode as JSON values.
 
     The first observation has number 0, and steps count from 1. A call that repeats an earlier one, by the id that the
-    server gave it, has the earlier number and ``repeated``.
+    server gave it, has the earlier number and ``repeated``. A call whose result came as a stream has ``streamed``.
     """
     steps: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
@@ -24,6 +24,8 @@ def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     for began_at, seconds, operation, outcome, request, reply, error, faults in calls:
         step: dict[str, Any] = {"began_at": began_at, "seconds": round(seconds, 6), "operation": operation}
         step |= {"outcome": outcome, "action": action_of(request), **result_of(reply)}
+        if isinstance(reply, bytes) and _is_stream(reply):
+            step["streamed"] = True
         call_id = step.pop("call_id", "")
         if operation == "prompt":
             step["number"] = 0
@@ -60,7 +62,7 @@ def action_of(request: Any) -> Any:
 def result_of(reply: Any) -> dict[str, Any]:
     """Return a logged reply as JSON values: ``blocks``, ``reward``, ``finished``, ``error`` and others, if present."""
     if isinstance(reply, bytes):
-        reply = _streamed(reply) if reply.lstrip().startswith((b"event:", b"data:", b":")) else _parsed(reply)
+        reply = _streamed(reply) if _is_stream(reply) else _parsed(reply)
     if reply is None:
         return {}
     if isinstance(reply, list):
@@ -81,6 +83,10 @@ def result_of(reply: Any) -> dict[str, Any]:
     if isinstance(found.get("blocks"), list):
         found["blocks"] = [_block(block) for block in found["blocks"]]
     return {name: value for name, value in {**found, **call_id}.items() if value is not None}
+
+
+def _is_stream(reply: bytes) -> bool:
+    return reply[:64].lstrip().startswith((b"event:", b"data:", b":"))
 
 
 def _streamed(body: bytes) -> Any:

@@ -100,3 +100,10 @@ def test_faults_are_shown_with_their_traceback() -> None:
     assert step["faults"] == [
         {"kind": "author", "place": "tool:t", "error": "KeyError: 'a'", "traceback": "Traceback …"}
     ]
+
+
+def test_a_step_shows_whether_its_result_came_as_a_stream() -> None:
+    whole = '{"ok":true,"output":{"reward":1.0}}'
+    replies = [streamed(whole), streamed(whole, "2"), whole.encode(), {"reward": 1.0}]
+
+    assert [step.get("streamed") for step in steps_of([logged(reply) for reply in replies])] == [True, True, None, None]

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_json, print_result, print_table
+from gateway.cli.admin_client import (
+    LOCALHOST,
+    AsJson,
+    Key,
+    Url,
+    ask,
+    counted,
+    print_json,
+    print_result,
+    print_table,
+)
+from gateway.frontends.dashboard.rendering import when
 
 ROUTE = "/admin/v1/curriculum"
 curricula_app = typer.Typer(no_args_is_help=True, help="List, show and restart a running gateway's curricula.")
@@ -78,6 +89,45 @@ def clear(
     query = {"environment": environment} | ({"task": task} if task else {})
     found = ask(url, key, "DELETE", "/admin/v1/records", params=query)
     print_result(as_json, found, f"removed {counted(found['removed'], 'record')} of {environment}")
+
+
+@curricula_app.command("marks")
+def marks(
+    environment: Annotated[
+        str, typer.Option("--environment", "-e", help="Only marked tasks of this environment.")
+    ] = "",
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks that audits marked as flaky, which curricula do not draw, and the episodes that show it."""
+    query = {"environment": environment} if environment else {}
+    rows = ask(url, key, "GET", "/admin/v1/flaky", params=query)["tasks"]
+    if as_json:
+        print_json(rows)
+        return
+    names = ("environment", "task", "differing", "rate", "marked (UTC)", "by", "episode: reward recorded, replayed")
+    table = Table(*names, title=counted(len(rows), "marked task"))
+    for row in rows:
+        differing = f"{row['differing']} of {row['replays']}"
+        episodes = "; ".join(f"{one['episode']}: {one['recorded']}, {one['replayed']}" for one in row["episodes"])
+        marked = (when(row["marked_at"]), row["marked_by"] or "")
+        table.add_row(row["environment"], row["task"], differing, f"{row['rate']:.1%}", *marked, episodes)
+    print_table(table)
+
+
+@curricula_app.command("unmark")
+def unmark(
+    environment: Annotated[str, typer.Argument(help="The environment of the task.")],
+    task: Annotated[str, typer.Argument(help="The task that curricula may draw again.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove the mark of a repaired task, and the counts of its audits."""
+    ask(url, key, "DELETE", f"/admin/v1/flaky/{environment}/{task}")
+    line = f"{task} of {environment} is not marked any more, and its audits begin anew"
+    print_result(as_json, {"environment": environment, "task": task, "marked": False}, line)
 
 
 def _standing(standing: dict[str, Any]) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.core.worker import WorkerState
 from gateway.tasks.curricula.model import SamplerKind
 from tests.fakes.eventually import eventually
 from tests.service.stack import environment, tasks
 from tests.service.test_curricula import SPLIT, curriculum, open_one, played
-from tests.service.test_step_log import OPERATOR, listed, logging, shown
+from tests.service.test_step_log import ONE, OPERATOR, TWO, listed, logging, shown
 from tests.service.wire import call, create, delete, hang_up, under_way
 
 
@@ -326,37 +327,85 @@ async def test_an_operator_who_hangs_up_leaves_no_session_behind(tmp_path: Path)
 TASKS = tasks(train=[{"id": f"t{number}", "question": "1+1"} for number in range(3)])
 
 
+async def added(client: httpx.AsyncClient, task: str, replays: int, differing: int, **more: Any) -> dict[str, Any]:
+    """Add the counts of an audit, and return the sums."""
+    body = {"replays": replays, "differing": differing, **more}
+    answer = await client.post(f"/admin/v1/flaky/math/{task}", json=body, headers=OPERATOR)
+    assert answer.status_code == 200, answer.text
+    sums: dict[str, Any] = answer.json()
+    return sums
+
+
+async def marked(client: httpx.AsyncClient, task: str) -> httpx.Response:
+    return await client.put(f"/admin/v1/flaky/math/{task}", headers=OPERATOR)
+
+
+async def marks(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await client.get("/admin/v1/flaky", headers=OPERATOR)).json()["tasks"]
+    return rows
+
+
 async def test_curricula_do_not_draw_a_task_that_is_marked_as_flaky(tmp_path: Path) -> None:
     kind = curriculum(SamplerKind.SEQUENTIAL, handles=20)
+    episode = {"episode": "e1", "recorded": 1.0, "replayed": 0.0}
     async with logging(tmp_path, tasks_math=TASKS, curricula=kind) as (built, gateway, client):
-        mark = {"replays": 60, "differing": 4}
-        marked = await client.put("/admin/v1/flaky/math/train/1", json=mark, headers=OPERATOR)
-        assert marked.status_code == 200, marked.text
+        await added(client, "train/1", 50, 3)
+        sums = await added(client, "t1", 10, 1, episodes=[episode])
         gateway.curricula.weights.forget()
-        for handle in range(6):
+        for handle in range(3):
+            await delete(client, await open_one(client, handle))
+        unmarked = (await marks(client), played(built))
+        assert (await marked(client, "train/1")).status_code == 200
+        gateway.curricula.weights.forget()
+        for handle in range(3, 9):
             await delete(client, await open_one(client, handle))
         state = (await client.get("/admin/v1/curriculum/mine", headers=OPERATOR)).json()
-        row = (await client.get("/admin/v1/flaky", headers=OPERATOR)).json()["tasks"]
-        skipped = played(built)
+        row = await marks(client)
+        skipped = played(built)[3:]
         gone = await client.delete("/admin/v1/flaky/math/t1", headers=OPERATOR)
         again = await client.delete("/admin/v1/flaky/math/t1", headers=OPERATOR)
+        anew = await added(client, "t1", 5, 1)
         gateway.curricula.weights.forget()
-        for handle in range(6, 12):
+        for handle in range(9, 15):
             await delete(client, await open_one(client, handle))
 
-        assert skipped == ["t0", "t2"] * 3
-        assert set(played(built)[6:]) == {"t0", "t1", "t2"}
+        assert unmarked == ([], ["t0", "t1", "t2"])
+        assert sorted(skipped) == ["t0"] * 3 + ["t2"] * 3
+        assert set(played(built)[9:]) == {"t0", "t1", "t2"}
         assert (gone.status_code, again.status_code) == (204, 404)
+        assert (anew["replays"], anew["differing"], anew["marked_at"]) == (5, 1, None)
         assert state["flaky"] == row
-        assert (row[0]["environment"], row[0]["task"], row[0]["rate"]) == ("math", "t1", pytest.approx(4 / 60))
-        assert row[0]["interval"][0] < 4 / 60 < row[0]["interval"][1]
+        (mark,) = row
+        assert (mark["environment"], mark["task"], mark["replays"], mark["differing"]) == ("math", "t1", 60, 4)
+        assert (mark["rate"], sums["interval"]) == (pytest.approx(4 / 60), mark["interval"])
+        assert (mark["episodes"], mark["marked_by"]) == ([episode], "boss")
+        assert mark["interval"][0] < 4 / 60 < mark["interval"][1]
+
+
+async def test_a_mark_lapses_while_another_scorer_judges(tmp_path: Path) -> None:
+    async with logging(tmp_path, environment(min_workers=1), tasks_math=TASKS) as (built, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        built.backend.only.scorer = ONE
+        await recorded(client)
+        await added(client, "t1", 60, 4, scorer=ONE)
+        assert (await marked(client, "t1")).status_code == 200
+        (before,) = await marks(client)
+        built.backend.only.scorer = TWO
+        await recorded(client, "two")
+        after = await marks(client)
+        late = await marked(client, "t1")
+        anew = await added(client, "t1", 10, 0)
+
+    assert (before["scorer"], after) == (ONE, [])
+    assert (late.status_code, "no audit by the current scorer" in late.json()["detail"]) == (404, True)
+    assert (anew["scorer"], anew["replays"], anew["differing"]) == (TWO, 10, 0)
 
 
 async def test_a_curriculum_whose_tasks_are_all_flaky_says_so(tmp_path: Path) -> None:
     async with logging(tmp_path, tasks_math=TASKS, curricula=curriculum(handles=2)) as (_, gateway, client):
         for number in range(3):
-            path = f"/admin/v1/flaky/math/t{number}"
-            await client.put(path, json={"replays": 1, "differing": 1}, headers=OPERATOR)
+            await added(client, f"t{number}", 20, 5)
+            await marked(client, f"t{number}")
         gateway.curricula.weights.forget()
         body = {"env_name": "math", "split": SPLIT, "index": 0}
         answer = await client.post("/create", json=body, headers={"X-Session-ID": "drawn"})
@@ -372,15 +421,17 @@ async def test_a_curriculum_whose_tasks_are_all_flaky_says_so(tmp_path: Path) ->
         ({"replays": 2, "differing": 3}, "differing: 3 is more than the 2 replays"),
         ({"replays": 2}, "differing"),
         ({"replays": 2, "differing": 1, "rate": 0.5}, "rate"),
+        ({"replays": 2, "differing": 1, "episodes": [{"episode": ""}]}, "episodes.0.episode"),
     ],
 )
-async def test_a_wrong_mark_is_refused(tmp_path: Path, body: Any, detail: str) -> None:
+async def test_wrong_counts_are_refused(tmp_path: Path, body: Any, detail: str) -> None:
     async with logging(tmp_path) as (_, _, client):
-        answer = await client.put("/admin/v1/flaky/math/t0", json=body, headers=OPERATOR)
-        unknown = await client.put("/admin/v1/flaky/none/t0", json={"replays": 1, "differing": 1}, headers=OPERATOR)
+        answer = await client.post("/admin/v1/flaky/math/t0", json=body, headers=OPERATOR)
+        unknown = await client.post("/admin/v1/flaky/none/t0", json={"replays": 1, "differing": 1}, headers=OPERATOR)
+        unaudited = await marked(client, "t0")
 
     assert (answer.status_code, detail in answer.json()["detail"]) == (400, True), answer.text
-    assert unknown.status_code == 404
+    assert (unknown.status_code, unaudited.status_code) == (404, 404)
 
 
 async def test_replays_run_side_by_side(tmp_path: Path) -> None:

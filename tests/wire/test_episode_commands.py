@@ -17,7 +17,7 @@ from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS, Gateway, short_folde
 
 pytestmark = pytest.mark.wire
 
-FLAKY, STEADY = 0, 1
+FLAKY, STEADY, CLOCK, PICTURE, FIRST = range(5)
 """Indices of the tasks of ``unsteady``."""
 
 
@@ -38,9 +38,17 @@ def run(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         yield lambda *arguments, **more: command(*arguments, **(variables | more))
 
 
-def play(gateway: Gateway, sid: str, index: int = STEADY, *, answer: str = "right", ends: bool = True) -> None:
+def play(
+    gateway: Gateway,
+    sid: str,
+    index: int = STEADY,
+    *,
+    answer: str = "right",
+    ends: bool = True,
+    accept: str = "application/json",
+) -> None:
     """Play an episode of one step."""
-    headers = {"X-Session-ID": sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
+    headers = {"X-Session-ID": sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": accept}
     with httpx.Client(base_url=gateway.url, headers=headers, timeout=HANG_S, trust_env=False) as http:
         body = {"env_name": "unsteady", "split": "train", "index": index}
         for path, content in (
@@ -128,8 +136,41 @@ def test_a_replay_that_differs_is_shown_with_its_step(gateway: Gateway, run: Com
     done = run("replay", str(file))
 
     assert done.returncode == 3
-    assert "different, 1 step, reward 0.25 recorded, 1.0 replayed" in done.stdout
+    assert "different, 1 step, reward 0.25 recorded, 1.0 replayed; rewards differ" in done.stdout
     assert "step 1: reward: recorded 0.25, replayed 1.0" in done.stdout
+
+
+def test_texts_that_differ_are_shown_as_a_diff_and_count_on_demand(gateway: Gateway, run: Command) -> None:
+    play(gateway, "clock", CLOCK)
+    replayed, strict = run("replay", "clock"), run("replay", "clock", "--texts")
+    audited = rows(run("audit", "--environment", "unsteady", "--task", "train/2", "--repeat", "30", "--json"))
+
+    assert (replayed.returncode, strict.returncode) == (0, 3), (replayed.stdout, replayed.stderr)
+    assert "same, 1 step, reward 1.0 recorded, 1.0 replayed; texts differ" in replayed.stdout
+    assert "different, 1 step, reward 1.0 recorded, 1.0 replayed; texts differ" in strict.stdout
+    *_, heading, _, _, _, answered, before, after = replayed.stdout.splitlines()
+    assert (heading, answered) == ("  step 1: blocks[0].text:", "     answered")
+    assert (before[:8], after[:8]) == ("    -at ", "    +at ")
+    (row,) = audited["tasks"]
+    assert (row["replays"], row["differing"], row["texts_differing"], row["verdict"]) == (30, 0, 30, "steady")
+
+
+@pytest.mark.parametrize("form", ["application/json", "text/event-stream"])
+def test_a_picture_is_the_same_in_a_replay_over_either_form(
+    gateway: Gateway, run: Command, tmp_path: Path, form: str
+) -> None:
+    play(gateway, f"picture-{form}", PICTURE, accept=form)
+    (found,) = rows(run("sessions", "list", "--where", f"name=picture-{form}", "--json"))
+    episode = rows(run("sessions", "show", found["id"], "--json"))
+    file = tmp_path / "other-form.json"
+    was_streamed = [step.pop("streamed", False) for step in episode["steps"]]
+    file.write_text(
+        json.dumps({**episode, "steps": [{**step, "streamed": form[0] == "a"} for step in episode["steps"]]})
+    )
+    reports = [rows(run("replay", place, "--json")) for place in (found["id"], str(file))]
+
+    assert was_streamed == [form[0] == "t"]
+    assert [(one["result"], one["differs_in"]) for one in reports] == [("same", [])] * 2, reports
 
 
 @pytest.mark.parametrize(
@@ -164,24 +205,50 @@ def test_an_operator_ends_a_live_session(gateway: Gateway, run: Command) -> None
     assert (found["reason"], found["outcome"], found["reward"]) == ("operator", "finished", 1.0)
 
 
-def test_an_audit_finds_a_task_whose_judge_errs_in_a_tenth_of_the_episodes(gateway: Gateway, run: Command) -> None:
-    """Sixty replays miss such a task with a probability of 0.9 ** 60 = 0.2 %."""
+def test_audits_find_a_task_whose_judge_errs_in_a_tenth_of_the_episodes(gateway: Gateway, run: Command) -> None:
+    """150 replays miss such a task with a probability of 0.01 %."""
     for index in (FLAKY, STEADY):
         play(gateway, f"audited-{index}", index)
-    options = ("audit", "--environment", "unsteady", "--sample", "1", "--repeat", "60")
-    flaky = rows(run(*options, "--task", "train/0", "--json"), status=3)
-    steady = rows(run(*options, "--task", "train/1", "--json"))
-    table = run(*options, "--task", "train/0", "--no-mark")
-    with httpx.Client(headers={"X-API-Key": OPERATOR_KEY}, trust_env=False) as http:
-        marks = http.get(f"{gateway.url}/admin/v1/flaky").json()["tasks"]
+    options = ("audit", "--environment", "unsteady", "--sample", "1")
+    first, second = (
+        rows(run(*options, "--task", "train/0", "--repeat", "75", "--json", *more), status=status)["tasks"][0]
+        for more, status in ((("--confirm", "0", "--threshold", "0.9"), 0), (("--mark",), 3))
+    )
+    (steady,) = rows(run(*options, "--task", "train/1", "--repeat", "60", "--mark", "--json"))["tasks"]
+    table = run(*options, "--task", "train/0")
+    listed, marks = run("curricula", "marks"), rows(run("curricula", "marks", "--environment", "unsteady", "--json"))
+    removed, again = run("curricula", "unmark", "unsteady", "flaky"), run("curricula", "unmark", "unsteady", "flaky")
 
-    (found,), (sound,) = flaky["tasks"], steady["tasks"]
-    assert (found["replays"], sound["replays"], sound["differing"]) == (60, 60, 0)
-    assert found["differing"] >= 1
-    assert found["interval"][0] <= found["rate"] <= found["interval"][1]
-    assert (found["is_flaky"], found["is_marked"], sound["is_flaky"]) == (True, True, False)
-    assert [mark["task"] for mark in marks] == ["flaky"]
-    assert (table.returncode, "flaky" in table.stdout) == (3, True)
+    assert (first["replays"], first["total"]["replays"], first["is_marked"]) == (75, 75, False)
+    assert first["differing"] >= 1
+    assert (second["total"]["replays"], second["verdict"], second["is_marked"]) == (150, "flaky", True)
+    assert second["total"]["differing"] == first["differing"] + second["differing"] >= 4
+    assert 0.01 < second["interval"][0] <= second["rate"] <= second["interval"][1]
+    assert (steady["replays"], steady["differing"], steady["verdict"], steady["is_marked"]) == (60, 0, "steady", False)
+    assert (table.returncode, "flaky, marked" in table.stdout) == (3, True)
+    (mark,) = marks
+    assert (mark["task"], mark["replays"], mark["marked_by"]) == ("flaky", 151, "operator")
+    assert {one["recorded"] for one in mark["episodes"]} <= {0.0, 1.0}
+    assert mark["episodes"][0]["recorded"] == 1.0 - mark["episodes"][0]["replayed"]
+    assert (mark["episodes"][0]["episode"] in listed.stdout, "operator" in listed.stdout) == (True, True)
+    assert "flaky of unsteady is not marked any more" in removed.stdout
+    assert (again.returncode, "it has no mark" in again.stderr) == (2, True)
+
+
+def test_one_difference_decides_nothing_and_leads_to_further_replays(gateway: Gateway, run: Command) -> None:
+    play(gateway, "first", FIRST)
+    options = ("audit", "--environment", "unsteady", "--task", "train/4")
+    (one,) = rows(run(*options, "--confirm", "0", "--mark", "--json"))["tasks"]
+    table = run(*options, "--confirm", "0")
+    (confirmed,) = rows(run(*options, "--json"), status=3)["tasks"]
+
+    assert (one["total"], one["verdict"], one["is_marked"]) == ({"replays": 1, "differing": 1}, "undecided", False)
+    assert (table.returncode, "undecided" in table.stdout) == (0, True)
+    assert "unsteady train/4: episode " in table.stdout
+    assert ": reward 0.0 recorded, 1.0 replayed" in table.stdout
+    assert (confirmed["replays"], confirmed["differing"]) == (21, 21)
+    assert (confirmed["total"], confirmed["verdict"]) == ({"replays": 23, "differing": 23}, "flaky")
+    assert (confirmed["is_marked"], rows(run("curricula", "marks", "--json"))) == (False, [])
 
 
 def test_workers_their_logs_and_the_load_are_shown(gateway: Gateway, run: Command) -> None:

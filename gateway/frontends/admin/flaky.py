@@ -1,9 +1,8 @@
-"""Serves operators' routes for tasks that audits found flaky, ``/admin/v1/flaky…``: list, mark and unmark."""
+"""Serves operators' routes for audited tasks, ``/admin/v1/flaky…``: list marks, add an audit's counts, mark, unmark."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,19 +15,31 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.frontends.admin.replies import Body, as_json, operator_of, queried, validated
-from gateway.tasks.curricula.flaky import FlakyTask, FlakyTasks, interval
+from gateway.tasks.curricula.flaky import AuditedTask, DifferingEpisode, FlakyTasks, interval
 from gateway.tasks.curricula.stats import TaskStats
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 2**16
+MAX_COUNT: Final = 10**9
+
+
+class Differs(Body):
+    """An episode whose replay had another reward or another end."""
+
+    episode: str = Field(min_length=1, max_length=200)
+    recorded: float | None = None
+    replayed: float | None = None
 
 
 class Audited(Body):
-    """The result of an audit of one task."""
+    """The counts of an audit of one task."""
 
-    replays: int = Field(ge=1)
-    differing: int = Field(ge=1)
+    replays: int = Field(ge=1, le=MAX_COUNT)
+    differing: int = Field(ge=0, le=MAX_COUNT)
+    scorer: str | None = Field(None, max_length=200)
+    """Version of the scorer that judged the replays; None: the current one."""
+    episodes: list[Differs] = Field([], max_length=100)
 
 
 class FlakyRoutes:
@@ -44,6 +55,7 @@ class FlakyRoutes:
         one = "/admin/v1/flaky/{environment}/{task:path}"
         return [
             Route("/admin/v1/flaky", self._list, methods=["GET"]),
+            Route(one, self._add, methods=["POST"]),
             Route(one, self._mark, methods=["PUT"]),
             Route(one, self._unmark, methods=["DELETE"]),
         ]
@@ -54,23 +66,37 @@ class FlakyRoutes:
         rows = [row for one in wanted for row in marks_of(one.name, await self._flaky.of(one.name))]
         return as_json({"tasks": rows})
 
-    async def _mark(self, request: Request) -> Response:
+    async def _add(self, request: Request) -> Response:
+        """Add the counts of an audit; respond with the sums of all audits."""
         queried(request)
         found = await validated(request, Audited, MAX_BODY_BYTES)
         if found.differing > found.replays:
             raise InvalidRequest(f"differing: {found.differing} is more than the {found.replays} replays")
         environment, task = self._place(request)
-        mark = FlakyTask(found.replays, found.differing, time.time())
-        await self._flaky.mark(environment, task, mark)
-        told = (environment, task, found.differing, found.replays, operator_of(request))
+        sums = await self._flaky.add(
+            environment,
+            task,
+            replays=found.replays,
+            differing=found.differing,
+            episodes=[DifferingEpisode(one.episode, one.recorded, one.replayed) for one in found.episodes],
+            scorer=found.scorer,
+        )
+        return as_json(marks_of(environment, {task: sums})[0])
+
+    async def _mark(self, request: Request) -> Response:
+        queried(request)
+        environment, task = self._place(request)
+        operator = operator_of(request)
+        found = await self._flaky.mark(environment, task, by=operator)
+        told = (environment, task, found.differing, found.replays, operator)
         logger.warning("task_flaky environment=%s task=%r differing=%d replays=%d by=%s", *told)
-        return as_json(marks_of(environment, {task: mark})[0])
+        return as_json(marks_of(environment, {task: found})[0])
 
     async def _unmark(self, request: Request) -> Response:
         queried(request)
         environment, task = self._place(request)
-        if not await self._flaky.mark(environment, task, None):
-            raise UnknownTask(f"task {task!r} of {environment} is not marked as flaky")
+        if not await self._flaky.forget(environment, task):
+            raise UnknownTask(f"no audit found that task {task!r} of {environment} differs: it has no mark")
         logger.info("task_not_flaky environment=%s task=%r by=%s", environment, task, operator_of(request))
         return Response(status_code=204)
 
@@ -80,17 +106,21 @@ class FlakyRoutes:
         return environment, self._records.key(environment, request.path_params["task"])
 
 
-def marks_of(environment: EnvironmentName, marks: Mapping[str, FlakyTask]) -> list[dict[str, Any]]:
-    """Return marked tasks as JSON values, sorted by name."""
+def marks_of(environment: EnvironmentName, tasks: Mapping[str, AuditedTask]) -> list[dict[str, Any]]:
+    """Return audited tasks as JSON values, sorted by name."""
     return [
         {
             "environment": environment,
             "task": task,
+            "scorer": one.scorer or None,
             "replays": one.replays,
             "differing": one.differing,
-            "rate": one.rate,
+            "rate": one.differing / one.replays,
             "interval": interval(one.differing, one.replays),
+            "episodes": [episode._asdict() for episode in one.episodes],
+            "changed_at": one.changed_at,
             "marked_at": one.marked_at,
+            "marked_by": one.marked_by or None,
         }
-        for task, one in sorted(marks.items())
+        for task, one in sorted(tasks.items())
     ]

@@ -324,8 +324,9 @@ def _operators() -> Iterator[Route]:
         query=one_environment,
     )
     yield admin(
-        "PUT", "flaky/{environment}/{task}", "Mark a task as flaky", "Flaky", 400, 404, 413, 503, body="Audited"
+        "POST", "flaky/{environment}/{task}", "Add an audit's counts", "Flaky", 400, 404, 413, 503, body="Audited"
     )
+    yield admin("PUT", "flaky/{environment}/{task}", "Mark a task as flaky", "Flaky", 400, 404, 503)
     yield admin("DELETE", "flaky/{environment}/{task}", "Unmark a task", None, 400, 404, 503)
 
 

@@ -104,7 +104,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Episode": obj("messages", id=TEXT, environment=TEXT, steps=several(ANY), messages=several(ANY)),
     "TaskRow": obj(environment=TEXT, id=maybe(TEXT), split=TEXT, index=maybe(COUNT)),
-    "Flaky": obj(environment=TEXT, task=TEXT, replays=COUNT, differing=COUNT, rate={"type": "number"}),
+    "Flaky": obj(
+        environment=TEXT,
+        task=TEXT,
+        replays=COUNT,
+        differing=COUNT,
+        rate={"type": "number"},
+        episodes=several(ANY),
+        marked_at=maybe({"type": "number"}),
+    ),
     "Replay": obj(
         episode=TEXT,
         replay=TEXT,

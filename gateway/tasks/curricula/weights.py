@@ -52,7 +52,7 @@ class TaskWeights:
         self._store = store
         self._records = records
         self._tables = tables
-        self.flaky = FlakyTasks(store)
+        self.flaky = FlakyTasks(store, self._scorer)
         # The state: the latest weights of each scope, a lock for their computation, and tables without flaky tasks.
         self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
@@ -132,6 +132,10 @@ class TaskWeights:
         }
         return tables, {name: await self._records.of(name) for name in (scope.environments if looks else ())}
 
+    async def _scorer(self, environment: EnvironmentName) -> str:
+        """Return the current version of the scorer, or an empty text."""
+        return (await self._records.scorers(environment))[-1]
+
     def _without(self, place: tuple[EnvironmentName, str], marked: frozenset[str], rows: Rows) -> Rows:
         """Return *rows* without the *marked* tasks: the same object for the same arguments, so weights stay valid."""
         if not marked or not rows:
@@ -143,7 +147,7 @@ class TaskWeights:
         if not known[2]:
             raise InvalidRequest(
                 f"all {len(rows)} tasks in split {place[1]!r} of {place[0]} are marked as flaky: repair them, and "
-                f"remove the marks with DELETE /admin/v1/flaky/{place[0]}/TASK"
+                f"remove the marks with `gateway curricula unmark {place[0]} TASK`"
             )
         return known[2]
 

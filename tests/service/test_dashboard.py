@@ -214,7 +214,7 @@ async def test_an_episode_is_downloaded_and_copied(tmp_path: Path) -> None:
         again = await client.post("/admin/v1/replays", json=json.loads(answer.text), headers=OPERATOR)
 
     assert answer.headers["content-disposition"] == f'attachment; filename="{line["id"]}.jsonl"'
-    assert again.json()["is_same"] is True
+    assert again.json()["differs_in"] == []
     assert '"task_spec": {"question": "1+1", "seed": 3}' in page["curl"]
     assert TRAINER_KEY not in page["curl"]
 

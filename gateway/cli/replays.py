@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -34,6 +35,7 @@ from gateway.cli.admin_client import (
     requested,
 )
 from gateway.core.errors import ConfigError
+from gateway.core.task_name import TaskName
 from gateway.tasks.curricula.flaky import EPISODES_KEPT, MIN_REPLAYS, Verdict, verdict
 
 if TYPE_CHECKING:
@@ -247,9 +249,14 @@ def _added(connection: httpx.Client, place: Place, outcomes: Sequence[Outcome]) 
         "scorer": reports[-1]["scorer"],
         "episodes": [{"episode": id, **reward} for id, reward in islice(rewards.items(), EPISODES_KEPT)],
     }
-    path = f"/admin/v1/flaky/{place[0]}/{place[1]}"
+    path = _route(*place)
     found: dict[str, Any] = ask_over(connection, "POST", path, kind=dict, json=body)
     return found
+
+
+def _route(environment: str, task: str, digest: str) -> str:
+    """Return the route of an audited task. The name with its digest also means a former line of the task."""
+    return f"/admin/v1/flaky/{environment}/{quote(TaskName.of_label(task, digest).key)}"
 
 
 def _verdict(total: Mapping[str, Any] | None, threshold: float) -> Verdict | None:
@@ -258,7 +265,7 @@ def _verdict(total: Mapping[str, Any] | None, threshold: float) -> Verdict | Non
 
 def _mark(connection: httpx.Client, row: Mapping[str, Any]) -> bool:
     """Mark the task of *row*. A refusal, such as too many marks, is printed and does not end the audit."""
-    status, body, _ = requested(connection, "PUT", f"/admin/v1/flaky/{row['environment']}/{row['task']}")
+    status, body, _ = requested(connection, "PUT", _route(row["environment"], row["task"], row["task_digest"]))
     if status != 200:
         typer.echo(f"{row['environment']} {row['task']} is not marked: {body.get('detail', status)}", err=True)
     return status == 200

@@ -17,7 +17,7 @@ from gateway.core.curriculum import PREFIX, Outcome, TaskRecord, book_of
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
-from gateway.frontends.admin.flaky import marks_of
+from gateway.frontends.admin.flaky import marks_in_force
 from gateway.frontends.admin.replies import (
     Body,
     as_json,
@@ -241,7 +241,7 @@ async def state_of(
     """Return the present state of a curriculum, or of its *scope*, with the *count* tasks that it draws most often."""
     prepared = (await curricula.weights.of(scope)).prepared
     recorded = {name: await records.of(name) for name in known.environments}
-    flaky = {name: await curricula.weights.flaky.of(name) for name in known.environments}
+    flaky = [await marks_in_force(curricula.weights.flaky, records, name) for name in sorted(known.environments)]
     standings = [_standing(standing, scope) for standing in await curricula.weights.standings(scope)]
     standing = standings[0] if standings and not known.sampler.per_component else None
     return {
@@ -254,7 +254,7 @@ async def state_of(
         "standings": standings,
         "tasks": prepared.tasks,
         "handles": await curricula.count(scope),
-        "flaky": [row for name, marks in flaky.items() for row in marks_of(name, marks)],
+        "flaky": [row for rows in flaky for row in rows],
         "shares": dict(prepared.shares()),
         "heaviest": [
             {**_place(place), "share": share, "record": _record(recorded[place.environment].get(place.task))}

@@ -14,7 +14,8 @@ from starlette.routing import Route
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, UnknownTask
 from gateway.core.ids import EnvironmentName
-from gateway.frontends.admin.replies import Body, as_json, operator_of, queried, validated
+from gateway.core.task_name import TaskName
+from gateway.frontends.admin.replies import Body, as_json, named, operator_of, queried, validated
 from gateway.tasks.curricula.flaky import AuditedTask, DifferingEpisode, FlakyTasks, interval
 from gateway.tasks.curricula.stats import TaskStats
 
@@ -63,7 +64,7 @@ class FlakyRoutes:
     async def _list(self, request: Request) -> Response:
         query = queried(request, "environment")
         wanted = [self._catalog.wanted(query["environment"])] if "environment" in query else list(self._catalog)
-        rows = [row for one in wanted for row in marks_of(one.name, await self._flaky.of(one.name))]
+        rows = [row for one in wanted for row in await marks_in_force(self._flaky, self._records, one.name)]
         return as_json({"tasks": rows})
 
     async def _add(self, request: Request) -> Response:
@@ -106,12 +107,19 @@ class FlakyRoutes:
         return environment, self._records.key(environment, request.path_params["task"])
 
 
+async def marks_in_force(flaky: FlakyTasks, records: TaskStats, environment: EnvironmentName) -> list[dict[str, Any]]:
+    """Return the marked tasks of *environment* as JSON values, without those whose line has changed since."""
+    marks = await flaky.of(environment)
+    found = {task: records.find(environment, TaskName.of(task).id) for task in marks}
+    return marks_of(environment, {task: marks[task] for task, now in found.items() if now in (None, task)})
+
+
 def marks_of(environment: EnvironmentName, tasks: Mapping[str, AuditedTask]) -> list[dict[str, Any]]:
     """Return audited tasks as JSON values, sorted by name."""
     return [
         {
             "environment": environment,
-            "task": task,
+            **named(task),
             "scorer": one.scorer or None,
             "replays": one.replays,
             "differing": one.differing,

@@ -14,10 +14,11 @@ from gateway.core.environment import TaskView
 from gateway.core.errors import InvalidRequest
 from gateway.core.ports.tasks import TaskQueries
 from gateway.tasks.lookup import TaskLookup
-from gateway.tasks.public_view import is_public_view, public_view, without_nulls
+from gateway.tasks.public_view import is_public_view, public_view
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.resolver import TaskRequest, TaskResolver
 from gateway.tasks.split_view import indexed
+from gateway.tasks.task_ref import without_nulls
 from tests.service.stack import environment, lookup_of, tasks
 from tests.unit.tasks.test_lookup import SPLITS, Image
 

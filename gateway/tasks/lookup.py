@@ -30,7 +30,7 @@ from gateway.tasks.curricula.model import is_index
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.public_view import ListedTasks, check_unchanged, is_public_view, public_view
 from gateway.tasks.runtime import RuntimeTasks
-from gateway.tasks.task_ref import TaskRef
+from gateway.tasks.task_ref import TaskRef, name_of
 
 T = TypeVar("T")
 SEARCHED_AT_ONCE: Final = 256
@@ -204,6 +204,15 @@ class TaskLookup:
                 return None
         check_unchanged(spec, public_view(task.spec, environment, task.place))
         return task
+
+    def copied(self, environment: Environment, spec: Mapping[str, Any]) -> TaskRef | None:
+        """Return the registered task of which *spec*, with an id, is a complete copy, as a full listing shows it."""
+        split = spec.get("split")
+        try:
+            task = self._found(environment, [spec["id"]], split if isinstance(split, str) else "")
+        except UnknownTask:
+            return None
+        return task if task.name == name_of(spec) else None
 
     async def images_own(self, environment: Environment, id: str) -> TaskRef | None:
         """Return the worker's own task that *id* names, or None if *id* does not name a worker's task.

@@ -141,6 +141,7 @@ class TaskResolver:
                 return await self._given(environment, request.spec, is_checked=request.is_checked)
             if request.spec.keys() != {"id"}:
                 listed = await self.lookup.of_view(environment, request.spec)
+                listed = listed or self.lookup.copied(environment, request.spec)
                 return listed or await self._given(environment, request.spec, is_checked=request.is_checked)
             ids = ids or (id,)
         if ids:

@@ -17,10 +17,12 @@ from markupsafe import escape
 
 from gateway.catalog.doctor import Status, unexpected_errors
 from gateway.core.environment import StepLogging, StepLogPolicy
+from gateway.core.ids import EnvironmentName
 from gateway.core.session import CloseReason
 from gateway.core.worker import WorkerState
 from gateway.frontends.admin import app as admin
 from gateway.stores.step_log.reader import StepLogReader
+from gateway.tasks.task_ref import name_of, seed_of
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import call, create, delete, hang_up, under_way
@@ -67,6 +69,76 @@ async def recorded(client: httpx.AsyncClient, **query: Any) -> list[dict[str, An
 def content(folder: Path, pattern: str = "*") -> list[bytes]:
     """Return the content of each file in *folder*."""
     return [path.read_bytes() for path in folder.glob(pattern)]
+
+
+async def test_a_task_has_one_name_and_one_seed_over_all_protocols(tmp_path: Path) -> None:
+    first, second = {"id": "a", "question": "1+1", "tags": ["x"]}, {"question": "2+2"}
+    async with logging(tmp_path, environment(slots=32, max_workers=1), tasks_math=tasks(train=[first, second])) as (
+        built,
+        _,
+        client,
+    ):
+
+        async def ors(**wish: Any) -> None:
+            sid = {"X-Session-ID": f"ors{len(asked)}"}
+            asked.append(await client.post("/create", json={"env_name": "math", **wish}, headers=sid))
+
+        async def areal(**wish: Any) -> None:
+            asked.append(await client.post("/areal/math/api/episode/start", json=wish))
+
+        async def openenv(**wish: Any) -> None:
+            session = {"X-Session-ID": f"openenv{len(asked)}"}
+            asked.append(await client.post("/openenv/math/reset", json=wish, headers=session))
+
+        async def nemo(**wish: Any) -> None:
+            row = {"responses_create_params": {"input": []}, "verifier_metadata": {"environment": "math", **wish}}
+            asked.append(await client.post("/nemo/math/seed_session", json=row))
+            client.cookies.clear()
+
+        asked: list[httpx.Response] = []
+        await ors(split="train", index=0)
+        await ors(split="train", index=-2)
+        await ors(task_spec={"id": "a"})
+        await ors(task_spec=first)  # the complete task, as a listing with `view = "full"` shows it
+        await areal(sample_id=0)
+        await areal(sample_id="a")
+        await openenv(index=0)
+        await openenv(task="a")
+        await nemo(split="train", index=0)
+        await nemo(id="a")
+        await ors(split="train", index=1)
+        await openenv(index=1)
+        lines = (await listed(client))[::-1]
+
+    assert {answer.status_code for answer in asked} == {200}, [answer.text for answer in asked]
+    names = [(line["task"], line["task_digest"]) for line in lines]
+    assert names == [("a", name_of(first).digest)] * 10 + [(name_of(second).label, name_of(second).digest)] * 2
+    seeds = [line["seed"] for line in lines]
+    played = [json.loads(one.body)["seed"] for one in built.backend.only.requests if one.target == "/create"]
+    assert seeds == played
+    assert set(seeds[:10]) == {seed_of("a")}
+    assert set(seeds[10:]) == {seed_of(name_of(second).digest)}
+
+
+async def test_only_the_listed_task_itself_counts_in_its_record(tmp_path: Path) -> None:
+    listed_task: dict[str, Any] = {"id": "a", "question": "1+1"}
+    wishes: list[dict[str, Any]] = [
+        {"split": "train", "index": 0},
+        {"task_spec": {**listed_task, "tags": ["mine"]}},
+        {"task_spec": {**listed_task, "question": "0"}},
+    ]
+    async with logging(tmp_path, tasks_math=tasks(train=[listed_task])) as (_, gateway, client):
+        for sid, wish in enumerate(wishes):
+            await client.post("/create", json={"env_name": "math", **wish}, headers={"X-Session-ID": str(sid)})
+            await call(client, sid=str(sid))
+            await delete(client, str(sid))
+        await gateway.records.write()
+        records = await recorded(client)
+        table = await gateway.curricula.weights._tables.of(EnvironmentName("math"), "train")
+
+    assert sorted((one["task"], one["attempts"]) for one in records) == [("a", 1), ("a", 2)]
+    (own,) = [one for one in records if one["task_digest"] == name_of(listed_task).digest]
+    assert (own["attempts"], table[0].task) == (2, name_of(listed_task).key)
 
 
 async def test_an_episode_is_shown_with_its_task_and_every_step(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ async def state_of(
     """Return the present state of a curriculum, or of its *scope*, with the *count* tasks that it draws most often."""
     prepared = (await curricula.weights.of(scope)).prepared
     recorded = {name: await records.of(name) for name in known.environments}
-    flaky = [await marks_in_force(curricula.weights.flaky, records, name) for name in sorted(known.environments)]
+    flaky = [await marks_in_force(curricula.weights.flaky, records, name) for name in known.environments]
     standings = [_standing(standing, scope) for standing in await curricula.weights.standings(scope)]
     standing = standings[0] if standings and not known.sampler.per_component else None
     return {

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
+from gateway.core.ports.step_log import EpisodeFilter, RecordedCalls, StepLog, StepLogQueries
 from gateway.upstreams.replica_client import ReplicaClient
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,12 @@ class ReplicaLogs:
                 whole = _merged(whole, row)
         return whole
 
-    async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
-        """See ``StepLogQueries.calls``."""
+    async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
+        """See ``StepLogQueries.calls``. Replicas may share a folder, so each call and each damage counts once."""
         found = await self._all(self._local.calls(episode), "calls", [_brief(episode)])
-        known = {msgpack.packb(call[:3]): call for some in found for call in some}  # replicas may share a folder
-        return sorted(known.values(), key=lambda call: (call[0], call[1]))
+        known = {msgpack.packb(call[:3]): call for calls, _ in found for call in calls}
+        damaged = {place for _, places in found for place in places}
+        return RecordedCalls(sorted(known.values(), key=lambda call: (call[0], call[1])), sorted(damaged))
 
     async def rollouts(self, episode: dict[str, Any]) -> list[dict[str, Any]]:
         """See ``StepLogQueries.rollouts``. The messages of one rollout may be in several logs."""

@@ -23,6 +23,7 @@ from gateway.core.worker import WorkerState
 from gateway.frontends.admin import app as admin
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.tasks.task_ref import name_of, seed_of
+from gateway.stores.step_log.segments import segments
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import call, create, delete, hang_up, under_way
@@ -519,3 +520,20 @@ async def test_an_operator_pages_through_all_sessions_and_ends_any_of_them(
     assert sorted(seen) == sorted(names)
     assert [answer.status_code for answer in ended] == [200] * 8
     assert [answer.status_code for answer in refused] == [400] * 3
+
+
+async def test_a_damaged_batch_is_counted_in_the_episode_and_costs_its_own_calls(tmp_path: Path) -> None:
+    async with logging(tmp_path) as (_, gateway, client):
+        await create(client)
+        for action in ("go_on", "echo"):
+            await call(client, action)
+            await gateway.log.flush()
+        whole = await shown(client, "one")
+        (segment,) = segments(tmp_path)
+        segment.path.write_bytes(segment.path.read_bytes().replace(b"echo", b"ecko"))
+        damaged = await shown(client, "one")
+
+    assert [step["action"]["tool"] for step in whole["steps"]] == ["go_on", "echo"]
+    assert "damaged_batches" not in whole
+    assert [step["action"]["tool"] for step in damaged["steps"]] == ["go_on"]
+    assert damaged["damaged_batches"] == 1

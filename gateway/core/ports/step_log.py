@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, Block, StepResult, Summary
@@ -114,8 +114,18 @@ class EpisodeFilter:
     """Time and lease of the last episode of the page before."""
 
 
+class RecordedCalls(NamedTuple):
+    """The calls of an episode that can be read."""
+
+    calls: list[Sequence[Any]]
+    """The calls by their begin. Each is Unix time of its begin, seconds, operation, outcome, request, reply, error and
+    faults."""
+    damaged: list[str]
+    """Places of damaged batches, which may have had further calls of the episode: a file's name and a position."""
+
+
 class StepLogQueries(Protocol):
-    """Reads what all replicas have recorded."""
+    """Reads what all replicas have recorded. Raises ``StoreUnavailable`` if the log cannot be read."""
 
     async def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
         """Return the newest episodes that *wanted* selects, newest first: the index's columns without begin and end."""
@@ -123,11 +133,8 @@ class StepLogQueries(Protocol):
     async def episode(self, id: str) -> dict[str, Any] | None:
         """Return the episode with the lease *id*, or else the newest one of the session with this name."""
 
-    async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
-        """Return the calls of *episode* by their begin.
-
-        Each call is Unix time of its begin, seconds, operation, outcome, request, reply, error and faults.
-        """
+    async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
+        """Return the calls of *episode*."""
 
     async def rollouts(self, episode: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the rollouts that the episode's owner logged about the time of *episode*, with their ``messages``.

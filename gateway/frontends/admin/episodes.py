@@ -140,8 +140,11 @@ async def recorded_episode(log: StepLog, queries: StepLogQueries, id: str) -> di
     if isinstance(spec, str) and spec.startswith(REFERENCE):
         data = await queries.blob(spec.removeprefix(REFERENCE))
         begin["spec"] = None if data is None else json.loads(data)
-    steps = steps_of(await queries.calls(row))
+    calls, damaged = await queries.calls(row)
+    steps = steps_of(calls)
     shown = {**_line(row), "begin": begin, "end": row["end"], "steps": steps}
+    if damaged:
+        shown["damaged_batches"] = len(damaged)
     if (rollout := rollout_of(steps, await queries.rollouts(row))) is not None:
         if rollout["lease"] is None and row["closed_at"] is not None:
             await queries.link(rollout["key"], row["lease"])

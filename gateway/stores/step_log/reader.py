@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gateway.core.ports.step_log import EpisodeFilter
+from gateway.core.ports.step_log import EpisodeFilter, RecordedCalls
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.segments import calls_of, segments
 
@@ -31,7 +31,7 @@ class StepLogReader:
         """See ``StepLogQueries.episode``."""
         return await self._query(lambda database: database.episode(id), None)
 
-    async def calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
+    async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
         """See ``StepLogQueries.calls``."""
         async with self._threads:
             return await asyncio.to_thread(self._calls, episode)
@@ -65,19 +65,23 @@ class StepLogReader:
         finally:
             database.close()
 
-    def _calls(self, episode: dict[str, Any]) -> list[Sequence[Any]]:
+    def _calls(self, episode: dict[str, Any]) -> RecordedCalls:
         began_at, ended_at = episode["opened_at"] or episode["at"], episode["closed_at"]
-        found = self._records(episode["lease"], began_at, ended_at)
-        return sorted(found, key=lambda call: (call[0], call[1]))
+        damaged: list[str] = []
+        found = self._records(episode["lease"], began_at, ended_at, damaged)
+        return RecordedCalls(sorted(found, key=lambda call: (call[0], call[1])), damaged)
 
     def _messages(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the messages of a rollout in their order, each once."""
-        found = {record[4]["id"]: record[4] for record in self._records(rollout["key"], rollout["started_at"], None)}
+        records = self._records(rollout["key"], rollout["started_at"], None, [])
+        found = {record[4]["id"]: record[4] for record in records}
         return sorted(found.values(), key=lambda message: (message.get("index") or 0, message["at"]))
 
-    def _records(self, key: str, began_at: float, ended_at: float | None) -> Iterator[Sequence[Any]]:
+    def _records(
+        self, key: str, began_at: float, ended_at: float | None, damaged: list[str]
+    ) -> Iterator[Sequence[Any]]:
         for segment in segments(self._folder):
             if segment.changed_at < began_at - MARGIN_S:
                 continue
             if ended_at is None or segment.began_at <= ended_at + MARGIN_S:
-                yield from calls_of(segment.path, key)
+                yield from calls_of(segment.path, key, damaged)

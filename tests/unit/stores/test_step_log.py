@@ -82,7 +82,9 @@ def reader(tmp_path: Path) -> StepLogReader:
 async def calls_of(reader: StepLogReader, lease: str = "a" * 32) -> list[Any]:
     episode = await reader.episode(lease)
     assert episode is not None
-    return [list(call) for call in await reader.calls(episode)]
+    calls, damaged = await reader.calls(episode)
+    assert damaged == []
+    return [list(call) for call in calls]
 
 
 async def whole(reader: StepLogReader, line: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The form of calls in the log: requests and replies as the gateway saw them, as msgpack.
 
 Bytes of a worker's protocol stay bytes, because parsing them would cost a call more than storing them. A reader parses
-them. Long base64 texts, such as images, are stored once by their digest, and a reference stands for them.
+them. Long base64 texts, such as images, are stored once by their digest, and a reference stands for them. ORS' event
+streams cut a result into pieces, so the thread first brings the pieces together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgpack
 from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import GatewayError
 from gateway.core.ports.step_log import CONTENT_BYTES, REFERENCE, Content, LoggedCall
+from gateway.core.session import SECRET_MARK
+from gateway.stores.step_log.masking import masked
 
 EMBEDDED_CHARS: Final = 4096
 """Length of base64 text from which it is stored by its digest."""
@@ -30,16 +33,20 @@ BIG_INTEGER: Final = 1
 """Type of a msgpack extension: an integer of more than 64 bits, in decimal digits."""
 INTEGER_DIGITS: Final = 4300
 """Maximum digits of an integer that Python parses."""
+NOT_UTF8: Final = "the worker's stream is not UTF-8"
+"""The error that `gateway.upstreams.sse` reports."""
 _ABSENT: Final = StepResult()
 _RESULT: Final = tuple(each.name for each in fields(StepResult) if each.name not in ("blocks", "faults"))
 _ACTION: Final = tuple(each.name for each in fields(Action))
 
-Put = Callable[[bytes], str]
-"""Stores data once and returns its SHA-256 in hexadecimal digits."""
+Put = Callable[[str, bytes], str]
+"""Stores data once for the episode with this lease, and returns its SHA-256 in hexadecimal digits."""
 
 
 class CallBuffer:
-    """Collects calls, and encodes a hundred at a time. Those with long contents or a failure are left to the thread.
+    """Collects calls, and encodes a hundred at a time.
+
+    Those with long contents, with a failure, or of sessions with secrets are left to the thread.
 
     Encoded one by one, a call costs the gateway 2.8 microseconds, and 1.7 so (`bench.run --only step_log`), because
     the encoder leaves the processor's cache between two calls of agents. Left to the thread, a call's objects would
@@ -79,6 +86,7 @@ class CallBuffer:
                 and len(request) < EMBEDDED_CHARS > len(reply)
                 and error is None
                 and not faults
+                and lease[0] != SECRET_MARK
             ):
                 pack(call)
                 note(lease)
@@ -123,8 +131,7 @@ class CallBatch(NamedTuple):
 
     def body(self) -> bytes:
         """Return the encoded calls as one msgpack list, and give the packer back. May be called once."""
-        head = b"\xdd" + len(self.leases).to_bytes(4, "big")  # of a msgpack list of up to 2**32 values
-        body: bytes = head + self.packer.getbuffer()
+        body: bytes = _list_head(len(self.leases)) + self.packer.getbuffer()
         self.packer.reset()
         if len(body) <= SPARE_BYTES:
             self.spare.append(self.packer)
@@ -132,41 +139,43 @@ class CallBatch(NamedTuple):
 
 
 class CallEncoder:
-    """Encodes batches of calls; not for several threads."""
+    """Encodes calls one by one; not for several threads."""
 
-    def __init__(self, put: Put, masked: Callable[[bytes], bytes]) -> None:
-        """*masked* removes secrets. It comes before `put`: a secret may be long base64 text itself."""
+    def __init__(self, put: Put) -> None:
         self._put = put
-        self._masked = masked
+        self._lease = ""
+        self._forms: Sequence[bytes] = ()
+        """The lease of the call that is encoded, and its secrets."""
         self._pack: Callable[[object], bytes] = msgpack.Packer(default=self._plain, unicode_errors="surrogatepass").pack
 
-    def encode(self, calls: Sequence[LoggedCall]) -> bytes:
-        """Return *calls* as one msgpack list."""
-        calls = [(*call[:5], self._short(call[5]), self._short(call[6]), *call[7:]) for call in calls]
+    def encode(self, call: LoggedCall, forms: Sequence[bytes]) -> bytes:
+        """Return *call* as msgpack, without the secrets that have these *forms*.
+
+        Contents that msgpack cannot encode, because they are nested too deeply, are left out.
+        """
+        self._lease, self._forms = call[0], forms
+        reply: Any = call[6]
         try:
-            return self._packed(calls)
-        except (ValueError, TypeError, OverflowError):
-            return self._packed([self._packable(call) for call in calls])
+            packed = self._packed((*call[:5], self._short(call[5]), self._short(reply, is_reply=True), *call[7:]))
+        except (ValueError, TypeError, OverflowError) as failure:
+            packed = self._packed((*call[:5], None, None, f"not logged: {failure}", ()))
+        return masked(packed, forms)
 
-    def _packed(self, value: object) -> bytes:
-        # At its deepest, msgpack writes a nesting that it cannot read. Two more lists, a byte each, lower the limit.
-        return self._pack([[value]])[2:]
+    def _packed(self, call: object) -> bytes:
+        # At its deepest, msgpack writes a nesting that it cannot read. Two more lists, a byte each, lower the limit;
+        # the third one stands for the list of calls.
+        return self._pack([[[call]]])[3:]
 
-    def _short(self, content: Any) -> Any:
+    def _short(self, content: Any, *, is_reply: bool = False) -> Any:
         """Return *content* without long base64 texts, and without what exceeds the limit."""
         if isinstance(content, list | tuple) and content and isinstance(content[0], bytes):
             content = b"".join(content)
-        if isinstance(content, bytes) and len(content) >= EMBEDDED_CHARS:
-            return _EMBEDDED.sub(self._stored, self._masked(content))[:CONTENT_BYTES]
+        if isinstance(content, bytes):
+            if is_reply and content.lstrip().startswith(_STREAM):
+                content = joined(content)
+            if len(content) >= EMBEDDED_CHARS:
+                content = self._embedded(content)[:CONTENT_BYTES]
         return content
-
-    def _packable(self, call: LoggedCall) -> Any:
-        """Return *call*, without contents that msgpack cannot encode because they are nested too deeply."""
-        try:
-            self._packed([call])
-        except (ValueError, TypeError, OverflowError) as failure:
-            return (*call[:5], None, None, f"not logged: {failure}", ())
-        return call
 
     def _plain(self, value: object) -> Any:
         """Return a value of the gateway's model as plain values, for msgpack."""
@@ -184,20 +193,77 @@ class CallEncoder:
             return msgpack.ExtType(BIG_INTEGER, str(value).encode())
         return _told(value)
 
+    def _embedded(self, content: bytes) -> bytes:
+        """Return *content* with references to its long base64 texts, which are stored."""
+        return _EMBEDDED.sub(self._stored, masked(content, self._forms))  # a secret may be long base64 itself
+
     def _stored(self, found: re.Match[bytes]) -> bytes:
         data = base64.b64decode(found[0])
         if base64.b64encode(data) != found[0]:  # a reader could not restore it
             return found[0]
-        return REFERENCE.encode() + self._put(data).encode()
+        return REFERENCE.encode() + self._put(self._lease, masked(data, self._forms)).encode()
 
     def _image(self, encoded: str) -> str:
-        return _EMBEDDED.sub(self._stored, self._masked(f'"{encoded}"'.encode(errors="replace")))[1:-1].decode()
+        return self._embedded(f'"{encoded}"'.encode(errors="replace"))[1:-1].decode()
 
 
-def as_logged(content: Content, put: Put) -> Any:
-    """Return a request or a reply as a reader of the log gets it. *put* returns the digests of long base64 texts."""
+def as_list(calls: Sequence[bytes]) -> bytes:
+    """Return encoded calls as one msgpack list."""
+    return b"".join((_list_head(len(calls)), *calls))
+
+
+def _list_head(count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big")  # of a msgpack list of up to 2**32 values
+
+
+def as_logged(content: Content, digest: Callable[[bytes], str]) -> Any:
+    """Return a request or a reply as a reader of the log gets it. *digest* is called with each long base64 text."""
     call: LoggedCall = ("", "call", 0.0, 0.0, "", None, content, None, ())
-    return decode(CallEncoder(put, lambda written: written).encode([call]))[0][6]
+    return decode(CallEncoder(lambda _, data: digest(data)).encode(call, ()))[6]
+
+
+_STREAM: Final = (b"event:", b"data:", b":")
+"""How an event stream of ORS begins."""
+
+
+def joined(stream: bytes) -> bytes:
+    """Return an event stream that has the result of *stream* in one event. A reader finds the same in both."""
+    *lines, _ = stream.split(b"\n")  # what follows the last line end is not complete
+    name, data, call_id, kind, parts = b"", list[bytes](), b"", b"", list[bytes]()
+    for line in (line.removesuffix(b"\r") for line in lines):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if not line:
+            if name == b"task_id":
+                call_id = b"\n".join(data)
+            elif name in (b"chunk", b"end"):
+                kind = name
+                parts.append(b"\n".join(data))
+            elif name == b"error":
+                kind, parts = name, [b"\n".join(data)]
+                break
+            name, data = b"", []
+        elif field in (b"event", b"data") and not _is_utf8(value):
+            kind, parts = b"error", [NOT_UTF8.encode()]
+            break
+        elif field == b"event":
+            name = value
+        elif field == b"data":
+            data.append(value)
+    return _event(b"task_id", call_id) + _event(kind, b"".join(parts)) or b":\n"
+
+
+def _event(name: bytes, data: bytes) -> bytes:
+    lines = b"".join(b"data: %b\r\n" % line for line in data.split(b"\n"))
+    return b"event: %b\r\n%b\r\n" % (name, lines) if name and (data or name != b"task_id") else b""
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _told(value: object) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
-from gateway.core.json_text import dump, encode
+from gateway.core.json_text import dump
 from gateway.core.periodic import pause
-from gateway.core.ports.step_log import REFERENCE, EpisodeEnd, LoggedCall, Rollout
+from gateway.core.ports.step_log import MESSAGE, REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.core.task_name import TaskName
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
-from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder, as_list
+from gateway.stores.step_log.masking import MASKED_CHARS, forms_of, masked
 from gateway.stores.step_log.segments import SegmentWriter, segments
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,6 @@ END_S: Final = 5.0
 """Seconds that the last write has."""
 SECRETS_MAX: Final = 10_000
 """Maximum number of sessions whose secrets are known here. No calls of further sessions with secrets are recorded."""
-MASKED_CHARS: Final = 8
-"""Minimum length of a text that is masked as a secret: shorter texts occur by chance. No calls of a session with a
-shorter secret are recorded."""
 
 
 class StepLogWriter:
@@ -70,7 +68,9 @@ class StepLogWriter:
         self._folder = folder
         self._max_bytes = max_bytes
         self._max_days = max_days
-        self._secrets = _forms(secret for secret in secrets if len(secret) >= MASKED_CHARS)
+        own = [secret for secret in secrets if len(secret) >= MASKED_CHARS]
+        self._own, self._own_in_calls = forms_of(own), forms_of(own, in_base64=False)
+        """The gateway's own secrets. Workers do not get them, so calls, which are many, are not searched for base64."""
         self._of_sessions: dict[str, list[bytes]] = {}
         """Secrets of open sessions, by lease."""
         self._segments = SegmentWriter(folder, replica)
@@ -91,7 +91,8 @@ class StepLogWriter:
     def keeps(self, lease: str, environment: Environment) -> bool:
         """See ``StepLog.keeps``. A lease is random, so its last digits choose a sample.
 
-        Only the replica that opened a session can know its secrets, so other replicas record none of its calls.
+        Only the replica that opened a session can know its secrets, so other replicas record none of its calls. Nor are
+        calls of a session recorded that has a secret of fewer than `MASKED_CHARS` characters.
         """
         policy = environment.step_log
         if not self._max_bytes or (lease.startswith(SECRET_MARK) and lease not in self._of_sessions):
@@ -108,7 +109,7 @@ class StepLogWriter:
         secrets = [secret for secret in setup.secrets.values() if secret]
         are_maskable = all(len(secret) >= MASKED_CHARS for secret in secrets)
         if setup.secrets and are_maskable and len(self._of_sessions) < SECRETS_MAX:
-            self._of_sessions[session.lease] = _forms(secrets)
+            self._of_sessions[session.lease] = forms_of(secrets)
         ticket = setup.ticket
         group = setup.group if ticket is None else ticket.group
         begin = {
@@ -246,39 +247,49 @@ class StepLogWriter:
         wall = time.time() - time.monotonic()
         body = calls.body()
         if calls.leases:
-            self._segments.append(set(calls.leases), self._masked(body), wall=wall)
+            self._segments.append(set(calls.leases), masked(body, self._own_in_calls), wall=wall)
             self._unstored -= len(calls.leases)
-        for begin in range(0, len(calls.others), BATCH_MAX):
-            some = calls.others[begin : begin + BATCH_MAX]
-            body = CallEncoder(database.put, self._masked).encode(some)
+        others = [call for call in calls.others if self._may_store(call)]
+        for begin in range(0, len(others), BATCH_MAX):
+            some = others[begin : begin + BATCH_MAX]
+            encoder = CallEncoder(lambda _, data: database.put(data))
+            body = as_list([encoder.encode(call, self._secrets_of(call[0], call[1] == MESSAGE)) for call in some])
             database.store()  # the blobs of the batch first, because the batch refers to them
-            self._segments.append({call[0] for call in some}, self._masked(body), wall=wall)
+            self._segments.append({call[0] for call in some}, masked(body, self._own), wall=wall)
             self._unstored -= len(some)
         if rows:
-            begun = [row["rollout"] for row in rows if "rollout" in row]
-            ended = [self._with_task(database, row) for row in rows if "rollout" not in row]
-            database.store(*(self._masked(dump(some)) if some else b"" for some in (ended, begun)))
+            begun = [self._written(row["rollout"]) for row in rows if "rollout" in row]
+            ended = [self._written(self._with_task(database, row)) for row in rows if "rollout" not in row]
+            database.store(*(b"[" + b",".join(some) + b"]" if some else b"" for some in (ended, begun)))
             self._unstored -= len(rows)
         for row in rows:
             if "closed_at" in row:
                 self._of_sessions.pop(row["lease"], None)
+
+    def _may_store(self, call: LoggedCall) -> bool:
+        """Return False for a call that ended after its session if the session's secrets are not known any more."""
+        return not call[0].startswith(SECRET_MARK) or call[0] in self._of_sessions
+
+    def _secrets_of(self, lease: str, is_rollout: bool) -> Sequence[bytes]:
+        """Return the secrets that a record may have. A rollout does not say from which session its texts come."""
+        found: Iterable[bytes] = self._of_sessions.get(lease, ())
+        if is_rollout:
+            found = sorted({form for some in tuple(self._of_sessions.values()) for form in some}, key=len, reverse=True)
+        return [*found, *self._own_in_calls]
 
     def _with_task(self, database: StepLogDatabase, row: dict[str, Any]) -> dict[str, Any]:
         """Return *row* with a reference in place of a long task, which is stored once."""
         begin = row.get("begin")
         if begin is None:
             return row
-        spec = self._masked(dump(begin["spec"]))
+        spec = masked(dump(begin["spec"]), (*self._own, *self._secrets_of(row["lease"], False)))
         if len(spec) >= EMBEDDED_CHARS:
             begin = {**begin, "spec": REFERENCE + database.put(spec)}
         return {**row, "begin": begin}
 
-    def _masked(self, written: bytes) -> bytes:
-        """Return *written* with asterisks for secrets, as many, because msgpack states lengths."""
-        of_sessions = (secret for some in tuple(self._of_sessions.values()) for secret in some)
-        for secret in (*self._secrets, *of_sessions):
-            written = written.replace(secret, b"*" * len(secret))
-        return written
+    def _written(self, row: dict[str, Any]) -> bytes:
+        """Return a row as JSON without secrets."""
+        return masked(dump(row), (*self._own, *self._secrets_of(row.get("lease", ""), "lease" not in row)))
 
     def _remove_old(self, database: StepLogDatabase) -> None:
         """Remove what is too old, and the oldest records if the folder is too large."""
@@ -318,8 +329,3 @@ def _names(session: Session, environment: Environment) -> dict[str, Any]:
 
 def _end(summary: Summary) -> dict[str, Any]:
     return {**asdict(summary), "faults": [fault._asdict() for fault in summary.faults]}
-
-
-def _forms(secrets: Iterable[str]) -> list[bytes]:
-    """Return *secrets* as they stand in text and in JSON."""
-    return list({form for one in secrets for form in (one.encode(errors="surrogatepass"), encode(one)[1:-1].encode())})

@@ -164,7 +164,7 @@ async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWrite
 @pytest.mark.parametrize(
     ("content", "read"),
     [
-        pytest.param([b"event: ", b"end"], b"event: end", id="chunks"),
+        pytest.param([b"chunk ", b"by chunk"], b"chunk by chunk", id="chunks"),
         pytest.param(Action(name="x", arguments={"a": 1}), {"name": "x", "arguments": {"a": 1}}, id="a tool call"),
         pytest.param(
             Action(name="x", arguments={"a": 2**70}), {"name": "x", "arguments": {"a": 2**70}}, id="a big int"

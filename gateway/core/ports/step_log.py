@@ -95,6 +95,7 @@ class EpisodeFilter:
     environment: str = ""
     split: str = ""
     task: str = ""
+    """A task's name, or the place ``split/index`` by which a request named the task."""
     policy: str = ""
     group: str = ""
     name: str = ""
@@ -108,6 +109,8 @@ class EpisodeFilter:
     reward_max: float | None = None
     tag: str = ""
     """A tag of the task."""
+    gateway: str = ""
+    """Identity of the gateway that recorded the episode."""
     since: float = 0.0
     """Unix time from which on episodes began."""
     before: tuple[float, str] | None = None
@@ -124,6 +127,18 @@ class RecordedCalls(NamedTuple):
     """Places of damaged batches, which may have had further calls of the episode: a file's name and a position."""
 
 
+class EpisodeWithoutEnd(NamedTuple):
+    """An episode whose end is not recorded: it still runs, or its replica was lost."""
+
+    lease: str
+    replica: str | None
+    """The replica that opened it; None: not known."""
+    gateway: str | None
+    """Identity of the gateway that recorded its begin; None: not known."""
+    at: float
+    """Unix time of its begin, in seconds."""
+
+
 class StepLogQueries(Protocol):
     """Reads what all replicas have recorded. Raises ``StoreUnavailable`` if the log cannot be read."""
 
@@ -131,7 +146,11 @@ class StepLogQueries(Protocol):
         """Return the newest episodes that *wanted* selects, newest first: the index's columns without begin and end."""
 
     async def episode(self, id: str) -> dict[str, Any] | None:
-        """Return the episode with the lease *id*, or else the newest one of the session with this name."""
+        """Return the episode with the lease *id*.
+
+        If there is none, it is the newest one of the session with this name, or else the newest one that the trainer
+        itself gave this name.
+        """
 
     async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
         """Return the calls of *episode*."""

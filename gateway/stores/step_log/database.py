@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.core.ids import GATEWAYS_OWN
-from gateway.core.ports.step_log import ANY, EpisodeFilter
+from gateway.core.ports.step_log import ANY, EpisodeFilter, EpisodeWithoutEnd
 
 INDEX: Final = "episodes.sqlite"
 """Name of the file in the log's folder."""
@@ -33,7 +33,7 @@ BLOBS_KNOWN: Final = 20_000
 COLUMNS: Final = (
     "lease", "session", "name", "owner", "environment", "split", "task", "task_digest", "policy", "group_name",
     "protocol", "worker", "image", "scorer", "seed", "opened_at", "closed_at", "reason", "outcome", "reward",
-    "steps", "unexpected_error", "tags", "begin", "end",
+    "steps", "unexpected_error", "tags", "gateway", "replica", "episode", "place", "begin", "end",
 )  # fmt: skip
 """An episode's columns. ``begin`` and ``end`` are JSON objects with all that was recorded, ``tags`` is a JSON array."""
 LISTED: Final = tuple(name for name in COLUMNS if name not in ("begin", "end"))
@@ -43,12 +43,9 @@ CREATE TABLE IF NOT EXISTS episodes (
     lease TEXT PRIMARY KEY, session TEXT, name TEXT, owner TEXT, environment TEXT, split TEXT, task TEXT,
     task_digest TEXT, policy TEXT, group_name TEXT, protocol TEXT, worker TEXT, image TEXT, scorer TEXT, seed INTEGER,
     opened_at REAL, closed_at REAL, reason TEXT, outcome TEXT, reward REAL, steps INTEGER,
-    unexpected_error TEXT, tags TEXT,
+    unexpected_error TEXT, tags TEXT, gateway TEXT, replica TEXT, episode TEXT, place TEXT,
     "begin" TEXT, "end" TEXT, at REAL NOT NULL
 );
-CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
-CREATE INDEX IF NOT EXISTS episodes_of_group ON episodes (group_name, at) WHERE group_name != '';
-CREATE INDEX IF NOT EXISTS episodes_of_name ON episodes (name, at);
 CREATE TABLE IF NOT EXISTS rollouts (
     key TEXT PRIMARY KEY, id TEXT, owner TEXT, run TEXT, name TEXT, environment TEXT, split TEXT,
     started_at REAL NOT NULL, info TEXT, lease TEXT
@@ -56,6 +53,13 @@ CREATE TABLE IF NOT EXISTS rollouts (
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (started_at);
 CREATE TABLE IF NOT EXISTS blobs (digest TEXT PRIMARY KEY, used_at REAL NOT NULL, data BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS blobs_by_time ON blobs (used_at);
+"""
+_INDICES: Final = """
+CREATE INDEX IF NOT EXISTS episodes_by_time ON episodes (at);
+CREATE INDEX IF NOT EXISTS episodes_of_group ON episodes (group_name, at) WHERE group_name != '';
+CREATE INDEX IF NOT EXISTS episodes_of_name ON episodes (name, at);
+CREATE INDEX IF NOT EXISTS episodes_of_trainer ON episodes (episode, at) WHERE episode != '';
+CREATE INDEX IF NOT EXISTS episodes_without_end ON episodes (at, lease) WHERE closed_at IS NULL;
 """
 _names = ", ".join(f'"{name}"' for name in COLUMNS)
 _values = ", ".join(f"json_extract(value, '$.{name}')" for name in COLUMNS)
@@ -88,6 +92,7 @@ class StepLogDatabase:
             if name not in known:
                 with contextlib.suppress(sqlite3.OperationalError):  # another replica was faster
                     self._db.execute(f'ALTER TABLE episodes ADD COLUMN "{name}"')
+        self._db.executescript(_INDICES)
         self._db.text_factory = partial(str, encoding="utf-8", errors="replace")  # texts may have lone surrogates
         self._known: dict[str, float] = {}
         self._put: dict[str, bytes] = {}
@@ -151,10 +156,13 @@ class StepLogDatabase:
     def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
         """Return the newest episodes that *wanted* selects, newest first."""
         tests, values = ["true"], []
-        for column in ("owner", "environment", "split", "task", "policy", "name", "outcome", "reason", "scorer"):
+        for column in ("owner", "environment", "split", "policy", "name", "outcome", "reason", "scorer", "gateway"):
             if value := getattr(wanted, column):
                 tests.append(f"{column} = ?")
                 values.append(value)
+        if wanted.task:
+            tests.append("? IN (task, place)")
+            values.append(wanted.task)
         if not wanted.owner:
             tests.append(f"owner NOT IN ({', '.join('?' * len(GATEWAYS_OWN))})")
             values.extend(sorted(GATEWAYS_OWN))
@@ -186,12 +194,21 @@ class StepLogDatabase:
         return [_row(found, LISTED) for found in self._db.execute(query, (*values, limit))]
 
     def episode(self, id: str) -> dict[str, Any] | None:
-        """Return the episode with the lease *id*, or else the newest one of the session with this name."""
-        query = f"SELECT {_names}, at FROM episodes WHERE"
-        found = self._db.execute(f"{query} lease = ?", (id,)).fetchone()
-        if found is None:
-            found = self._db.execute(f"{query} name = ? ORDER BY at DESC LIMIT 1", (id,)).fetchone()
-        return None if found is None else _row(found)
+        """Return an episode; see ``StepLogQueries.episode``."""
+        for test in ("lease = ?", "name = ?", "episode = ? AND episode != ''"):
+            query = f"SELECT {_names}, at FROM episodes WHERE {test} ORDER BY at DESC LIMIT 1"
+            if (found := self._db.execute(query, (id,)).fetchone()) is not None:
+                return _row(found)
+        return None
+
+    def without_end(self, before: float, after: tuple[float, str], *, limit: int) -> list[EpisodeWithoutEnd]:
+        """Return the oldest episodes that have no end and began before a time, after an episode's time and lease."""
+        found = self._db.execute(
+            "SELECT lease, replica, gateway, at FROM episodes WHERE closed_at IS NULL AND at < ? "
+            "AND (at, lease) > (?, ?) ORDER BY at, lease LIMIT ?",
+            (before, *after, limit),
+        )
+        return [EpisodeWithoutEnd(*row) for row in found]
 
     def rollouts(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the rollouts that may belong to *episode*; see ``StepLogQueries.rollouts``."""

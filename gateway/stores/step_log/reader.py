@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gateway.core.ports.step_log import EpisodeFilter, RecordedCalls
+from gateway.core.ports.step_log import EpisodeFilter, EpisodeWithoutEnd, RecordedCalls
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
 from gateway.stores.step_log.segments import calls_of, segments
 
 T = TypeVar("T")
+PAGE: Final = 500
+"""Number of episodes that are read together."""
 MARGIN_S: Final = 5.0
 """Seconds by which a call's record may lie outside of its episode's times: clocks differ, and writes come later."""
 
@@ -30,6 +32,18 @@ class StepLogReader:
     async def episode(self, id: str) -> dict[str, Any] | None:
         """See ``StepLogQueries.episode``."""
         return await self._query(lambda database: database.episode(id), None)
+
+    async def without_end(self, before: float) -> AsyncIterator[EpisodeWithoutEnd]:
+        """Yield the episodes of this folder that have no end and began before a Unix time, oldest first."""
+        nothing: list[EpisodeWithoutEnd] = []
+        after = (float("-inf"), "")
+        while True:
+            page = await self._query(lambda database: database.without_end(before, after, limit=PAGE), nothing)  # noqa: B023
+            for episode in page:
+                yield episode
+            if len(page) < PAGE:
+                return
+            after = (page[-1].at, page[-1].lease)
 
     async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
         """See ``StepLogQueries.calls``."""

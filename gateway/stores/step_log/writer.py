@@ -55,7 +55,14 @@ class StepLogWriter:
     """The step log of one replica; implements `gateway.core.ports.step_log.StepLog`."""
 
     def __init__(
-        self, folder: Path, replica: str, *, max_bytes: int, max_days: float, secrets: Iterable[str] = ()
+        self,
+        folder: Path,
+        replica: str,
+        *,
+        max_bytes: int,
+        max_days: float,
+        secrets: Iterable[str] = (),
+        gateway: str = "",
     ) -> None:
         """
         Args:
@@ -64,8 +71,11 @@ class StepLogWriter:
             max_bytes: Maximum size of the folder; the oldest records make room for new ones. 0: nothing is recorded.
             max_days: Age in days at which records are removed.
             secrets: Texts that must not be stored, such as API keys.
+            gateway: Identity of the gateway, which its episodes get.
         """
         self._folder = folder
+        self._replica = replica
+        self._gateway = gateway or None
         self._max_bytes = max_bytes
         self._max_days = max_days
         own = [secret for secret in secrets if len(secret) >= MASKED_CHARS]
@@ -128,6 +138,10 @@ class StepLogWriter:
         self._note(
             {
                 **_names(session, environment),
+                "gateway": self._gateway,
+                "replica": self._replica,
+                "episode": request.episode or None,
+                "place": None if setup.index is None or not setup.split else f"{setup.split}/{setup.index}",
                 "split": setup.of_split or setup.split,
                 "group_name": "" if group is None else group.name,
                 "protocol": request.protocol,
@@ -148,6 +162,7 @@ class StepLogWriter:
         self._note(
             {
                 **_names(session, environment),
+                "gateway": self._gateway,
                 "closed_at": now,
                 "at": now,
                 "reason": end.reason.value,

@@ -25,6 +25,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import Content, EpisodeEnd, EpisodeFilter, LoggedCall
 from gateway.core.session import CloseReason, EpisodeRequest, Group, Session, SessionSetup, SessionState
+from gateway.stores.step_log import reader as reading
 from gateway.stores.step_log import segments as files
 from gateway.stores.step_log import writer as writing
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
@@ -33,6 +34,7 @@ from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
 from tests.deadlines import HANG_S
 
+END = EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED)
 MATH = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=())
 
 
@@ -53,10 +55,11 @@ def session(lease: str = "a" * 32, name: str = "one") -> Session:
     )
 
 
-def request(**setup: Any) -> EpisodeRequest:
+def request(*, episode: str = "", **setup: Any) -> EpisodeRequest:
     return EpisodeRequest(
         owner=Owner("alice"),
         name="one",
+        episode=episode,
         environment=MATH,
         setup=SessionSetup(**{"spec": {"question": "1+1"}, **setup}),
         fingerprint="",
@@ -284,6 +287,49 @@ async def test_a_long_task_is_stored_once(log: StepLogWriter, reader: StepLogRea
     assert sum(map(os.path.getsize, _files(tmp_path))) < 5 * 50_000
 
 
+async def test_an_episode_is_found_by_every_name_and_listed_by_task_place_and_gateway(
+    tmp_path: Path, reader: StepLogReader
+) -> None:
+    for number, gateway in enumerate(("g1", "g2", "")):
+        log = StepLogWriter(tmp_path, f"r{number}", max_bytes=2**30, max_days=14, gateway=gateway)
+        one = replace(session(f"{number:032x}", f"s{number}"), task=f"t{number}")
+        log.opened(one, MATH, request(episode="mine", split="train", index=number % 2, spec={}), open_s=0.0)
+        log.closed(one, MATH, END)
+        await log.aclose()
+
+    async def leases(**wanted: Any) -> list[int]:
+        return [int(row["lease"], 16) for row in await reader.episodes(EpisodeFilter(**wanted), limit=9)]
+
+    assert await leases() == [2, 1, 0]
+    assert await leases(task="t1") == [1]
+    assert await leases(task="train/0") == [2, 0]
+    assert await leases(gateway="g2") == [1]
+    assert await leases(gateway="g3") == []
+    for id, lease in (("0" * 32, 0), ("s1", 1), ("mine", 2)):
+        row = await reader.episode(id)
+        assert row is not None
+        assert int(row["lease"], 16) == lease
+    assert (row["replica"], row["gateway"], row["place"], row["episode"]) == ("r2", None, "train/0", "mine")
+    assert await reader.episode("") is None
+
+
+async def test_episodes_without_an_end_are_found_in_pages(
+    log: StepLogWriter, reader: StepLogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PAGE", 3)
+    for number in range(8):
+        one = session(f"{number:032x}")
+        log.opened(one, MATH, request(), open_s=0.0)
+        if number == 4:
+            log.closed(one, MATH, END)
+    await log.aclose()
+
+    found = [each async for each in reader.without_end(time.time() + 1)]
+    assert [int(each.lease, 16) for each in found] == [0, 1, 2, 3, 5, 6, 7]
+    assert {(each.replica, each.gateway) for each in found} == {("r1", None)}
+    assert [each async for each in reader.without_end(found[2].at)] == found[:2]
+
+
 async def test_a_file_of_an_older_version_gets_the_new_columns(
     log: StepLogWriter, reader: StepLogReader, tmp_path: Path
 ) -> None:
@@ -323,7 +369,7 @@ async def test_old_records_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lease = f"{number:032x}"
         log.opened(session(lease), MATH, request(), open_s=0.0)
         log.called(a_call(b"x" * 10_000, b"y", lease=lease))
-        log.closed(session(lease), MATH, EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED))
+        log.closed(session(lease), MATH, END)
         await log.flush()
     await log.aclose()
 
@@ -338,7 +384,7 @@ async def test_records_that_are_too_old_are_removed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(writing, "CLEANED_S", 0.0)
     log, reader = StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=1e-9), StepLogReader(tmp_path)
     log.opened(session(), MATH, request(), open_s=0.0)
-    log.closed(session(), MATH, EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED))
+    log.closed(session(), MATH, END)
     await log.flush()
     log.opened(session("b" * 32), MATH, request(), open_s=0.0)
     await log.aclose()

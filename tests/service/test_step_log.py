@@ -23,10 +23,10 @@ from gateway.core.worker import WorkerState
 from gateway.frontends.admin import app as admin
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.tasks.task_ref import name_of, seed_of
-from gateway.stores.step_log.segments import segments
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import call, create, delete, hang_up, under_way
+from tests.unit.stores.test_step_log import segments
 
 ONE, TWO = "1" * 64, "2" * 64
 OPERATOR = {"X-API-Key": "operator-key-1"}
@@ -530,7 +530,7 @@ async def test_a_damaged_batch_is_counted_in_the_episode_and_costs_its_own_calls
             await gateway.log.flush()
         whole = await shown(client, "one")
         (segment,) = segments(tmp_path)
-        segment.path.write_bytes(segment.path.read_bytes().replace(b"echo", b"ecko"))
+        segment.write_bytes(segment.read_bytes().replace(b"echo", b"ecko"))
         damaged = await shown(client, "one")
 
     assert [step["action"]["tool"] for step in whole["steps"]] == ["go_on", "echo"]

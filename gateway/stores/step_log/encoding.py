@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,8 @@ ENCODED_CALLS: Final = 128
 """Number of calls that the event loop encodes together. It takes about 60 microseconds."""
 SPARE_BYTES: Final = 16 * 2**20
 """Size up to which the memory of a packer is used again."""
+COUNTED_DEPTH: Final = 8
+"""Depth to which the contents of a value count for its size."""
 BIG_INTEGER: Final = 1
 """Type of a msgpack extension: an integer of more than 64 bits, in decimal digits."""
 INTEGER_DIGITS: Final = 4300
@@ -74,7 +76,7 @@ class CallBuffer:
     def size(self) -> int:
         """Return about the number of bytes that the calls take."""
         kept = (*self._others, *self._newest)
-        return int(self._packer.getbuffer().nbytes) + sum(_size(call[5]) + _size(call[6]) for call in kept)
+        return int(self._packer.getbuffer().nbytes) + sum(map(size_of, kept))
 
     def _encode(self) -> None:
         """Encode the newest calls, or keep them for the thread."""
@@ -272,18 +274,22 @@ def _told(value: object) -> str:
     return type(value).__name__ if isinstance(value, BaseException) else repr(value)
 
 
-def _size(content: Content) -> int:
-    """Return about the number of bytes that *content* takes. Only bytes and blocks can be large."""
-    if isinstance(content, bytes):
+def size_of(call: LoggedCall) -> int:
+    """Return about the number of bytes that a call takes."""
+    return _size(call[5]) + _size(call[6])
+
+
+def _size(content: object, depth: int = 0) -> int:
+    if isinstance(content, bytes | str):
         return len(content)
-    parts = content.blocks if isinstance(content, StepResult) else content if isinstance(content, list | tuple) else ()
-    return 500 + sum(len(part) if isinstance(part, bytes) else _length(part) for part in parts)
-
-
-def _length(block: object) -> int:
-    if isinstance(block, ImageBlock):
-        return len(block.data)
-    return len(block.text) if isinstance(block, TextBlock) else 0
+    if isinstance(content, ImageBlock):
+        return len(content.data)
+    if isinstance(content, TextBlock):
+        return len(content.text)
+    if isinstance(content, StepResult):
+        content = content.blocks
+    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    return 250 + (sum(_size(part, depth + 1) for part in parts) if depth < COUNTED_DEPTH else 0)
 
 
 def decode(body: bytes) -> Any:

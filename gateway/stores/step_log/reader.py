@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gateway.core.errors import StoreUnavailable
 from gateway.core.ports.step_log import EpisodeFilter, EpisodeWithoutEnd, RecordedCalls
 from gateway.stores.step_log.database import INDEX, StepLogDatabase
-from gateway.stores.step_log.segments import calls_of, segments
+from gateway.stores.step_log.segments import SUFFIX, calls_of
 
 T = TypeVar("T")
 PAGE: Final = 500
 """Number of episodes that are read together."""
-MARGIN_S: Final = 5.0
-"""Seconds by which a call's record may lie outside of its episode's times: clocks differ, and writes come later."""
 
 
 class StepLogReader:
@@ -73,29 +74,33 @@ class StepLogReader:
         path = self._folder / INDEX
         if not path.exists():
             return nothing
-        database = StepLogDatabase(path)
         try:
-            return ask(database)
-        finally:
-            database.close()
+            with contextlib.closing(StepLogDatabase(path)) as database:
+                return ask(database)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreUnavailable(
+                f"the index of the step log, {path}, cannot be read: {error}. A gateway that records moves a damaged "
+                "file aside; otherwise check its rights and the disk"
+            ) from None
 
     def _calls(self, episode: dict[str, Any]) -> RecordedCalls:
-        began_at, ended_at = episode["opened_at"] or episode["at"], episode["closed_at"]
         damaged: list[str] = []
-        found = self._records(episode["lease"], began_at, ended_at, damaged)
+        found = self._records(episode["lease"], damaged)
         return RecordedCalls(sorted(found, key=lambda call: (call[0], call[1])), damaged)
 
     def _messages(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the messages of a rollout in their order, each once."""
-        records = self._records(rollout["key"], rollout["started_at"], None, [])
-        found = {record[4]["id"]: record[4] for record in records}
+        found = {record[4]["id"]: record[4] for record in self._records(rollout["key"], [])}
         return sorted(found.values(), key=lambda message: (message.get("index") or 0, message["at"]))
 
-    def _records(
-        self, key: str, began_at: float, ended_at: float | None, damaged: list[str]
-    ) -> Iterator[Sequence[Any]]:
-        for segment in segments(self._folder):
-            if segment.changed_at < began_at - MARGIN_S:
-                continue
-            if ended_at is None or segment.began_at <= ended_at + MARGIN_S:
-                yield from calls_of(segment.path, key, damaged)
+    def _records(self, key: str, damaged: list[str]) -> Iterator[Sequence[Any]]:
+        """Yield what was recorded under a lease or a rollout's key.
+
+        The index knows which complete segments have calls of it. All others are searched.
+        """
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"))  # before the index is asked: a segment may become complete
+        nothing: tuple[set[str], set[str]] = set(), set()
+        complete, having = self._asked(lambda database: (set(database.segments()), database.segments_of(key)), nothing)
+        for path in paths:
+            if path.name in having or path.name not in complete:
+                yield from calls_of(path, key, damaged)

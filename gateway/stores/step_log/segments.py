@@ -1,7 +1,7 @@
 """The calls of the step log: append-only files, *segments*, of batches.
 
-A replica appends to segments of its own, so replicas share a folder without locks. A batch has the calls of a fraction
-of a second::
+A replica appends to segments of its own, so replicas do not wait for each other. It locks its current segment, so that
+none removes or rewrites that one. A batch has the calls of a fraction of a second::
 
     MAGIC  sizes of header and body  checksums of header, of body and of all that is before  header  body
 
@@ -15,18 +15,19 @@ An append costs the replica a third of a microsecond for a call, where a batch i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgpack
 
-from gateway.stores.step_log.encoding import decode
+from gateway.stores.step_log.encoding import as_list, decode
 
 SUFFIX: Final = ".calls"
 MAGIC: Final = b"EGL2"
@@ -42,78 +43,90 @@ _SEARCHED: Final = 2**20
 _UNREADABLE: Final = (ValueError, TypeError, LookupError, msgpack.UnpackException)
 """What damaged msgpack raises."""
 SEGMENT_BYTES: Final = 64 * 2**20
-"""Size at which a replica begins its next segment."""
+"""Maximum size of a segment, unless one batch is larger."""
+REWRITTEN: Final = ".rewritten"
+"""Suffix of a file that will replace a segment."""
 SEGMENT_S: Final = 600.0
 """Seconds after which a replica begins its next segment."""
+
+
+Ended = Callable[[str, int, Mapping[str, int]], None]
+"""Is called with a complete segment's name and size, and the bytes that each lease has in it."""
 
 
 class SegmentWriter:
     """Appends batches to segments of one replica."""
 
-    def __init__(self, folder: Path, replica: str) -> None:
+    def __init__(self, folder: Path, replica: str, ended: Ended, *, max_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
         self._replica = "".join(char if char.isalnum() else "-" for char in replica)
+        self._ended = ended
+        self._max_bytes = max_bytes
         self._file: BinaryIO | None = None
         self._size = 0
         self._began_at = 0.0
+        self._parts: Counter[str] = Counter()
 
-    def append(self, leases: Collection[str], body: bytes, *, wall: float) -> None:
+    def append(self, weights: Mapping[str, int], body: bytes, *, wall: float) -> None:
         """Append one batch. Raises ``OSError`` if it was not written; the segment then ends before it.
 
         Args:
-            leases: The leases that occur in the batch.
+            weights: The leases that occur in the batch, and the share of the batch that each has.
             body: The encoded calls.
             wall: Unix time at monotonic time 0, in seconds.
         """
-        header = msgpack.packb({"wall": wall, "leases": list(leases)})
-        parts = [_head(header, body), header, body]
-        now = time.time()
-        if self._size >= SEGMENT_BYTES or now - self._began_at >= SEGMENT_S:
+        parts = _batch_of(weights, body, wall)
+        size = sum(map(len, parts))
+        if self._size + size > self._max_bytes:
             self.close()
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = (self._folder / f"{int(now * 1e3):013d}-{self._replica}{SUFFIX}").open("xb", buffering=0)
-            self._size, self._began_at = 0, now
+        self.close_if_old()
+        if self._file is None or os.fstat(self._file.fileno()).st_nlink == 0:  # an operator may have removed it
+            self._open()
+        assert self._file is not None
         try:
             written = os.writev(self._file.fileno(), parts)  # one call: each costs the thread its turn
-            rest = memoryview(b"".join(parts))[written:] if written < sum(map(len, parts)) else b""
+            rest = memoryview(b"".join(parts))[written:] if written < size else b""
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
             os.ftruncate(self._file.fileno(), self._size)
             self._file.seek(self._size)
             raise
-        self._size += sum(map(len, parts))
+        self._size += size
+        total = sum(weights.values())
+        self._parts.update({lease: size * weight // total for lease, weight in weights.items()})
+
+    def _open(self) -> None:
+        """Begin a segment, and lock it."""
+        if self._file is not None:
+            self._file.close()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stamp = int(time.time() * 1e3)
+        while True:
+            try:
+                file = (self._folder / f"{stamp:013d}-{self._replica}{SUFFIX}").open("xb", buffering=0)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except FileExistsError:  # the clock was set back
+                stamp += 1
+                continue
+            if os.fstat(file.fileno()).st_nlink:  # else another replica has just removed the empty file
+                break
+            file.close()
+        self._file, self._size, self._began_at = file, 0, time.monotonic()
+        self._parts.clear()
+
+    def close_if_old(self) -> None:
+        """End the current segment after `SEGMENT_S` seconds."""
+        if time.monotonic() - self._began_at >= SEGMENT_S:
+            self.close()
 
     def close(self) -> None:
         """End the current segment."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One file, and the Unix times between which its calls ended."""
-
-    path: Path
-    began_at: float
-    changed_at: float
-    size: int
-
-
-def segments(folder: Path) -> list[Segment]:
-    """Return the segments in *folder*, oldest first."""
-    found = []
-    for path in folder.glob(f"*{SUFFIX}"):
-        stamp = path.name.partition("-")[0]
-        try:
-            state = path.stat()
-        except FileNotFoundError:  # another replica has just removed it
-            continue
-        if stamp.isdecimal():
-            found.append(Segment(path, int(stamp) / 1e3, state.st_mtime, state.st_size))
-    return sorted(found, key=lambda segment: (segment.began_at, segment.path.name))
+            file, self._file = self._file, None
+            with file:  # while it is locked: otherwise another replica would look for the leases in it
+                self._ended(os.path.basename(str(file.name)), self._size, self._parts)
+        self._size = 0
 
 
 def calls_of(path: Path, lease: str, damaged: list[str]) -> Iterator[Sequence[Any]]:
@@ -239,6 +252,69 @@ def _read_body(file: BinaryIO, batch: Batch) -> bytes | None:
     return body if batch.checksum is None or zlib.crc32(body) == batch.checksum else None
 
 
-def _head(header: bytes, body: bytes) -> bytes:
+def _batch_of(leases: Collection[str], body: bytes, wall: float) -> list[bytes]:
+    header = msgpack.packb({"wall": wall, "leases": list(leases)})
     head = _HEAD.pack(MAGIC, len(header), len(body), zlib.crc32(header), zlib.crc32(body), 0)[:_CHECKED]
-    return head + zlib.crc32(head).to_bytes(4, "big")
+    return [head + zlib.crc32(head).to_bytes(4, "big"), header, body]
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def locked(path: Path) -> BinaryIO | None:
+    """Open and lock a segment. None: a replica appends to it, or it is gone."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def parts_of(file: BinaryIO) -> Counter[str]:
+    """Return about the bytes that each lease has in a segment: a batch does not say how long its calls are."""
+    found: Counter[str] = Counter()
+    for batch in batches(file):
+        if batch.leases:
+            size = (batch.end - batch.begin) // len(batch.leases)
+            found.update(dict.fromkeys(batch.leases, size))
+    return found
+
+
+def rewrite(file: BinaryIO, path: Path, leases: Collection[str]) -> int:
+    """Replace the segment at *path*, which is open as *file*, by one with the calls of *leases* only.
+
+    Processes that read the old one go on with it. Damaged batches are left out. Return the new size.
+    """
+    temporary, state = path.with_name(path.name + REWRITTEN), os.fstat(file.fileno())
+    with temporary.open("wb") as written:
+        for batch in batches(file):
+            kept = [lease for lease in batch.leases or () if lease in leases]
+            body = _read_body(file, batch) if kept else None
+            if body is not None and batch.leases is not None:
+                body = body if len(kept) == len(batch.leases) else _calls_kept(body, leases)
+                written.writelines(_batch_of(kept, body, batch.wall))
+        size = written.tell()
+    os.utime(temporary, (state.st_atime, state.st_mtime))
+    temporary.replace(path)
+    return size
+
+
+def _calls_kept(body: bytes, leases: Collection[str]) -> bytes:
+    """Return a body with the calls of *leases* only, without decoding their contents."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(body), unicode_errors="surrogatepass")
+    unpacker.feed(body)
+    kept = []
+    for _ in range(unpacker.read_array_header()):
+        begin = unpacker.tell()
+        size = unpacker.read_array_header()
+        lease = unpacker.unpack()
+        for _ in range(size - 1):
+            unpacker.skip()
+        if lease in leases:
+            kept.append(body[begin : unpacker.tell()])
+    return as_list(kept)

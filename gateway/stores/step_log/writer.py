@@ -10,30 +10,36 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
+from gateway.core.file_lock import Taken, hold
 from gateway.core.json_text import dump
-from gateway.core.periodic import pause
+from gateway.core.periodic import until_next
 from gateway.core.ports.step_log import MESSAGE, REFERENCE, EpisodeEnd, LoggedCall, Rollout
 from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
 from gateway.core.task_name import TaskName
-from gateway.stores.step_log.database import INDEX, StepLogDatabase
-from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder, as_list
+from gateway.stores.step_log.database import BUSY_S, INDEX, LOCK, StepLogDatabase
+from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder, as_list, size_of
 from gateway.stores.step_log.masking import MASKED_CHARS, forms_of, masked
-from gateway.stores.step_log.segments import SegmentWriter, segments
+from gateway.stores.step_log.retention import CLEANED_S, DAMAGED, Retention
+from gateway.stores.step_log.segments import SegmentWriter
 
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.2
-"""Seconds between two writes."""
-IDLE_PAUSE_S: Final = 1.0
+"""Seconds between two writes while calls come."""
+SOON_S: Final = 0.05
+"""Seconds after which a begin, an end or the first call after a pause is written."""
 QUEUED_MAX: Final = 100_000
 """Maximum number of queued calls."""
 EPISODES_MAX: Final = 10_000
@@ -42,8 +48,8 @@ QUEUED_BYTES: Final = 128 * 2**20
 """Size of queued calls above which further calls are lost to the log."""
 BATCH_MAX: Final = 2048
 """Maximum number of calls that are encoded together."""
-CLEANED_S: Final = 30.0
-"""Seconds between two looks for old records."""
+ROWS_MAX: Final = 500
+"""Maximum number of begins and ends that are written together."""
 COMPLAINT_S: Final = 60.0
 END_S: Final = 5.0
 """Seconds that the last write has."""
@@ -68,7 +74,7 @@ class StepLogWriter:
         Args:
             folder: Folder of the segments and the database, which replicas on this machine share.
             replica: Unique name of this process.
-            max_bytes: Maximum size of the folder; the oldest records make room for new ones. 0: nothing is recorded.
+            max_bytes: Maximum size of the folder; the oldest episodes make room for new ones. 0: nothing is recorded.
             max_days: Age in days at which records are removed.
             secrets: Texts that must not be stored, such as API keys.
             gateway: Identity of the gateway, which its episodes get.
@@ -77,24 +83,31 @@ class StepLogWriter:
         self._replica = replica
         self._gateway = gateway or None
         self._max_bytes = max_bytes
-        self._max_days = max_days
         own = [secret for secret in secrets if len(secret) >= MASKED_CHARS]
         self._own, self._own_in_calls = forms_of(own), forms_of(own, in_base64=False)
         """The gateway's own secrets. Workers do not get them, so calls, which are many, are not searched for base64."""
         self._of_sessions: dict[str, list[bytes]] = {}
         """Secrets of open sessions, by lease."""
-        self._segments = SegmentWriter(folder, replica)
+        self._retention = Retention(folder, max_bytes=max_bytes, max_days=max_days)
+        self._segments = SegmentWriter(folder, replica, self._segment_ended, max_bytes=self._retention.segment_bytes)
+        self._queued_bytes = min(QUEUED_BYTES, self._retention.batch_bytes)
         self._calls = CallBuffer()
         self._episodes: list[dict[str, Any]] = []
         self.called: Callable[[LoggedCall], object] = self._calls.add
         self._database: StepLogDatabase | None = None
         self._thread = ThreadPoolExecutor(1, "step-log")  # starts its thread with the first write
         self._writing: asyncio.Future[None] | None = None
-        self._cleaned_at = time.monotonic()
+        self._inode: int | None = None
+        """Number of the index's file when it was last used."""
+        self._wall = 0.0
+        """Unix time at monotonic time 0, in seconds."""
+        self._woken = asyncio.Event()
         self._complained_at = -COMPLAINT_S
-        self._unstored = 0
+        self._losing = threading.Lock()
         self.lost = 0
         """Number of records that were not stored."""
+        self._lost_of: Counter[str] = Counter()
+        """Lost records that their episodes do not show yet, by lease."""
 
     # -- the request path -----------------------------------------------------------------------------------------
 
@@ -182,36 +195,47 @@ class StepLogWriter:
     def _note(self, row: dict[str, Any]) -> None:
         if len(self._episodes) < EPISODES_MAX:
             self._episodes.append(row)
+            self._woken.set()
         else:
-            self.lost += 1
+            self._lose((row["rollout"]["key"] if "rollout" in row else row["lease"],))
 
     def _drop(self, call: LoggedCall) -> None:
-        self.lost += 1
+        self._lose((call[0],))
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write five times a second, until cancelled. While nothing happens, look once a second."""
+        """Write five times a second, until cancelled. Begins and ends, and calls after a pause, are written at once."""
         while True:
-            is_busy = bool(self._calls or self._episodes or self._is_writing)
-            await pause(PAUSE_S if is_busy else IDLE_PAUSE_S)
+            if self._calls or self._episodes or self._is_writing:
+                within_s = until_next(PAUSE_S)
+            else:
+                self.called = self._first
+                within_s = CLEANED_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._woken.wait()
+                    await asyncio.sleep(SOON_S)  # for what comes together
+            self._woken.clear()
             self._look()
+
+    def _first(self, call: LoggedCall) -> None:
+        """Add a call after a pause, and wake the loop."""
+        self.called = self._calls.add
+        self.called(call)
+        self._woken.set()
 
     def _look(self) -> None:
         """Start a write unless one runs. Accept no calls while too much is queued."""
         if self._is_writing:
-            is_full = len(self._calls) > QUEUED_MAX or self._calls.size() > QUEUED_BYTES
+            is_full = len(self._calls) > QUEUED_MAX or self._calls.size() > self._queued_bytes
             self.called = self._drop if is_full else self._calls.add
-        elif self._calls or self._episodes or self._is_cleaning_due:
+        elif self._calls or self._episodes or (self._writing is not None and self._retention.is_due()):
             self._start_write()
 
     @property
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
-
-    @property
-    def _is_cleaning_due(self) -> bool:
-        return self._database is not None and time.monotonic() - self._cleaned_at > CLEANED_S
 
     def _start_write(self) -> None:
         calls = self._calls.take()
@@ -244,46 +268,128 @@ class StepLogWriter:
             self._database.close()
 
     def _write(self, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
-        self._unstored = len(calls.leases) + len(calls.others) + len(rows)
-        try:
-            if self._database is None:
-                self._database = StepLogDatabase(self._folder / INDEX)
-            self._store(self._database, calls, rows)
-            if self._is_cleaning_due:
-                self._cleaned_at = time.monotonic()
-                self._remove_old(self._database)
-        except (sqlite3.Error, OSError) as error:
-            self._complain(error)
-        except Exception:  # one record that cannot be stored must not end the log
-            logger.exception("step_log_failed")
-        self.lost += self._unstored
-
-    def _store(self, database: StepLogDatabase, calls: CallBatch, rows: list[dict[str, Any]]) -> None:
-        wall = time.time() - time.monotonic()
+        """Store begins, then calls, then ends: an end has the number of records that were lost before it."""
+        self._wall, is_due = time.time() - time.monotonic(), self._retention.is_due()
+        ended = [row for row in rows if "closed_at" in row]
+        begun = [row for row in rows if "closed_at" not in row]
+        self._store_rows(begun)
         body = calls.body()
         if calls.leases:
-            self._segments.append(set(calls.leases), masked(body, self._own_in_calls), wall=wall)
-            self._unstored -= len(calls.leases)
-        others = [call for call in calls.others if self._may_store(call)]
-        for begin in range(0, len(others), BATCH_MAX):
-            some = others[begin : begin + BATCH_MAX]
-            encoder = CallEncoder(lambda _, data: database.put(data))
-            body = as_list([encoder.encode(call, self._secrets_of(call[0], call[1] == MESSAGE)) for call in some])
-            database.store()  # the blobs of the batch first, because the batch refers to them
-            self._segments.append({call[0] for call in some}, masked(body, self._own), wall=wall)
-            self._unstored -= len(some)
-        if rows:
-            begun = [self._written(row["rollout"]) for row in rows if "rollout" in row]
-            ended = [self._written(self._with_task(database, row)) for row in rows if "rollout" not in row]
-            database.store(*(b"[" + b",".join(some) + b"]" if some else b"" for some in (ended, begun)))
-            self._unstored -= len(rows)
-        for row in rows:
-            if "closed_at" in row:
-                self._of_sessions.pop(row["lease"], None)
+            weights = Counter(calls.leases)
+            self._attempt(calls.leases, len(body), lambda _: self._append(weights, body, self._own_in_calls))
+        for some in self._slices(calls.others):
+            leases = [call[0] for call in some]
+            self._attempt(leases, sum(map(size_of, some)), partial(self._store_calls, some))
+        self._store_rows(ended)
+        for row in ended:
+            self._of_sessions.pop(row["lease"], None)
+        if self._lost_of:
+            self._attempt((), 0, self._store_lost)
+        if is_due:
+            self._segments.close_if_old()
+            # An open connection does not notice that the file is no database any more.
+            self._attempt((), 0, lambda _: StepLogDatabase(self._folder / INDEX).close())
 
-    def _may_store(self, call: LoggedCall) -> bool:
-        """Return False for a call that ended after its session if the session's secrets are not known any more."""
-        return not call[0].startswith(SECRET_MARK) or call[0] in self._of_sessions
+    def _attempt(self, leases: Sequence[str], size: int, store: Callable[[StepLogDatabase], None]) -> None:
+        """Store about *size* bytes of records of *leases*. They are lost if this fails."""
+        try:
+            database = self._opened()
+            with self._retention.room(database, size) as has_room:
+                if not has_room:
+                    raise OSError(f"no room for {size} bytes within GATEWAY_STEP_LOG_BYTES")
+                store(database)
+        except (sqlite3.Error, OSError) as error:
+            self._lose(leases)
+            self._complain(error)
+            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                self._set_aside(error)
+        except Exception:  # one record that cannot be stored must not end the log
+            self._lose(leases)
+            logger.exception("step_log_failed")
+
+    def _opened(self) -> StepLogDatabase:
+        """Return the index. Open it again if its file was moved or removed."""
+        path = self._folder / INDEX
+        self._inode = path.stat().st_ino if path.exists() else None  # to open it here would drop SQLite's locks
+        if self._database is not None and self._database.inode != self._inode:
+            self._database.close()
+            self._database = None
+        if self._database is None:
+            self._database = StepLogDatabase(path, wal_bytes=self._retention.wal_bytes)
+        return self._database
+
+    def _set_aside(self, error: Exception) -> None:
+        """Move an index that is damaged aside, unless another replica did so, so that the log can go on."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        path, aside = self._folder / INDEX, self._folder / DAMAGED
+        with contextlib.suppress(OSError, Taken), hold(self._folder / LOCK, "", alone=True, within_s=BUSY_S):
+            if path.stat().st_ino == self._inode:
+                for suffix in ("-wal", "-shm", ""):  # the file itself comes last
+                    if (part := Path(f"{path}{suffix}")).exists():
+                        part.replace(f"{aside}{suffix}")
+                logger.error("step_log_index_damaged moved_to=%s error=%s", aside, error)
+
+    def _append(self, weights: Mapping[str, int], body: bytes, secrets: Sequence[bytes]) -> None:
+        if len(body) > self._retention.batch_bytes:
+            raise OSError(f"{len(body)} bytes are too many for a batch within GATEWAY_STEP_LOG_BYTES")
+        self._segments.append(weights, masked(body, secrets), wall=self._wall)
+
+    def _slices(self, calls: Sequence[LoggedCall]) -> Iterator[list[LoggedCall]]:
+        """Yield the calls that are encoded together. They are no more than the log has room for at a time."""
+        some: list[LoggedCall] = []
+        size = 0
+        for call in calls:
+            if call[0].startswith(SECRET_MARK) and call[0] not in self._of_sessions:
+                self._lose((call[0],))  # it ended after its session, whose secrets are not known any more
+                continue
+            if some and (len(some) >= BATCH_MAX or size + size_of(call) > self._retention.slice_bytes):
+                yield some
+                some, size = [], 0
+            some.append(call)
+            size += size_of(call)
+        if some:
+            yield some
+
+    def _store_calls(self, calls: Sequence[LoggedCall], database: StepLogDatabase) -> None:
+        encoder = CallEncoder(lambda lease, data: database.put(data, lease))
+        weights: Counter[str] = Counter()
+        encoded = []
+        for call in calls:
+            encoded.append(encoder.encode(call, self._secrets_of(call[0], call[1] == MESSAGE)))
+            weights[call[0]] += len(encoded[-1])
+        database.store()  # the blobs first, because the batch refers to them
+        self._append(weights, as_list(encoded), self._own)
+
+    def _store_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        for begin in range(0, len(rows), ROWS_MAX):
+            some = rows[begin : begin + ROWS_MAX]
+            leases = [row["rollout"]["key"] if "rollout" in row else row["lease"] for row in some]
+            self._attempt(leases, 0, partial(self._store_some_rows, some))
+
+    def _store_some_rows(self, rows: Sequence[dict[str, Any]], database: StepLogDatabase) -> None:
+        begun = [self._written(row["rollout"]) for row in rows if "rollout" in row]
+        others = [self._written(self._with_task(database, row)) for row in rows if "rollout" not in row]
+        database.store(*(b"[" + b",".join(some) + b"]" if some else b"" for some in (others, begun)))
+
+    def _store_lost(self, database: StepLogDatabase) -> None:
+        with self._losing:
+            lost, self._lost_of = self._lost_of, Counter()
+        try:
+            now = time.time()
+            database.store(dump([{"lease": lease, "lost": count, "at": now} for lease, count in lost.items()]))
+        except BaseException:
+            with self._losing:
+                self._lost_of.update(lost)
+            raise
+
+    def _lose(self, leases: Sequence[str]) -> None:
+        """Count records that are not stored, for the metric and for their episodes."""
+        with self._losing:
+            self.lost += len(leases)
+            if len(self._lost_of) < EPISODES_MAX:
+                self._lost_of.update(leases)
 
     def _secrets_of(self, lease: str, is_rollout: bool) -> Sequence[bytes]:
         """Return the secrets that a record may have. A rollout does not say from which session its texts come."""
@@ -299,31 +405,23 @@ class StepLogWriter:
             return row
         spec = masked(dump(begin["spec"]), (*self._own, *self._secrets_of(row["lease"], False)))
         if len(spec) >= EMBEDDED_CHARS:
-            begin = {**begin, "spec": REFERENCE + database.put(spec)}
+            begin = {**begin, "spec": REFERENCE + database.put(spec, row["lease"])}
         return {**row, "begin": begin}
 
     def _written(self, row: dict[str, Any]) -> bytes:
         """Return a row as JSON without secrets."""
         return masked(dump(row), (*self._own, *self._secrets_of(row.get("lease", ""), "lease" not in row)))
 
-    def _remove_old(self, database: StepLogDatabase) -> None:
-        """Remove what is too old, and the oldest records if the folder is too large."""
-        before = time.time() - self._max_days * 86_400
-        found = segments(self._folder)
-        size = sum(segment.size for segment in found) + database.used_bytes()
-        for segment in found[:-1]:
-            if segment.changed_at >= before and size <= self._max_bytes:
-                break
-            segment.path.unlink(missing_ok=True)
-            size -= segment.size
-            before = max(before, segment.changed_at)
-        database.remove_before(before)
-
     def _complain(self, error: Exception) -> None:
         now = time.monotonic()
         if now - self._complained_at >= COMPLAINT_S:
             self._complained_at = now
             logger.warning("step_log_not_written folder=%s lost=%s error=%s", self._folder, self.lost, error)
+
+    def _segment_ended(self, name: str, size: int, parts: Mapping[str, int]) -> None:
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):  # a replica that cleans looks for the leases in it
+                self._database.add_segment(name, size, parts)
 
 
 def _names(session: Session, environment: Environment) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -19,20 +17,21 @@ import pytest
 
 from gateway.core.environment import Environment, StepLogging, StepLogPolicy
 from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBlock
-from gateway.core.errors import UpstreamGone
+from gateway.core.errors import StoreUnavailable, UpstreamGone
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import Content, EpisodeEnd, EpisodeFilter, LoggedCall
 from gateway.core.session import CloseReason, EpisodeRequest, Group, Session, SessionSetup, SessionState
 from gateway.stores.step_log import reader as reading
-from gateway.stores.step_log import segments as files
+from gateway.stores.step_log import retention
 from gateway.stores.step_log import writer as writing
-from gateway.stores.step_log.database import INDEX, StepLogDatabase
+from gateway.stores.step_log.database import INDEX
 from gateway.stores.step_log.encoding import ENCODED_CALLS
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
 from tests.deadlines import HANG_S
+from tests.fakes.eventually import eventually
 
 END = EpisodeEnd(reason=CloseReason.DELETED, outcome=EpisodeOutcome.STOPPED)
 MATH = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=())
@@ -305,10 +304,10 @@ async def test_an_episode_is_found_by_every_name_and_listed_by_task_place_and_ga
     assert await leases(task="train/0") == [2, 0]
     assert await leases(gateway="g2") == [1]
     assert await leases(gateway="g3") == []
-    for id, lease in (("0" * 32, 0), ("s1", 1), ("mine", 2)):
-        row = await reader.episode(id)
-        assert row is not None
-        assert int(row["lease"], 16) == lease
+    found = [await reader.episode(id) for id in ("0" * 32, "s1", "mine")]
+    assert [int(row["lease"], 16) for row in found if row is not None] == [0, 1, 2]
+    row = found[2]
+    assert row is not None
     assert (row["replica"], row["gateway"], row["place"], row["episode"]) == ("r2", None, "train/0", "mine")
     assert await reader.episode("") is None
 
@@ -330,21 +329,13 @@ async def test_episodes_without_an_end_are_found_in_pages(
     assert [each async for each in reader.without_end(found[2].at)] == found[:2]
 
 
-async def test_a_file_of_an_older_version_gets_the_new_columns(
-    log: StepLogWriter, reader: StepLogReader, tmp_path: Path
-) -> None:
-    StepLogDatabase(tmp_path / INDEX).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / INDEX)) as old:
-        old.execute("ALTER TABLE episodes DROP COLUMN tags")
-    log.opened(session(), MATH, request(spec={"tags": ["easy"]}), open_s=0.25)
-    await log.flush()
-
-    assert len(await reader.episodes(EpisodeFilter(tag="easy"), limit=2)) == 1
-    assert await reader.episodes(EpisodeFilter(tag="hard"), limit=2) == []
-
-
 def _files(folder: Path) -> list[Path]:
     return list(folder.iterdir())
+
+
+def segments(folder: Path) -> list[Path]:
+    """Return the segments in *folder*, oldest first."""
+    return sorted(folder.glob("*.calls"))
 
 
 async def test_a_batch_that_a_crash_cut_off_is_ignored(
@@ -355,41 +346,10 @@ async def test_a_batch_that_a_crash_cut_off_is_ignored(
     await log.flush()
     log.called(a_call(b"three", b"four"))
     await log.aclose()
-    (segment,) = files.segments(tmp_path)
-    os.truncate(segment.path, segment.size - 3)
+    (segment,) = segments(tmp_path)
+    os.truncate(segment, segment.stat().st_size - 3)
 
     assert [call[4] for call in await calls_of(reader)] == [b"one"]
-
-
-async def test_old_records_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "SEGMENT_BYTES", 20_000)
-    monkeypatch.setattr(writing, "CLEANED_S", 0.0)
-    log, reader = StepLogWriter(tmp_path, "r1", max_bytes=200_000, max_days=14), StepLogReader(tmp_path)
-    for number in range(60):
-        lease = f"{number:032x}"
-        log.opened(session(lease), MATH, request(), open_s=0.0)
-        log.called(a_call(b"x" * 10_000, b"y", lease=lease))
-        log.closed(session(lease), MATH, END)
-        await log.flush()
-    await log.aclose()
-
-    kept = await reader.episodes(EpisodeFilter(), limit=99)
-    assert sum(segment.size for segment in files.segments(tmp_path)) < 200_000
-    assert 0 < len(kept) < 60
-    assert kept[0]["lease"] == f"{59:032x}"
-    assert len(await calls_of(reader, kept[0]["lease"])) == 1
-
-
-async def test_records_that_are_too_old_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "CLEANED_S", 0.0)
-    log, reader = StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=1e-9), StepLogReader(tmp_path)
-    log.opened(session(), MATH, request(), open_s=0.0)
-    log.closed(session(), MATH, END)
-    await log.flush()
-    log.opened(session("b" * 32), MATH, request(), open_s=0.0)
-    await log.aclose()
-
-    assert await reader.episode("a" * 32) is None
 
 
 async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
@@ -398,7 +358,7 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
     monkeypatch.setattr(writing, "QUEUED_MAX", 100)
     monkeypatch.setattr(writing, "PAUSE_S", 0.01)
     answers = threading.Event()
-    monkeypatch.setattr(log, "_store", _waiting(answers, log._store))
+    monkeypatch.setattr(log, "_write", _waiting(answers, log._write))
     running = asyncio.ensure_future(log.run())
     try:
         log.called(a_call(b"one", b"two"))
@@ -418,6 +378,115 @@ async def test_a_disk_that_does_not_answer_costs_records_and_no_memory(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await log.aclose()
+
+
+async def test_an_episode_says_how_many_of_its_records_are_lost(
+    log: StepLogWriter, reader: StepLogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.opened(session(), MATH, request(), open_s=0.0)
+    log.called(a_call(b"one", b"two"))
+    await log.flush()
+    log._drop(a_call(b"dropped", b""))
+    with monkeypatch.context() as broken:
+        broken.setattr(log._segments, "append", _failing)
+        for _ in range(3):
+            log.called(a_call(b"not written", b""))
+        await log.flush()
+    log.closed(session(), MATH, END)
+    monkeypatch.setattr(writing, "EPISODES_MAX", 1)
+    log.opened(session("b" * 32), MATH, request(), open_s=0.0)
+    monkeypatch.undo()
+    log.closed(session("b" * 32), MATH, END)
+    log.opened(session("c" * 32), MATH, request(), open_s=0.0)
+    await log.aclose()
+
+    lost = {row["lease"][0]: row["lost"] for row in await reader.episodes(EpisodeFilter(), limit=9)}
+    assert lost == {"a": 4, "b": 1, "c": None}
+    assert log.lost == 5
+    assert [call[4] for call in await calls_of(reader)] == [b"one"]
+
+
+def _failing(*_: object, **__: object) -> None:
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("what", ["begin", "call", "end"])
+async def test_what_comes_after_a_pause_is_written_at_once(
+    log: StepLogWriter, reader: StepLogReader, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(writing, "PAUSE_S", HANG_S)
+    monkeypatch.setattr(writing, "CLEANED_S", HANG_S)
+    if what != "begin":
+        log.opened(session(), MATH, request(), open_s=0.0)
+        await log.flush()
+    running = asyncio.ensure_future(log.run())
+    await asyncio.sleep(0)
+
+    async def is_written() -> None:
+        assert not log._calls
+        assert not log._episodes
+        assert not log._is_writing
+        row = await reader.episode("a" * 32)
+        assert row is not None
+        assert what != "end" or row["closed_at"]
+        assert what != "call" or len((await reader.calls(row)).calls) == 1
+
+    try:
+        match what:
+            case "begin":
+                log.opened(session(), MATH, request(), open_s=0.0)
+            case "call":
+                log.called(a_call(b"one", b"two"))
+            case _:
+                log.closed(session(), MATH, END)
+        await eventually(is_written)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await log.aclose()
+
+
+@pytest.mark.parametrize("damage", ["at once", "while it is open"])
+async def test_an_index_that_is_damaged_is_moved_aside_and_the_log_goes_on(
+    log: StepLogWriter,
+    reader: StepLogReader,
+    tmp_path: Path,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "CLEANED_S", 0.0)
+    if damage == "while it is open":
+        log.opened(session(), MATH, request(), open_s=0.0)
+        await log.flush()
+    for suffix in ("", "-wal"):
+        (tmp_path / f"{INDEX}{suffix}").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreUnavailable, match=f"{INDEX}, cannot be read"):
+        await reader.episodes(EpisodeFilter(), limit=9)
+    for lease in ("b" * 32, "c" * 32):
+        log.opened(session(lease), MATH, request(), open_s=0.0)
+        await log.flush()
+    found = [row["lease"][0] for row in await reader.episodes(EpisodeFilter(), limit=9)]
+    await log.aclose()
+
+    assert "c" in found
+    assert len(found) + log.lost <= 2
+    assert (tmp_path / f"{INDEX}.damaged").exists()
+    assert "step_log_index_damaged" in caplog.text
+
+
+async def test_an_index_that_an_operator_removed_is_created_again(
+    log: StepLogWriter, reader: StepLogReader, tmp_path: Path
+) -> None:
+    for lease in ("a" * 32, "b" * 32):
+        log.opened(session(lease), MATH, request(), open_s=0.0)
+        await log.flush()
+        assert len(await reader.episodes(EpisodeFilter(), limit=9)) == 1
+        for suffix in ("", "-wal", "-shm"):
+            (tmp_path / f"{INDEX}{suffix}").unlink()
+    await log.aclose()
+
+    assert log.lost == 0
 
 
 def _waiting(answers: threading.Event, store: Callable[..., None]) -> Callable[..., None]:

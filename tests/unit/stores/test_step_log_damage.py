@@ -10,7 +10,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from gateway.stores.step_log.segments import MAGIC, MAGIC_1, SegmentWriter, batches, calls_of, segments
+from gateway.stores.step_log.segments import MAGIC, MAGIC_1, SegmentWriter, batches, calls_of
+from tests.unit.stores.test_step_log import segments
 
 ONE, TWO = "1" * 32, "2" * 32
 CALLS: list[tuple[Any, ...]] = [
@@ -23,13 +24,13 @@ BATCHES = 3
 @pytest.fixture
 def segment(tmp_path: Path) -> Path:
     """A segment of `BATCHES` batches, each with a call of both episodes, and one with a call of ``TWO`` only."""
-    writer = SegmentWriter(tmp_path, "r1")
+    writer = SegmentWriter(tmp_path, "r1", lambda *_: None)
     for _ in range(BATCHES):
-        writer.append({ONE, TWO}, msgpack.packb(CALLS), wall=100.0)
-    writer.append({TWO}, msgpack.packb(CALLS[1:]), wall=100.0)
+        writer.append({ONE: 1, TWO: 1}, msgpack.packb(CALLS), wall=100.0)
+    writer.append({TWO: 1}, msgpack.packb(CALLS[1:]), wall=100.0)
     writer.close()
     (found,) = segments(tmp_path)
-    return found.path
+    return found
 
 
 def read(path: Path, lease: str) -> tuple[list[tuple[Any, ...]], int]:

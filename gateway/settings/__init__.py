@@ -122,7 +122,8 @@ class Settings(BaseSettings):
     step_log: Path | None = None
     """Folder of the step log, which replicas on one machine share. Empty: ``step_log`` in ``state_dir``."""
     step_log_bytes: int = Field(default=10 * 2**30, ge=0)
-    """Maximum size of the step log. The oldest records make room for new ones. 0: nothing is recorded."""
+    """Maximum size of the step log's folder, for all replicas that share it. The oldest episodes of the keys with the
+    most records make room for new ones. 0: nothing is recorded."""
     step_log_days: float = Field(default=14.0, gt=0)
     """Days for which the step log keeps records."""
     otlp_endpoint: str = ""

@@ -32,6 +32,8 @@ BUSY_S: Final = 5.0
 """Seconds that a write waits for another replica's write."""
 LOCK: Final = "lock"
 """Name of the file that a replica locks while it creates the index, or removes records."""
+RENEWED_S: Final = 600.0
+"""Seconds for which an older version did not note that a blob was used again."""
 ROW_BYTES: Final = 512
 """About the size of a row's entries in indices and in ``parts``."""
 REMOVED: Final = 500
@@ -83,7 +85,7 @@ CREATE INDEX IF NOT EXISTS rollouts_by_arrival ON rollouts (at);
 CREATE INDEX IF NOT EXISTS rollouts_of_owner ON rollouts (owner, at, bytes);
 CREATE INDEX IF NOT EXISTS uses_of_lease ON uses (lease);
 CREATE INDEX IF NOT EXISTS parts_of_lease ON parts (lease);
-DROP INDEX IF EXISTS blobs_by_time;
+CREATE INDEX IF NOT EXISTS blobs_by_time ON blobs (used_at);
 UPDATE rollouts SET at = started_at WHERE at IS NULL;
 """
 VERSION: Final = zlib.crc32(f"{_SCHEMA}{_NEW}{_INDICES}".encode()) >> 1
@@ -276,6 +278,10 @@ class StepLogDatabase:
         ).fetchone()
         return found
 
+    def dead_segments(self) -> list[tuple[int, str]]:
+        """Return the numbers and names of the segments without calls of recorded episodes."""
+        return self._db.execute("SELECT id, name FROM segments WHERE dead >= bytes").fetchall()
+
     def alive(self, segment: int) -> set[str]:
         """Return the leases in a segment whose episode or rollout is recorded."""
         query = f"SELECT lease FROM parts WHERE segment = ? AND {_IS_KNOWN}"
@@ -353,13 +359,17 @@ class StepLogDatabase:
                     self._count({heir: size})
 
     def remove_unused(self) -> None:
-        """Remove blobs and uses of no recorded episode; an older version did not note uses."""
-        with self._change():
-            self._db.execute(f"DELETE FROM uses WHERE NOT {_IS_KNOWN}")
-            self._db.execute(
-                "DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM uses) "
-                "AND used_at < coalesce((SELECT min(at) FROM episodes), used_at + 1)"
-            )
+        """Remove blobs of an older version, which did not note uses, that are older than all episodes."""
+        self._db.execute(
+            "DELETE FROM blobs WHERE used_at < coalesce((SELECT min(at) FROM episodes), 1e99) - ? "
+            "AND digest NOT IN (SELECT digest FROM uses)",
+            (RENEWED_S,),
+        )
+
+    def users_without_record(self) -> list[str]:
+        """Return leases that use blobs, and whose episode or rollout is not recorded, such as those of lost begins."""
+        found = self._db.execute(f"SELECT DISTINCT lease FROM uses WHERE NOT {_IS_KNOWN} LIMIT ?", (REMOVED,))
+        return [lease for (lease,) in found]
 
     def free_bytes(self) -> int:
         """Return the size of the file's free pages."""

@@ -146,6 +146,9 @@ class Retention:
         if used - free > bound and not is_due:
             self._find_segments(database, until)
         target = self._target(bound) if self._is_freeing or used - free > bound else self._max_bytes
+        if used - free > target and not database.can_shrink():
+            self._rebuild(database)
+            used, free = self._used(database)
         while used - free > target and (is_full or time.monotonic() < until):
             if not self._free(database, used - free - target):
                 break
@@ -155,7 +158,7 @@ class Retention:
             database.shrink(min(free, used - bound + self._max_bytes // 32))
 
     def _find_segments(self, database: StepLogDatabase, until: float) -> None:
-        """Note the segments of killed replicas and of older versions, and forget those that are gone."""
+        """Note the segments of killed replicas and of older versions, and forget the removed ones."""
         known = database.segments()
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if known.pop(path.name, None) is None and time.monotonic() < until and (file := locked(path)) is not None:
@@ -171,32 +174,30 @@ class Retention:
 
     def _remove_old(self, database: StepLogDatabase, until: float) -> None:
         # A clock that jumps ahead must not remove everything. While this process lives, the monotonic clock is right.
-        now = min(time.time(), time.monotonic() + self._ahead_s)
-        while (found := database.before(now - self._max_s)) and time.monotonic() < until:
+        before = min(time.time(), time.monotonic() + self._ahead_s) - self._max_s
+        while (found := database.before(before)) and time.monotonic() < until:
             database.remove(found)
-        while (segment := database.deadest_segment(least=1.0)) is not None:
-            self._shrink_segment(database, *segment)
+            database.remove_unused()
+        for id, name in database.dead_segments():  # a newer one stays while there is room: the index may have been lost
+            path = self._folder / name
+            if not path.exists() or path.stat().st_mtime < before:
+                self._shrink_segment(database, id, name)
 
     def _free(self, database: StepLogDatabase, wanted: int) -> bool:
         """Do one thing that frees up to *wanted* bytes, if possible. Return False if nothing can be removed."""
         for path in self._folder.glob(f"{DAMAGED}*"):
             path.unlink(missing_ok=True)
             return True
-        if not database.can_shrink():
-            self._rebuild(database)
         if (segment := database.deadest_segment(least=DEAD_SHARE)) is not None:
             self._shrink_segment(database, *segment)
-            return True
-        if leases := database.above_equal_share(wanted):
+        elif leases := database.above_equal_share(wanted) or database.users_without_record():
             database.remove(leases)
-            return True
-        before = database.free_bytes()
-        database.remove_unused()
-        if database.free_bytes() > before:
-            return True
-        if (segment := database.deadest_segment(least=0.0)) is not None:
+            database.remove_unused()
+        elif (segment := database.deadest_segment(least=0.0)) is not None:
             self._shrink_segment(database, *segment)
-        return segment is not None
+        else:
+            return False
+        return True
 
     def _rebuild(self, database: StepLogDatabase) -> None:
         size = (self._folder / INDEX).stat().st_size - database.free_bytes()

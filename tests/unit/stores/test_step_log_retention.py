@@ -345,33 +345,33 @@ CREATE INDEX blobs_by_time ON blobs (used_at);
 """The index of commit 5528efbd."""
 
 
-def an_old_log(folder: Path, *, episodes: int, size: int) -> None:
+def an_old_log(folder: Path, *, episodes: int, size: int, image_size: int = 1_000) -> None:
     """Write a log as commit 5528efbd did, with an image for each episode."""
-    began_at = time.time() - 100_000
+    began_at = time.time() - 600_000
     with contextlib.closing(sqlite3.connect(folder / INDEX)) as old:
         old.execute("PRAGMA journal_mode = WAL")
         old.executescript(OLD)
         for number in range(episodes):
-            at = began_at + number
+            at = began_at + 1000 * number
             old.execute(
                 'INSERT INTO episodes (lease, name, owner, environment, opened_at, closed_at, at, "begin") '
                 "VALUES (?, 'old', 'alice', 'math', ?, ?, ?, '{}')",
                 (f"{number:032x}", at, at + 0.5, at),
             )
-            old.execute("INSERT INTO blobs VALUES (?, ?, ?)", (str(number), at, os.urandom(size)))
+            old.execute("INSERT INTO blobs VALUES (?, ?, ?)", (str(number), at, os.urandom(image_size)))
         old.commit()
     for number in range(episodes):
         lease = f"{number:032x}"
         call: tuple[Any, ...] = (lease, "call", 1.0, 2.0, "ok", b"0", bytes(size), None, [])
         header, body = msgpack.packb({"wall": began_at, "leases": [lease]}), msgpack.packb([call])
-        path = folder / f"{int((began_at + number) * 1e3):013d}-old.calls"
+        path = folder / f"{int((began_at + 1000 * number) * 1e3):013d}-old.calls"
         path.write_bytes(struct.pack(">4sII", MAGIC_1, len(header), len(body)) + header + body)
 
 
 async def test_a_log_of_an_older_version_is_read_and_makes_room_from_its_oldest_end(
     tmp_path: Path, reader: StepLogReader
 ) -> None:
-    an_old_log(tmp_path, episodes=30, size=50_000)
+    an_old_log(tmp_path, episodes=30, size=50_000, image_size=80_000)
     before = await listed(reader)
     assert [await calls_in(reader, lease) for lease in before[:3]] == [[b"0"]] * 3
     log = a_log(tmp_path)
@@ -386,6 +386,9 @@ async def test_a_log_of_an_older_version_is_read_and_makes_room_from_its_oldest_
     assert kept == [f"{number:032x}" for number in range(39, 39 - len(kept), -1)]
     for lease in kept:
         assert len(await calls_in(reader, lease)) >= 1
+    blobs = [int(digest) for (digest,) in rows(tmp_path, "SELECT digest FROM blobs WHERE length(digest) < 9")]
+    assert set(blobs) == set(range(min(blobs), 30))
+    assert abs(min(blobs) - (40 - len(kept))) <= 1, "images of an older version go with their episodes"
     free = rows(tmp_path, "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size")[0][0]
     assert size_of(tmp_path) - free <= LIMIT
 
@@ -414,6 +417,26 @@ async def test_what_is_too_large_for_the_log_costs_no_other_episode(tmp_path: Pa
     assert (row["lost"], log.lost) == (CALLS, CALLS)
     assert await listed(reader) == ["c" * 32, "b" * 32, "a" * 32]
     assert await calls_in(reader, "a" * 32) == [b"0", b"1", b"2"]
+
+
+async def test_segments_stay_after_the_index_is_lost_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "CLEANED_S", 0.0)
+    log = a_log(tmp_path)
+    await play(log, "a" * 32, "alice", b"reply")
+    await log.aclose()
+    (left,) = in_folder(tmp_path)
+    (tmp_path / INDEX).unlink()
+    log = a_log(tmp_path, "r2")
+    for number in range(3):
+        await play(log, f"{number:032x}", "alice", b"reply")
+    assert left in in_folder(tmp_path)
+    os.utime(left, (5, 5))
+    await play(log, "b" * 32, "alice", b"reply")
+    await log.aclose()
+
+    assert left not in in_folder(tmp_path)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(0, 3000))

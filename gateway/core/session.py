@@ -176,6 +176,8 @@ class SessionSetup:
     spec: TaskSpec
     task: str = ""
     """Key of the task's name, see `TaskName`; empty: there is no task."""
+    place: str = ""
+    """``split/index`` of the task; empty: it has no place that the gateway knows."""
     seed: int | None = None
     config: Mapping[str, Any] | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -331,6 +331,7 @@ def session_setup(
     return SessionSetup(
         spec=task.spec,
         task=name.key,
+        place=task.place,
         seed=seed,
         config=config,
         secrets=secrets,

@@ -33,6 +33,7 @@ TEXTS: Final = (
     "environment",
     "split",
     "task",
+    "task_digest",
     "tag",
     "policy",
     "group",
@@ -40,6 +41,7 @@ TEXTS: Final = (
     "outcome",
     "reason",
     "scorer",
+    "gateway",
     "unexpected_error",
 )
 """Filters of lists of episodes that compare a text."""

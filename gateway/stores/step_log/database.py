@@ -400,7 +400,19 @@ class StepLogDatabase:
     def episodes(self, wanted: EpisodeFilter, *, limit: int) -> list[dict[str, Any]]:
         """Return the newest episodes that *wanted* selects, newest first."""
         tests, values = ["true"], []
-        for column in ("owner", "environment", "split", "policy", "name", "outcome", "reason", "scorer", "gateway"):
+        texts = (
+            "owner",
+            "environment",
+            "split",
+            "task_digest",
+            "policy",
+            "name",
+            "outcome",
+            "reason",
+            "scorer",
+            "gateway",
+        )
+        for column in texts:
             if value := getattr(wanted, column):
                 tests.append(f"{column} = ?")
                 values.append(value)

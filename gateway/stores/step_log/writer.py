@@ -154,7 +154,7 @@ class StepLogWriter:
                 "gateway": self._gateway,
                 "replica": self._replica,
                 "episode": request.episode or None,
-                "place": None if setup.index is None or not setup.split else f"{setup.split}/{setup.index}",
+                "place": setup.place or None,
                 "split": setup.of_split or setup.split,
                 "group_name": "" if group is None else group.name,
                 "protocol": request.protocol,

@@ -278,7 +278,10 @@ async def test_a_trainer_sees_no_answer_of_a_task_of_the_gateway(tmp_path: Path)
     math = replace(environment(), task_view=TaskView.PUBLIC)
     async with logging(tmp_path, math, tasks_math=tasks(train=[task])) as (_, _, client):
         client.headers["X-API-Key"] = TRAINER_KEY
-        for sid, body in (("listed", {"split": "train", "index": 0}), ("own", {"task_spec": task})):
+        for sid, body in (
+            ("listed", {"split": "train", "index": 0}),
+            ("own", {"task_spec": {**task, "instruction": "1 + 1"}}),
+        ):
             group = {"X-Session-ID": sid, "X-Group-ID": f"of {sid}", "X-Group-Size": "1"}
             opened = await client.post("/create", json={"env_name": "math", **body}, headers=group)
             assert opened.status_code == 200, opened.text

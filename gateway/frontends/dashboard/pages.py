@@ -159,6 +159,7 @@ class Pages:
             "environment": environment,
             "group": name,
             "task": members[0]["task"],
+            "task_digest": members[0]["task_digest"],
             "size": members[0]["begin"].get("group_size"),
             "spread": max(rewards) - min(rewards) if rewards else None,
             "members": members,

@@ -292,7 +292,7 @@ async def test_an_episode_is_found_by_every_name_and_listed_by_task_place_and_ga
     for number, gateway in enumerate(("g1", "g2", "")):
         log = StepLogWriter(tmp_path, f"r{number}", max_bytes=2**30, max_days=14, gateway=gateway)
         one = replace(session(f"{number:032x}", f"s{number}"), task=f"t{number}")
-        log.opened(one, MATH, request(episode="mine", split="train", index=number % 2, spec={}), open_s=0.0)
+        log.opened(one, MATH, request(episode="mine", place=f"train/{number % 2}", spec={}), open_s=0.0)
         log.closed(one, MATH, END)
         await log.aclose()
 

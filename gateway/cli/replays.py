@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -256,7 +255,7 @@ def _added(connection: httpx.Client, place: Place, outcomes: Sequence[Outcome]) 
 
 def _route(environment: str, task: str, digest: str) -> str:
     """Return the route of an audited task. The name with its digest also means a former line of the task."""
-    return f"/admin/v1/flaky/{environment}/{quote(TaskName.of_label(task, digest).key)}"
+    return f"/admin/v1/flaky/{environment}/{TaskName.of_label(task, digest).key}"
 
 
 def _verdict(total: Mapping[str, Any] | None, threshold: float) -> Verdict | None:

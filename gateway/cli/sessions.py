@@ -13,6 +13,7 @@ from rich.table import Table
 
 from gateway.cli.admin_client import (
     EXIT_FOUND,
+    EXIT_REFUSED,
     LOCALHOST,
     AsJson,
     Key,
@@ -26,7 +27,7 @@ from gateway.cli.admin_client import (
     print_result,
     print_table,
 )
-from gateway.core.errors import ConfigError, GatewayError
+from gateway.core.errors import ConfigError, GatewayError, InvalidRequest
 from gateway.core.outcomes import comparable
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.rendering import (
@@ -139,20 +140,32 @@ def export(
 ) -> None:
     """Write ended episodes with signed records of their rewards, one JSON object a line.
 
-    `gateway verify` checks such a file, and `gateway replay` plays it again.
+    `gateway verify` checks such a file, and `gateway replay` plays it again. An episode whose record is not complete is
+    not written, and the exit code is then 3.
 
     \b
     Examples:
       gateway sessions export --environment math --out math.jsonl
     """
-    query = _query(environment, where or [])
+    query, refused = _query(environment, where or []), 0
     with client(url, key) as connection:
         ids = episodes or [row["id"] for row in listed_episodes(connection, query, limit) if row["closed_at"]]
         with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as file:
             for id in ids:
-                file.write(fetch(connection, f"/admin/v1/episodes/{id}/record") + b"\n")  # signed as these bytes
-    line = f"{counted(len(ids), 'episode')} written to {out or 'standard output'}"
-    print_result(as_json, {"episodes": len(ids), "file": out}, line, err=out is None)
+                try:
+                    line = fetch(connection, f"/admin/v1/episodes/{id}/record")
+                except typer.Exit as ended:
+                    if ended.exit_code != EXIT_REFUSED:
+                        raise
+                    refused += 1  # `fetch` has printed why
+                    continue
+                file.write(line + b"\n")  # signed as these bytes
+    written = len(ids) - refused
+    more = f", {refused} not" if refused else ""
+    done = f"{counted(written, 'episode')} written to {out or 'standard output'}{more}"
+    print_result(as_json, {"episodes": written, "refused": refused, "file": out}, done, err=out is None)
+    if refused:
+        raise typer.Exit(EXIT_FOUND)
 
 
 @sessions_app.command("end")
@@ -181,7 +194,8 @@ def verify(
 ) -> None:
     """Check that each episode in a file is the one whose rewards the gateway signed.
 
-    The exit code is 3 if a line was changed, or is signed by another key.
+    The exit code is 3 if a line was changed, is signed by another key, or has an episode of an earlier line. That no
+    episode is missing in the file cannot be seen.
 
     \b
     Examples:
@@ -194,11 +208,13 @@ def verify(
         lines = file.read_bytes().removesuffix(b"\n").split(b"\n")
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    wrong = 0
+    wrong, seen = 0, dict[str, int]()
     for number, line in enumerate(lines, 1):
         found: dict[str, Any] = {"line": number, "is_valid": True}
         try:
             *rewards, end = verified(line, keys)
+            if (first := seen.setdefault(end["episode"], number)) != number:
+                raise InvalidRequest(f"episode {end['episode']!r} stands on line {first} already")
             found |= {"episode": end["episode"], "reward": end["reward"], "rewards": len(rewards)}
         except GatewayError as error:
             wrong += 1
@@ -242,6 +258,8 @@ def _shown(episode: Mapping[str, Any]) -> Iterator[str]:
     if episode["policy"] or episode["group_name"]:
         yield f"  policy {episode['policy'] or '-'}, group {episode['group_name'] or '-'}"
     yield f"  {_ended(episode)}"
+    if why := episode.get("incomplete"):
+        yield f"  the record is not complete: {why}"
     if error := episode.get("unexpected_error"):
         yield f"  unexpected error: {inline(error)}"
     for name, value in task_parts(begin.get("spec")):

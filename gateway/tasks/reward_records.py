@@ -65,6 +65,20 @@ _STATED_AT_END: Final = ("closed_at", "reason", "outcome", "reward")
 """Members of an episode that its last record repeats."""
 
 
+def why_incomplete(episode: Mapping[str, Any]) -> str:
+    """Return why the rewards of *episode* do not show all that happened in it, or an empty text.
+
+    Its worker counts the steps, so a missing one is noticed. Calls that were refused may be recorded too.
+    """
+    ran = (episode.get("end") or {}).get("steps") or 0
+    recorded = len({step["number"] for step in episode["steps"] if step["operation"] == "call"})
+    if recorded < ran:
+        return f"it had {ran} steps, of which {recorded} are recorded"
+    if lost := episode.get("lost"):
+        return f"{lost} of its records were lost"
+    return "a part of the step log that may have calls of it is damaged" if episode.get("damaged_batches") else ""
+
+
 def signing_key(secret: bytes) -> Ed25519PrivateKey:
     """Return the key with which all replicas of a gateway sign, derived from the *secret* that they share."""
     # The former label: the key did not change with the format.
@@ -79,7 +93,12 @@ def signed(episode: Mapping[str, Any], private: Ed25519PrivateKey, *, instance: 
         episode: The ended episode, as ``GET /admin/v1/episodes/{id}`` shows it.
         private: The gateway's key.
         instance: The gateway's name.
+
+    Raises:
+        InvalidRequest: The record of the episode is not complete.
     """
+    if why := why_incomplete(episode):
+        raise InvalidRequest(f"the rewards of episode {episode['id']!r} cannot be signed: {why}")
     stamp = {
         "format": FORMAT,
         "key": key_id(private.public_key()),
@@ -98,7 +117,7 @@ def verify(line: bytes, trusted: TrustedKeys) -> list[dict[str, Any]]:
     Raises:
         InvalidRequest: The line is not such a line.
         NotSigned: Its key is not trusted.
-        BadSignature: The episode, a record or a signature was changed.
+        BadSignature: The episode, a record or a signature was changed, or the record of the episode is not complete.
     """
     document = _document(line)
     episode: dict[str, Any] = document["episode"]
@@ -115,6 +134,8 @@ def verify(line: bytes, trusted: TrustedKeys) -> list[dict[str, Any]]:
         raise BadSignature("a record is not what the gateway signed") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadSignature(f"the episode or a signature was changed: {error}") from None
+    if why := why_incomplete(episode):
+        raise BadSignature(f"episode {episode['id']!r} shows no reward for sure: {why}")
     if len(facts) != len(records):
         raise BadSignature(f"the episode has {len(facts) - 1} rewards, and there are records of {len(records) - 1}")
     pairs = zip(facts, records, strict=True)

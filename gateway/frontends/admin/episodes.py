@@ -23,7 +23,7 @@ from gateway.core.ports.step_log import REFERENCE, EpisodeFilter, StepLog, StepL
 from gateway.frontends.admin.replies import as_json, numbered, queried
 from gateway.frontends.admin.steps import steps_of
 from gateway.frontends.admin.timeline import rollout_of
-from gateway.tasks.reward_records import signed
+from gateway.tasks.reward_records import signed, why_incomplete
 from gateway.tasks.signing import public_pem
 
 USUAL: Final = 50
@@ -147,6 +147,8 @@ async def recorded_episode(log: StepLog, queries: StepLogQueries, id: str) -> di
     shown = {**_line(row), "begin": begin, "end": row["end"], "steps": steps}
     if damaged:
         shown["damaged_batches"] = len(damaged)
+    if row["closed_at"] is not None and (why := why_incomplete(shown)):
+        shown["incomplete"] = why
     if (rollout := rollout_of(steps, await queries.rollouts(row))) is not None:
         if rollout["lease"] is None and row["closed_at"] is not None:
             await queries.link(rollout["key"], row["lease"])

@@ -15,7 +15,8 @@ MAX_STREAM_BYTES = 64 * 2**20
 def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the logged *calls* of an episode as JSON values.
 
-    The first observation has number 0, and steps count from 1. A call that repeats an earlier one, by the id that the
+    The first observation has number 0, and steps count from 1. A number that the worker gave a step shows how many
+    before it are not recorded, and the numbers go on from it. A call that repeats an earlier one, by the id that the
     server gave it, has the earlier number and ``repeated``. A call whose result came as a stream has ``streamed``.
     """
     steps: list[dict[str, Any]] = []
@@ -32,7 +33,8 @@ def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         elif call_id in numbers:
             step |= {"number": numbers[call_id], "repeated": True}
         else:
-            number += 1
+            turn = step.get("turn")
+            number = max(number + 1, turn) if isinstance(turn, int) else number + 1
             step["number"] = number
             if call_id:
                 numbers[call_id] = number

@@ -91,6 +91,12 @@ def test_steps_count_from_one_and_a_repeated_call_keeps_its_number() -> None:
     assert "reward" not in steps[1], "null is no reward"
 
 
+def test_the_workers_number_of_a_step_shows_that_earlier_ones_are_missing() -> None:
+    calls = [logged({"text": "a", "turn": turn} if turn else {"text": "a"}) for turn in (1, None, 5, None)]
+
+    assert [step["number"] for step in steps_of(calls)] == [1, 2, 5, 6]
+
+
 def test_faults_are_shown_with_their_traceback() -> None:
     call = logged(b'{"ok":false,"error":"failed"}')
     call[7] = [["author", "tool:t", "KeyError: 'a'", "Traceback …"]]

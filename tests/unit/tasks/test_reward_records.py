@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
+from gateway.tasks import reward_records
 from gateway.tasks.reward_records import FORMAT, FORMER_FORMAT, canonical, signed, signing_key, verify
 from gateway.tasks.signing import BadSignature, NotSigned, key_id, public_pem, trusted_of
 
@@ -173,6 +174,31 @@ def test_another_key_is_not_trusted() -> None:
 )
 def test_what_is_no_line_of_an_export_is_refused(line: bytes) -> None:
     with pytest.raises(InvalidRequest, match="not an episode with signed records"):
+        verify(line, TRUSTED)
+
+
+INCOMPLETE = [
+    pytest.param({"end": {"steps": 3}}, "it had 3 steps, of which 2 are recorded", id="a missing step"),
+    pytest.param({"lost": 1}, "1 of its records were lost", id="a lost record"),
+    pytest.param({"damaged_batches": 1}, "is damaged", id="a damaged batch"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), INCOMPLETE)
+def test_an_episode_with_a_gap_is_not_signed(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"'0123' cannot be signed: .*{why}"):
+        signed({**EPISODE, **changes}, KEY, instance="here")
+
+
+@pytest.mark.parametrize(("changes", "why"), INCOMPLETE)
+def test_a_signature_of_an_episode_with_a_gap_does_not_pass(
+    changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as former:  # which signed it
+        former.setattr(reward_records, "why_incomplete", lambda _: "")
+        line = signed({**EPISODE, **changes}, KEY, instance="here")
+
+    with pytest.raises(BadSignature, match=why):
         verify(line, TRUSTED)
 
 

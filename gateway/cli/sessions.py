@@ -140,8 +140,8 @@ def export(
 ) -> None:
     """Write ended episodes with signed records of their rewards, one JSON object a line.
 
-    `gateway verify` checks such a file, and `gateway replay` plays it again. An episode whose record is not complete is
-    not written, and the exit code is then 3.
+    `gateway verify` checks such a file, and `gateway replay` plays it again. Episodes whose record is not complete are
+    left out, and the exit code is then 3.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def export(
                 try:
                     line = fetch(connection, f"/admin/v1/episodes/{id}/record")
                 except typer.Exit as ended:
-                    if ended.exit_code != EXIT_REFUSED:
+                    if episodes or ended.exit_code != EXIT_REFUSED:
                         raise
                     refused += 1  # `fetch` has printed why
                     continue

@@ -112,7 +112,9 @@ def test_an_export_is_verified_and_played_again(gateway: Gateway, run: Command, 
     verified = run("verify", str(file))
     offline = run("verify", str(file), "--trusted", str(key), GATEWAY_URL="http://127.0.0.1:9")
     replayed = rows(run("replay", str(file), "--json"))
-    content = bytearray(file.read_bytes())
+    file.write_bytes(file.read_bytes() * 2)
+    twice = run("verify", str(file))
+    content = bytearray(file.read_bytes()[: file.stat().st_size // 2])
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     spoilt = run("verify", str(file))
@@ -122,6 +124,8 @@ def test_an_export_is_verified_and_played_again(gateway: Gateway, run: Command, 
     assert (verified.returncode, verified.stdout) == (0, "3 episodes verified, 0 not\n")
     assert offline.stdout == verified.stdout
     assert [one["result"] for one in replayed] == ["same"] * 3
+    assert (twice.returncode, twice.stdout) == (3, "3 episodes verified, 3 not\n")
+    assert "stands on line 1 already" in twice.stderr
     assert (spoilt.returncode, spoilt.stdout) == (3, "2 episodes verified, 1 not\n")
     assert f"{file}:2: " in spoilt.stderr
     assert [one["is_valid"] for one in told] == [True, False, True]
@@ -244,7 +248,7 @@ def test_one_difference_decides_nothing_and_leads_to_further_replays(gateway: Ga
 
     assert (one["total"], one["verdict"], one["is_marked"]) == ({"replays": 1, "differing": 1}, "undecided", False)
     assert (table.returncode, "undecided" in table.stdout) == (0, True)
-    assert "unsteady train/4: episode " in table.stdout
+    assert "unsteady first: episode " in table.stdout
     assert ": reward 0.0 recorded, 1.0 replayed" in table.stdout
     assert (confirmed["replays"], confirmed["differing"]) == (21, 21)
     assert (confirmed["total"], confirmed["verdict"]) == ({"replays": 23, "differing": 23}, "flaky")

@@ -7,7 +7,9 @@ time. They are therefore imported only if the settings name them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 STORE_WAIT_S = 30.0
 """Seconds that a start waits for a store that is still starting."""
+IDENTITY = "gateway:identity"
+"""Name of the gateway's identity among the states of curricula, whose names have no colon."""
 OWNER_WAIT_S = 6.0
 """Seconds that a start waits for a sign of life of the gateway that owns the store. The store counts a gateway that was
 silent for 5 s as gone."""
@@ -151,6 +155,30 @@ async def own_store(store: Store, settings: Settings) -> None:
             f"another secret (owner {theirs}, this one is {owner}), and they would end each other's sessions: set "
             "the same GATEWAY_SECRET in both, or another GATEWAY_STORE_PREFIX here"
         )
+
+
+async def identify(store: CurriculumStore, own: str) -> str:
+    """Return the identity of the gateway whose replicas share *store*. A store without one takes *own*.
+
+    Raises ``StoreUnavailable``.
+    """
+    while True:
+        version, body = await store.state(IDENTITY)
+        if body:
+            return body.decode()
+        if await store.set_state(IDENTITY, version, own.encode()):
+            return own
+
+
+def new_identity(settings: Settings, port: int) -> str:
+    """Return an identity for a gateway whose store has none: 32 hexadecimal digits.
+
+    With a store in memory it is the same after a restart, so that the gateway finds its episodes.
+    """
+    if settings.store != "memory":
+        return secrets.token_hex(16)
+    place = f"{settings.state_dir.resolve()}\0{settings.instance}\0{port}"
+    return hashlib.sha256(place.encode()).hexdigest()[:32]
 
 
 def make_backend(settings: Settings, catalog: Catalog) -> Backend:

@@ -19,10 +19,12 @@ from starlette.types import ASGIApp
 
 from gateway.adapters import (
     Stores,
+    identify,
     make_backend,
     make_nodes,
     make_stores,
     make_swarm,
+    new_identity,
     own_store,
     start_store,
 )
@@ -33,6 +35,7 @@ from gateway.content import Completion, Content
 from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.periodic import pause
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.step_log import StepLogQueries
 from gateway.core.ports.upstream import FrameUpstream, Upstream
@@ -108,6 +111,8 @@ EXTERNAL_END_S = 20.0
 """Seconds after which a gateway that stops begins no further end of a session on an external server."""
 SESSIONS_MAX = 1_000_000
 """More than the sessions that one store holds."""
+IDENTITY_S = 30.0
+"""Seconds between two looks whether the store still has the gateway's identity."""
 IMAGES_WAIT_S = 5.0
 """Seconds that a start waits for the engine's ids of the images; pulls continue in the background."""
 
@@ -145,6 +150,7 @@ class Gateway:
         self.keys = settings.keyring()
         self.keys.changed(self.catalog.set_tenants)
         self.lifecycle, self.metrics, self.lease = Lifecycle(), Metrics(), LeaderLease()
+        self._new_identity = new_identity(settings, port or settings.port)
         self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._owned = contextlib.AsyncExitStack()
         """Closes everything that this gateway created, in reverse order."""
@@ -393,6 +399,7 @@ class Gateway:
         try:
             await start_store(self.store)
             await own_store(self.store, self.settings)
+            self.log.gateway = await identify(self.stores.curricula, self._new_identity)
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: remaining workers have this revision
             await self.reload.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
@@ -437,11 +444,20 @@ class Gateway:
                 self.curricula.run,
                 self.log.run,
                 self._announce,
+                self._keep_identity,
                 self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)
             yield
             group.cancel_scope.cancel()
+
+    async def _keep_identity(self) -> None:
+        """Give the gateway's identity back to a store that lost its data, for replicas that start later."""
+        while True:
+            await pause(IDENTITY_S)
+            if self.log.gateway:
+                with contextlib.suppress(StoreUnavailable):
+                    await identify(self.stores.curricula, self.log.gateway)
 
     async def aclose(self) -> None:
         """Close the connections and stores that this gateway created. `running` does it at its end."""

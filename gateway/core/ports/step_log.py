@@ -64,6 +64,8 @@ class Rollout:
 class StepLog(Protocol):
     """Records episodes and their calls. Every method returns immediately, and drops records if the log is full."""
 
+    gateway: str
+    """Identity of the gateway, which its episodes get; empty: it is not known yet."""
     called: Callable[[LoggedCall], object]
     """Records a call. The log replaces this function while it cannot keep up, so it must be looked up for each call."""
 
@@ -84,7 +86,7 @@ class StepLog(Protocol):
 
 
 ANY: Final = "*"
-"""The value of `EpisodeFilter.unexpected_error` for any text."""
+"""The value of `EpisodeFilter.unexpected_error` for any text, and of a query's ``gateway`` for all gateways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class EpisodeFilter:
     tag: str = ""
     """A tag of the task."""
     gateway: str = ""
-    """Identity of the gateway that recorded the episode."""
+    """Identity of the gateway that recorded the episode. Episodes of older versions have none, and are selected too."""
     since: float = 0.0
     """Unix time from which on episodes began."""
     before: tuple[float, str] | None = None

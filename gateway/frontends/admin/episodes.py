@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from gateway.core.errors import InvalidRequest, UnknownEpisode
 from gateway.core.json_text import dump
-from gateway.core.ports.step_log import REFERENCE, EpisodeFilter, StepLog, StepLogQueries
+from gateway.core.ports.step_log import ANY, REFERENCE, EpisodeFilter, StepLog, StepLogQueries
 from gateway.frontends.admin.replies import as_json, numbered, queried
 from gateway.frontends.admin.steps import steps_of
 from gateway.frontends.admin.timeline import rollout_of
@@ -120,8 +121,12 @@ def wanted_by(query: Mapping[str, str]) -> EpisodeFilter:
 async def listed_episodes(
     log: StepLog, queries: StepLogQueries, wanted: EpisodeFilter, *, limit: int
 ) -> dict[str, Any]:
-    """Return ``episodes``, newest first, and ``next``, the value of ``before`` for the next page, or None."""
+    """Return ``episodes``, newest first, and ``next``, the value of ``before`` for the next page, or None.
+
+    They are of this gateway, unless *wanted* names another one, or `ANY` for all.
+    """
     await log.flush()
+    wanted = replace(wanted, gateway="" if wanted.gateway == ANY else wanted.gateway or log.gateway)
     found = await queries.episodes(wanted, limit=limit)
     last = found[-1] if len(found) == limit else None
     following = None if last is None else f"{last['at']!r},{last['lease']}"

@@ -410,12 +410,14 @@ class StepLogDatabase:
             "outcome",
             "reason",
             "scorer",
-            "gateway",
         )
         for column in texts:
             if value := getattr(wanted, column):
                 tests.append(f"{column} = ?")
                 values.append(value)
+        if wanted.gateway:
+            tests.append("(gateway = ? OR gateway IS NULL)")
+            values.append(wanted.gateway)
         if wanted.task:
             tests.append("? IN (task, place)")
             values.append(wanted.task)

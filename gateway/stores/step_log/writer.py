@@ -68,7 +68,6 @@ class StepLogWriter:
         max_bytes: int,
         max_days: float,
         secrets: Iterable[str] = (),
-        gateway: str = "",
     ) -> None:
         """
         Args:
@@ -77,11 +76,10 @@ class StepLogWriter:
             max_bytes: Maximum size of the folder; the oldest episodes make room for new ones. 0: nothing is recorded.
             max_days: Age in days at which records are removed.
             secrets: Texts that must not be stored, such as API keys.
-            gateway: Identity of the gateway, which its episodes get.
         """
         self._folder = folder
         self._replica = replica
-        self._gateway = gateway or None
+        self.gateway = ""
         self._max_bytes = max_bytes
         own = [secret for secret in secrets if len(secret) >= MASKED_CHARS]
         self._own, self._own_in_calls = forms_of(own), forms_of(own, in_base64=False)
@@ -151,7 +149,7 @@ class StepLogWriter:
         self._note(
             {
                 **_names(session, environment),
-                "gateway": self._gateway,
+                "gateway": self.gateway or None,
                 "replica": self._replica,
                 "episode": request.episode or None,
                 "place": setup.place or None,
@@ -175,7 +173,7 @@ class StepLogWriter:
         self._note(
             {
                 **_names(session, environment),
-                "gateway": self._gateway,
+                "gateway": self.gateway or None,
                 "closed_at": now,
                 "at": now,
                 "reason": end.reason.value,

@@ -17,6 +17,7 @@ class FakeStepLog:
         self.calls: list[LoggedCall] = []
         self.ended: list[tuple[Session, EpisodeEnd]] = []
         self.rollouts: list[Rollout] = []
+        self.gateway = ""
         self.called: Callable[[LoggedCall], object] = self.calls.append
 
     async def flush(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ _UNSEEN: Final = frozenset(("id", "env_type", "split", "aliases", "tags", "diffi
     ("reference", "reward_floor", "reward_full", "seeds")
 )
 """Keys that neither the agent nor the judge sees, or that name the task."""
+_LONG: Final = frozenset(("instruction", "config", "evaluation"))
+"""Keys of the long form. A task with one of them is not in the short form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +92,22 @@ def digest_of(task: Mapping[str, Any]) -> str:
     Raises:
         TaskInvalid: The task is nested too deeply.
     """
+    whole = task
+    if not task.keys() & _LONG:
+        with contextlib.suppress(TaskError):  # a task of an image may have any form
+            whole = long_form(task)
+    seen: Any = {key: value for key, value in whole.items() if key not in _UNSEEN}
     try:
-        whole = long_form(task)
-    except TaskError:  # a task of an image may have any form
-        whole = dict(task)
-    try:
-        seen = without_nulls({key: value for key, value in whole.items() if key not in _UNSEEN})
-        text = json.dumps(seen, sort_keys=True, separators=(",", ":"), default=str)
+        text = _written(seen)
+        if ":null" in text or ":{}" in text:  # rarely: to look for them costs ten times as much as to write the task
+            text = _written(without_nulls(seen))
     except RecursionError:
         raise TaskInvalid([("", "the task is nested too deeply")]) from None
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
 
 
 def without_nulls(value: Any) -> Any:

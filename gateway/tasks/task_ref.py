@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,11 +99,15 @@ def digest_of(task: Mapping[str, Any]) -> str:
     seen: Any = {key: value for key, value in whole.items() if key not in _UNSEEN}
     try:
         text = _written(seen)
-        if ":null" in text or ":{}" in text:  # rarely: to look for them costs ten times as much as to write the task
-            text = _written(without_nulls(seen))
+        if ":null" in text or ":{}" in text:
+            text = _written(json.loads(text, object_pairs_hook=_present))  # faster than `without_nulls`
     except RecursionError:
         raise TaskInvalid([("", "the task is nested too deeply")]) from None
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+
+
+def _present(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in members if value is not None and value != {}}
 
 
 def _written(value: Any) -> str:

@@ -13,7 +13,7 @@ DIGEST_DIGITS: Final = 32
 """Hexadecimal digits of a digest."""
 SHOWN_DIGITS: Final = 16
 """Digits of the digest that name a task without an id."""
-_KEY: Final = re.compile(rf"(.*) ([0-9a-f]{{{DIGEST_DIGITS}}})", re.DOTALL)
+_KEY: Final = re.compile(rf"(?:sha256:|(.*) )([0-9a-f]{{{DIGEST_DIGITS}}})", re.DOTALL)
 
 
 class TaskName(NamedTuple):
@@ -28,7 +28,7 @@ class TaskName(NamedTuple):
     def of(cls, key: str) -> TaskName:
         """Return the name with this `key`."""
         found = _KEY.fullmatch(key)
-        return cls(key) if found is None else cls(found[1], found[2])
+        return cls(key) if found is None else cls(found[1] or "", found[2])
 
     @classmethod
     def of_label(cls, label: str, digest: str) -> TaskName:
@@ -39,7 +39,9 @@ class TaskName(NamedTuple):
     @property
     def key(self) -> str:
         """The name as one text, under which records are kept. Empty: there is no task."""
-        return f"{self.id} {self.digest}" if self.digest else self.id
+        if not self.digest:
+            return self.id
+        return f"{self.id} {self.digest}" if self.id else f"sha256:{self.digest}"
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from gateway.adapters import IDENTITY
 from tests.deadlines import HANG_S
 from tests.faults.world import PREFIX, WORKER_LABEL, World
 from tests.wire.stack import INSTANCE_LABEL
@@ -142,6 +143,8 @@ def _is_at_home(key: str, alive: set[str], waits: set[str]) -> bool:
     kind, colon, name = key.removeprefix(PREFIX).partition(":")
     if not key.startswith(PREFIX) or kind in waits:
         return False  # no opening waits at rest
+    if name == IDENTITY:
+        return True  # lives as long as the store
     # Task records name the environment and the version of its scorer.
     return not colon or any(part in alive for part in re.split("[:#]", name))
 

@@ -134,13 +134,13 @@ def verify(line: bytes, trusted: TrustedKeys) -> list[dict[str, Any]]:
         raise BadSignature("a record is not what the gateway signed") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadSignature(f"the episode or a signature was changed: {error}") from None
-    if why := why_incomplete(episode):
-        raise BadSignature(f"episode {episode['id']!r} shows no reward for sure: {why}")
     if len(facts) != len(records):
         raise BadSignature(f"the episode has {len(facts) - 1} rewards, and there are records of {len(records) - 1}")
     pairs = zip(facts, records, strict=True)
     if changed := sorted({name for fact, record in pairs for name in fact if fact[name] != record.get(name)}):
         raise BadSignature(f"the episode is not the one of its records: {', '.join(changed)} differ")
+    if why := why_incomplete(episode):
+        raise BadSignature(f"episode {episode['id']!r} shows no reward for sure: {why}")
     return records
 
 

@@ -239,7 +239,8 @@ async def test_a_class_that_resolves_ids_itself_gets_unknown_ids(start: Start) -
         ("\nraise SystemExit(3)", "SystemExit: 3 (broken.py, line 2)"),
         (
             LOGIN.replace("custom/", "custom/broken-") + "registry.register('../x', 'reader', {})",
-            "TaskError: id: must be a text of at most 200 letters, digits and ._/~- that begins with a letter or digit, "
+            "TaskError: id: must be a text of at most 200 letters, digits and ._/~- that begins with a letter or "
+            "digit, "
             "not '../x' (broken.py, line 6)",
         ),
     ],

@@ -7,17 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.admin_client import (
-    LOCALHOST,
-    AsJson,
-    Key,
-    Url,
-    ask,
-    counted,
-    print_json,
-    print_result,
-    print_table,
-)
+from gateway.cli.admin_client import LOCALHOST, AsJson, Key, Url, ask, counted, print_json, print_result, print_table
 from gateway.frontends.dashboard.rendering import when
 
 ROUTE = "/admin/v1/curriculum"

@@ -83,6 +83,7 @@ from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.last_replies import KeptResults, LastReplies
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import Sessions
+from gateway.sessions.unrecorded_ends import UnrecordedEnds
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings
 from gateway.stores.step_log.reader import StepLogReader
@@ -445,6 +446,7 @@ class Gateway:
                 self.log.run,
                 self._announce,
                 self._keep_identity,
+                UnrecordedEnds(store=self.store, log=self.log, episodes=self._own_log).run,
                 self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)

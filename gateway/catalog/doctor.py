@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -111,16 +111,17 @@ async def _unexpected(settings: Settings) -> list[Finding]:
     return await unexpected_errors(StepLogReader(settings.step_log_path))
 
 
-async def unexpected_errors(queries: StepLogQueries) -> list[Finding]:
+async def unexpected_errors(queries: StepLogQueries, *, gateway: str = "") -> list[Finding]:
     """Return a finding for each environment that had unexpected errors in too many episodes of the last hour.
 
-    It names the most frequent exception, with its line.
+    It names the most frequent exception, with its line. *gateway*: see `EpisodeFilter`.
     """
     since = time.time() - HOUR_S
-    marked = await queries.episodes(EpisodeFilter(unexpected_error=ANY, since=since), limit=SAMPLE)
+    wanted = EpisodeFilter(since=since, gateway=gateway)
+    marked = await queries.episodes(replace(wanted, unexpected_error=ANY), limit=SAMPLE)
     found = []
     for name in sorted({row["environment"] for row in marked}):
-        rows = await queries.episodes(EpisodeFilter(environment=name, since=since), limit=SAMPLE)
+        rows = await queries.episodes(replace(wanted, environment=name), limit=SAMPLE)
         ended = [row for row in rows if row["closed_at"] is not None]
         errors = Counter(row["unexpected_error"] for row in ended if row["unexpected_error"])
         if errors.total() <= UNEXPECTED_SHARE * len(ended):

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.ports.step_log import UNRECORDED
 from gateway.tasks.signing import BadSignature, TrustedKeys, key_id
 
 FORMAT: Final = "env-gateway/reward/2"
@@ -70,6 +71,8 @@ def why_incomplete(episode: Mapping[str, Any]) -> str:
 
     Its worker counts the steps, so a missing one is noticed. Calls that were refused may be recorded too.
     """
+    if episode.get("reason") == UNRECORDED:
+        return "its end was not recorded, because the replica that had to record it was killed"
     ran = (episode.get("end") or {}).get("steps") or 0
     recorded = len({step["number"] for step in episode["steps"] if step["operation"] == "call"})
     if recorded < ran:

@@ -422,6 +422,32 @@ async def test_replicas_share_one_log(tmp_path: Path) -> None:
             await eventually(both_are_shown)
 
 
+async def test_gateways_with_one_folder_list_their_own_episodes_and_environments(tmp_path: Path) -> None:
+    async with (
+        logging(tmp_path, tasks_math=tasks(train=[{"id": "a", "question": "1+1"}])) as (_, one, first),
+        logging(tmp_path, environment("words")) as (_, two, second),
+    ):
+        one.log.gateway, two.log.gateway = "1" * 32, "2" * 32
+        for client, name in ((first, "math"), (second, "words")):
+            opened = await client.post("/create", json={"env_name": name, "task_spec": {"question": "1+1"}})
+            assert opened.status_code == 200, opened.text
+            await delete(client)
+        own = [[line["environment"] for line in await listed(client)] for client in (first, second)]
+        both = [line["environment"] for line in await listed(first, gateway="*")]
+        asked = await listed(first, gateway="2" * 32)
+        pages = []
+        for client in (first, second):
+            client.headers.pop("X-API-Key")
+            await client.post("/dashboard/sign-in", data={"key": OPERATOR["X-API-Key"], "path": "/dashboard/"})
+            pages.append((await client.get("/dashboard/episodes.json")).json())
+
+    assert own == [["math"], ["words"]]
+    assert sorted(both) == ["math", "words"]
+    assert [(line["environment"], line["gateway"]) for line in asked] == [("words", "2" * 32)]
+    assert [[line["environment"] for line in page["episodes"]] for page in pages] == own
+    assert [page["environments"] for page in pages] == own
+
+
 async def test_episodes_are_listed_by_filters_and_in_pages(tmp_path: Path) -> None:
     splits = tasks(train=[{"id": "a", "question": "1+1"}, {"id": "b", "question": "2+2"}])
     async with logging(tmp_path, tasks_math=splits) as (_, _, client):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -130,16 +130,31 @@ class RecordedCalls(NamedTuple):
     """Places of damaged batches, which may have had further calls of the episode: a file's name and a position."""
 
 
+UNRECORDED: Final = "unrecorded"
+"""The reason of an episode whose end was lost, because the replica that had to record it was killed."""
+
+
 class EpisodeWithoutEnd(NamedTuple):
     """An episode whose end is not recorded: it still runs, or its replica was lost."""
 
     lease: str
-    replica: str | None
-    """The replica that opened it; None: not known."""
     gateway: str | None
     """Identity of the gateway that recorded its begin; None: not known."""
     at: float
     """Unix time of its begin, in seconds."""
+
+
+class EndlessEpisodes(Protocol):
+    """The episodes of one folder that have no end. Raises ``StoreUnavailable`` if the folder cannot be used."""
+
+    def without_end(self, before: float) -> AsyncIterator[EpisodeWithoutEnd]:
+        """Yield the episodes that have no end and began before a Unix time, oldest first."""
+
+    async def end_unrecorded(self, leases: Sequence[str]) -> int:
+        """End those episodes of *leases* that have no end, with the reason `UNRECORDED` and without a reward.
+
+        Return their number.
+        """
 
 
 class StepLogQueries(Protocol):

@@ -19,7 +19,7 @@ from gateway.core.environment import Environment, TaskView
 from gateway.core.errors import GatewayError, UnknownEpisode
 from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import Comparable, EpisodeOutcome, comparable
-from gateway.core.ports.step_log import EpisodeFilter, StepLog, StepLogQueries
+from gateway.core.ports.step_log import UNRECORDED, EpisodeFilter, StepLog, StepLogQueries
 from gateway.core.ports.store import Store
 from gateway.core.worker import EnvironmentLoad
 from gateway.frontends.admin.curricula import state_of
@@ -86,6 +86,7 @@ class Pages:
         loads = await self._store.load()
         rows = [self._row(one, loads.get(one.name, EnvironmentLoad())) for one in self._catalog.known.values()]
         since = time.time() - HOUR_S
+        unexpected = await unexpected_errors(self._queries, gateway=self._log.gateway)
         failed = [row for outcome in _FAILED for row in await self._newest(EpisodeFilter(outcome=outcome, since=since))]
         reasons = Counter((row["outcome"], row["reason"]) for row in failed)
         return {
@@ -93,7 +94,7 @@ class Pages:
             "environments": [row for row in rows if row["offered"] or row["workers"]],
             "nodes": node_rows(self._cluster),
             "reasons": [{"outcome": o, "reason": r, "count": n} for (o, r), n in reasons.most_common()],
-            "unexpected_errors": [one.detail for one in await unexpected_errors(self._queries)],
+            "unexpected_errors": [one.detail for one in unexpected],
             "failures": sorted(failed, key=lambda row: -(row["opened_at"] or 0.0))[:FAILURES],
         }
 
@@ -292,7 +293,8 @@ def _means(found: Comparable) -> Json:
 
 def _histograms(split: str, rows: Sequence[Json]) -> Json:
     found = comparable(rows)
-    durations = [row["closed_at"] - row["opened_at"] for row in rows if row["closed_at"] and row["opened_at"]]
+    timed = [row for row in rows if row["closed_at"] and row["opened_at"] and row["reason"] != UNRECORDED]
+    durations = [row["closed_at"] - row["opened_at"] for row in timed]
     return {
         "split": split,
         "episodes": len(rows),

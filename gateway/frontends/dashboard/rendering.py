@@ -13,7 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.core.outcomes import EpisodeOutcome
-from gateway.core.ports.step_log import REFERENCE
+from gateway.core.ports.step_log import REFERENCE, UNRECORDED
 from gateway.core.session import CloseReason
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ REASONS: Final[Mapping[str, str]] = {
     CloseReason.OPEN_FAILED: "it could not be opened",
     CloseReason.SHUTDOWN: "the gateway stopped",
     CloseReason.OPERATOR: "ended by an operator",
+    UNRECORDED: "its replica was killed",
 }
 PROTOCOLS: Final[Mapping[str, str]] = {"ors": "ORS", "areal": "AReaL", "openenv": "OpenEnv", "nemo": "NeMo Gym"}
 SHORT_CHARS: Final = 200

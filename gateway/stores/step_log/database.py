@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from gateway.core.file_lock import Taken, hold
 from gateway.core.ids import GATEWAYS_OWN
-from gateway.core.ports.step_log import ANY, EpisodeFilter, EpisodeWithoutEnd
+from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.ports.step_log import ANY, UNRECORDED, EpisodeFilter, EpisodeWithoutEnd
 
 INDEX: Final = "episodes.sqlite"
 """Name of the file in the log's folder."""
@@ -462,11 +463,19 @@ class StepLogDatabase:
     def without_end(self, before: float, after: tuple[float, str], *, limit: int) -> list[EpisodeWithoutEnd]:
         """Return the oldest episodes that have no end and began before a time, after an episode's time and lease."""
         found = self._db.execute(
-            "SELECT lease, replica, gateway, at FROM episodes WHERE closed_at IS NULL AND at < ? "
+            "SELECT lease, gateway, at FROM episodes WHERE closed_at IS NULL AND at < ? "
             "AND (at, lease) > (?, ?) ORDER BY at, lease LIMIT ?",
             (before, *after, limit),
         )
         return [EpisodeWithoutEnd(*row) for row in found]
+
+    def end_unrecorded(self, leases: Sequence[str]) -> int:
+        """End episodes whose ends were lost; see ``EndlessEpisodes.end_unrecorded``."""
+        return self._db.execute(
+            "UPDATE episodes SET closed_at = ?, reason = ?, outcome = ? WHERE closed_at IS NULL "
+            "AND lease IN (SELECT value FROM json_each(?))",
+            (time.time(), UNRECORDED, EpisodeOutcome.INFRASTRUCTURE.value, json.dumps(leases)),
+        ).rowcount
 
     def rollouts(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the rollouts that may belong to *episode*; see ``StepLogQueries.rollouts``."""

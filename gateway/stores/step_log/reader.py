@@ -20,7 +20,7 @@ PAGE: Final = 500
 
 
 class StepLogReader:
-    """Reads one folder of the step log; implements `gateway.core.ports.step_log.StepLogQueries`."""
+    """Reads one folder of the step log; implements ``StepLogQueries`` and ``EndlessEpisodes`` of `gateway.core.ports.step_log`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class StepLogReader:
         return await self._query(lambda database: database.episode(id), None)
 
     async def without_end(self, before: float) -> AsyncIterator[EpisodeWithoutEnd]:
-        """Yield the episodes of this folder that have no end and began before a Unix time, oldest first."""
+        """See ``EndlessEpisodes.without_end``."""
         nothing: list[EpisodeWithoutEnd] = []
         after = (float("-inf"), "")
         while True:
@@ -45,6 +45,10 @@ class StepLogReader:
             if len(page) < PAGE:
                 return
             after = (page[-1].at, page[-1].lease)
+
+    async def end_unrecorded(self, leases: Sequence[str]) -> int:
+        """See ``EndlessEpisodes.end_unrecorded``."""
+        return await self._query(lambda database: database.end_unrecorded(leases), 0)
 
     async def calls(self, episode: dict[str, Any]) -> RecordedCalls:
         """See ``StepLogQueries.calls``."""

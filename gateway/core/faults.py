@@ -11,6 +11,8 @@ INTERNAL_HEADERS: Final = (b"x-session-fault", b"x-session-result")
 """Prefixes of the names of headers that only the gateway reads."""
 RESULT_HEADER: Final = b"x-session-result"
 """Header or trailer of the answer that ends an episode, with the episode's summary as JSON."""
+TURN_HEADER: Final = b"x-session-turn"
+"""Header of a worker's answer to a call, with the number of the call in its session."""
 FAULT_HEADER: Final = b"x-session-fault"
 """Header of a refusal because the session takes no more requests; its value is the `FaultKind` at fault."""
 FAULTS_HEADER: Final = b"x-session-faults"

@@ -105,7 +105,7 @@ class RolloutFrontend:
         elif isinstance(event, _Message):
             now = time.monotonic()
             content = {"at": event.timestamp / 1e3 or time.time(), "id": event.id, **(event.model_extra or {})}
-            self._log.called((key_of(owner, event.rollout), MESSAGE, now, now, "ok", content, None, None, ()))
+            self._log.called((key_of(owner, event.rollout), MESSAGE, now, now, "ok", content, None, None, (), 0))
 
     async def _environment(self, request: Request) -> Response:
         """Return the id of an environment; the client asks for it if the name has an owner, as ``owner/name``."""

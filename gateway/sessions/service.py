@@ -24,7 +24,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.faults import INTERNAL_HEADERS, Fault
+from gateway.core.faults import INTERNAL_HEADERS, TURN_HEADER, Fault
 from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.step_log import CONTENT_BYTES, Content
 from gateway.core.ports.transport import Exchange, Headers
@@ -488,8 +488,11 @@ class Call:
             # A call in a session that moved is repeated in the new one.
             self.end(call_outcome(told), NOT_RUN if isinstance(error, SessionMoved) else None, told)
 
-    def end(self, outcome: str, reply: Any = None, error: BaseException | None = None) -> None:
-        """End the call; *outcome* is one of ``metrics.CALLS``. The step log gets the *reply*, or the *error*."""
+    def end(self, outcome: str, reply: Any = None, error: BaseException | None = None, headers: Headers = ()) -> None:
+        """End the call; *outcome* is one of ``metrics.CALLS``. The step log gets the *reply*, or the *error*.
+
+        *headers* of the reply may have the worker's number of the call.
+        """
         cached = self.cached
         cached.finish()
         if self._operation == "call":
@@ -497,8 +500,12 @@ class Call:
             self._parts.metrics.call_ended(cached.environment.name, outcome, seconds)
         if cached.is_logged and self._operation in LOGGED and reply is not NOT_RUN:
             asked, began_at, ended_at = self._request, self._began_at, cached.quiet_since
+            lease, operation, turn = cached.session.lease, self._operation, 0
+            for name, value in headers:
+                if name == TURN_HEADER and value.isdigit():
+                    turn = int(value[:9])
             self._parts.log.called(
-                (cached.session.lease, self._operation, began_at, ended_at, outcome, asked, reply, error, self._faults)
+                (lease, operation, began_at, ended_at, outcome, asked, reply, error, self._faults, turn)
             )
 
 
@@ -603,4 +610,5 @@ class TrackedResponse:
             await self._exchange.aclose()
         finally:
             # 503: the session's setup still runs.
-            self._call.end(self._outcome, NOT_RUN if self.status == 503 else self._kept, self._error)
+            reply = NOT_RUN if self.status == 503 else self._kept
+            self._call.end(self._outcome, reply, self._error, self.headers)

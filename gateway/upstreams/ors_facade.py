@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import ExitStack
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from gateway.core import sse
 from gateway.core.environment import Environment
 from gateway.core.episode import TOOL_ERROR, Action, Block, StepResult, Summary
 from gateway.core.errors import (
@@ -37,7 +38,6 @@ from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks, worker_of
 from gateway.upstreams import ors_bodies as answers
-from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls

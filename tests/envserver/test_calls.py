@@ -46,7 +46,8 @@ async def test_a_small_result_is_written_byte_for_byte(start: Start) -> None:
         answer.body
         == (
             f"event: task_id\r\ndata: {task_id}\r\n\r\n"
-            'event: end\r\ndata: {"ok":true,"output":{"blocks":[{"text":"think","detail":{"k":1},"type":"text"}],'
+            "event: end\r\nid: 1\r\n"
+            'data: {"ok":true,"output":{"blocks":[{"text":"think","detail":{"k":1},"type":"text"}],'
             '"metadata":null,"reward":0.1,"finished":false}}\r\n\r\n'
         ).encode()
     )
@@ -165,7 +166,7 @@ async def test_a_tool_that_raises_is_an_error_event(
     as_json = await server.call(name, given, headers=JSON)
 
     lines = "".join(f"data: {line}\r\n" for line in data)
-    assert streamed.body.decode().split("\r\n\r\n", 1)[1] == f"event: error\r\n{lines}\r\n"
+    assert streamed.body.decode().split("\r\n\r\n", 1)[1] == f"event: error\r\nid: 1\r\n{lines}\r\n"
     assert as_json.json["ok"] is False
     assert as_json.json["reason"] == "tool_failed"
     assert as_json.json["error"].splitlines() == data

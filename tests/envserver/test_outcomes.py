@@ -26,8 +26,7 @@ def outcomes(clock: Clock) -> Outcomes:
 
 @pytest.mark.parametrize(("age_s", "is_known"), [(0, True), (55, True), (60, True), (60.1, False), (65, False)])
 def test_an_outcome_is_kept_for_a_minute(outcomes: Outcomes, clock: Clock, age_s: float, is_known: bool) -> None:
-    outcomes.keep(1, "t", OUTCOME)
-    outcomes.number(1, "t", None, 3)
+    outcomes.keep(1, "t", OUTCOME, 3)
 
     clock.now = age_s
 
@@ -73,45 +72,18 @@ def test_a_key_leads_to_its_call(outcomes: Outcomes) -> None:
     assert (ended.task_id, ended.outcome) == ("t", OUTCOME)
 
 
-def test_the_turn_of_a_call_is_known_by_its_id_and_by_its_key(outcomes: Outcomes) -> None:
-    outcomes.claim(1, "k", 7, "t")
-    outcomes.keep(1, "t", OUTCOME, key="k")
-    outcomes.hold(1, "k", OUTCOME)
-
-    outcomes.number(1, "t", None, 3)  # requested again by its action only, without the key
-    by_key = outcomes.claim(1, "k", 7, "t2")
-
-    assert outcomes.find(1, "t") == (OUTCOME, 3)
-    assert by_key is not None
-    assert by_key.turn == 3
-
-
 def test_the_turn_of_a_call_is_known_by_its_key_after_its_outcome_is_dropped(outcomes: Outcomes, clock: Clock) -> None:
     outcomes.claim(1, "k", 7, "t")
-    outcomes.keep(1, "t", OUTCOME, key="k")
-    outcomes.hold(1, "k", OUTCOME)
+    outcomes.keep(1, "t", OUTCOME, 3)
+    outcomes.hold(1, "k", OUTCOME, 3)
     clock.now = KEPT_S + 1
     outcomes.sweep()
 
-    outcomes.number(1, "t", "k", 3)
     by_key = outcomes.claim(1, "k", 7, "t2")
 
+    assert outcomes.find(1, "t") is None
     assert by_key is not None
     assert by_key.turn == 3
-
-
-def test_a_turn_belongs_to_its_owner_and_its_call_only(outcomes: Outcomes) -> None:
-    outcomes.claim(1, "k", 7, "t")
-    outcomes.keep(1, "t", OUTCOME, key="k")
-    outcomes.hold(1, "k", OUTCOME)
-
-    outcomes.number(2, "t", "k", 3)
-    outcomes.number(1, "another", "k", 4)
-    by_key = outcomes.claim(1, "k", 7, "t2")
-
-    assert outcomes.find(1, "t") == (OUTCOME, 0)
-    assert by_key is not None
-    assert by_key.turn == 0
 
 
 def test_a_key_with_another_body_is_a_conflict(outcomes: Outcomes) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from envserver import Environment, SessionFailed, StepResult, Task, tool
+from envserver.http import responses
+from envserver.http.responses import SLICE_CHARS
 from envserver.sessions.session import Session
 
 from tests.envserver.conftest import Running, Start
@@ -251,14 +253,37 @@ async def test_each_session_counts_its_own_turns_and_a_new_session_with_an_old_i
     assert turns == ["1", "2", "1", "1"]
 
 
-async def test_a_call_answered_as_an_event_stream_is_not_a_turn(start: Start) -> None:
+async def test_a_stream_has_its_turn_in_its_last_event(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
-    streamed = await server.call("think")
+    short = await server.call("think")
+    long = await server.call("text", {"text": "x" * 3 * SLICE_CHARS})
+    raised = await server.call("fail", {"text": "no"})
+    object = await step(server, named("think"))
 
-    assert turn(streamed) is None
-    assert turn(await step(server, named("think"))) == "1"
+    assert [_id_of_last_event(answer) for answer in (short, long, raised)] == [b"1", b"2", b"3"]
+    assert b"".join((short.body, long.body, raised.body)).count(b"\r\nid: ") == 3
+    assert turn(short) is None
+    assert turn(object) == "4"
+
+
+async def test_a_stream_that_began_before_its_result_has_its_turn_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "GRACE_S", 0.0)
+    server = await start(MathEnv)
+    await server.open()
+    streaming = asyncio.create_task(server.call("wait", {"gate": "streamed turn"}))
+    await GATES.until_came("streamed turn")
+    GATES.open("streamed turn")
+
+    assert _id_of_last_event(await streaming) == b"1"
+
+
+def _id_of_last_event(answer: Answer) -> bytes | None:
+    *_, last, _ = answer.body.split(b"\r\n\r\n")
+    return next((line.removeprefix(b"id: ") for line in last.split(b"\r\n") if line.startswith(b"id: ")), None)
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,8 @@ class FakeWorker:
         if tool == "gate":
             await self._wait_at_the_gate()
         result = _outcome(tool, wish.get("input"))
-        end = f"event: end\r\ndata: {json.dumps(result, separators=(',', ':'))}\r\n\r\n"
+        turn = f"id: {len(session.ran)}\r\n" if self.counts_turns else ""
+        end = f"event: end\r\n{turn}data: {json.dumps(result, separators=(',', ':'))}\r\n\r\n"
         await connection.send(_chunk(end.encode()) + f"0\r\n{_result(tool, session)}\r\n".encode())
 
     async def _wait_at_the_gate(self) -> None:

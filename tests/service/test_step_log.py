@@ -25,7 +25,7 @@ from gateway.stores.step_log.reader import StepLogReader
 from gateway.tasks.task_ref import name_of, seed_of
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, Stack, environment, running, stack, tasks
-from tests.service.wire import call, create, delete, hang_up, under_way
+from tests.service.wire import EVENT_STREAM, call, create, delete, hang_up, under_way
 from tests.unit.stores.test_step_log import segments
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -291,6 +291,22 @@ async def test_episodes_that_fail_for_different_reasons_look_different(tmp_path:
         "ended": ("operator", "infrastructure", None),
         "unplayed": ("deleted", "unplayed", None),
     }
+
+
+@pytest.mark.parametrize("headers", [EVENT_STREAM, {"Accept": "application/json"}])
+async def test_steps_have_the_workers_numbers_behind_a_lost_one(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with logging(tmp_path) as (built, _, client):
+        await create(client)
+        built.backend.only.counts_turns = True
+        (session,) = built.backend.only.sessions.values()
+        for number in range(3):
+            if number == 1:
+                session.ran.append("a step of which the log knows nothing")
+            body = {"name": "echo", "input": {"x": 1}}
+            assert (await client.post("/math/call", json=body, headers=headers)).status_code == 200
+        episode = await shown(client, "one")
+
+    assert [step["number"] for step in episode["steps"]] == [1, 3, 4]
 
 
 async def test_a_failed_call_is_shown_with_its_error(tmp_path: Path) -> None:

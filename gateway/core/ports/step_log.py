@@ -20,11 +20,12 @@ CONTENT_BYTES: Final = 8 * 2**20
 """Maximum size of one request or reply in the log. The rest is cut off."""
 REFERENCE: Final = "blob:sha256:"
 """Prefix of the text that stands for a blob, such as an image's base64 data. Its SHA-256 follows."""
-LoggedCall = tuple[str, str, float, float, str, Content, Content, BaseException | None, Sequence[Fault]]
+LoggedCall = tuple[str, str, float, float, str, Content, Content, BaseException | None, Sequence[Fault], int]
 """One call that has ended: the session's lease, the operation, monotonic times of its begin and end, the outcome (one
-of ``gateway.metrics.CALLS``), request, reply, the error if it has no reply, and faults of the author's code. The
-operation is ``call`` for a step and ``prompt`` for the first observation. It is a plain tuple, because each microsecond
-here is one percent of the gateway's work for a step."""
+of ``gateway.metrics.CALLS``), request, reply, the error if it has no reply, faults of the author's code, and the
+worker's number of the call if it is not in the reply (0: it is, or there is none). The operation is ``call`` for a step
+and ``prompt`` for the first observation. It is a plain tuple, because each microsecond here is one percent of the
+gateway's work for a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +125,8 @@ class RecordedCalls(NamedTuple):
     """The calls of an episode that can be read."""
 
     calls: list[Sequence[Any]]
-    """The calls by their begin. Each is Unix time of its begin, seconds, operation, outcome, request, reply, error and
-    faults."""
+    """The calls by their begin. Each is Unix time of its begin, seconds, operation, outcome, request, reply, error,
+    faults and number; calls of an older version have no number."""
     damaged: list[str]
     """Places of damaged batches, which may have had further calls of the episode: a file's name and a position."""
 

@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.errors import UpstreamError
-from gateway.upstreams import sse
-
-MAX_STREAM_BYTES = 64 * 2**20
+from gateway.core import sse
 
 
 def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -22,7 +19,7 @@ def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     number = 0
-    for began_at, seconds, operation, outcome, request, reply, error, faults in calls:
+    for began_at, seconds, operation, outcome, request, reply, error, faults, *counted in calls:
         step: dict[str, Any] = {"began_at": began_at, "seconds": round(seconds, 6), "operation": operation}
         step |= {"outcome": outcome, "action": action_of(request), **result_of(reply)}
         if isinstance(reply, bytes) and _is_stream(reply):
@@ -33,7 +30,7 @@ def steps_of(calls: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         elif call_id in numbers:
             step |= {"number": numbers[call_id], "repeated": True}
         else:
-            turn = step.get("turn")
+            turn = counted[0] if any(counted) else step.get("turn")
             number = max(number + 1, turn) if isinstance(turn, int) else number + 1
             step["number"] = number
             if call_id:
@@ -93,19 +90,10 @@ def _is_stream(reply: bytes) -> bool:
 
 def _streamed(body: bytes) -> Any:
     """Return the result of an event stream, with ``call_id``; an incomplete stream has its ``error``."""
-    reader, text, call_id = sse.Reader(max_bytes=MAX_STREAM_BYTES), "", ""
-    try:
-        for event in reader.feed(body):
-            if event.name == "task_id":
-                call_id = event.data
-            elif event.name in ("chunk", "end"):
-                text += event.data
-            elif event.name == "error":
-                return {"error": event.data, "call_id": call_id}
-    except UpstreamError as error:
-        return {"error": error.detail, "call_id": call_id}
-    found = _parsed(text.encode())
-    return {**found, "call_id": call_id} if isinstance(found, Mapping) else {"text": text, "call_id": call_id}
+    call_id, kind, text, turn = sse.read_result(body)
+    found = {"error": text} if kind == "error" else _parsed(text.encode())
+    result = found if isinstance(found, Mapping) else {"text": text}
+    return {**result, "call_id": call_id, **({"turn": turn} if turn else {})}
 
 
 def _block(block: Any) -> Any:

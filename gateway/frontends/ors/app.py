@@ -23,6 +23,7 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
+from gateway.core import sse
 from gateway.core.environment import Environment
 from gateway.core.errors import (
     AuthorFault,
@@ -57,7 +58,6 @@ from gateway.frontends.asgi import (
 from gateway.frontends.errors import ORS_STATUS, headers_of, marks, status_of, told
 from gateway.frontends.ors.create import SessionCreator
 from gateway.sessions.service import ActiveSession, TrackedResponse
-from gateway.upstreams import sse
 from gateway.upstreams.ors_bodies import (
     CreateSession,
     OfRange,

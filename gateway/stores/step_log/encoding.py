@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from gateway.core import sse
 from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import GatewayError
 from gateway.core.ports.step_log import CONTENT_BYTES, REFERENCE, Content, LoggedCall
@@ -35,8 +36,6 @@ BIG_INTEGER: Final = 1
 """Type of a msgpack extension: an integer of more than 64 bits, in decimal digits."""
 INTEGER_DIGITS: Final = 4300
 """Maximum digits of an integer that Python parses."""
-NOT_UTF8: Final = "the worker's stream is not UTF-8"
-"""The error that `gateway.upstreams.sse` reports."""
 _ABSENT: Final = StepResult()
 _RESULT: Final = tuple(each.name for each in fields(StepResult) if each.name not in ("blocks", "faults"))
 _ACTION: Final = tuple(each.name for each in fields(Action))
@@ -82,7 +81,7 @@ class CallBuffer:
         """Encode the newest calls, or keep them for the thread."""
         pack, note, keep = self._packer.pack, self._leases.append, self._others.append
         for call in self._newest:
-            lease, _, _, _, _, request, reply, error, faults = call
+            lease, _, _, _, _, request, reply, error, faults, _ = call
             if (
                 type(request) is bytes is type(reply)
                 and len(request) < EMBEDDED_CHARS > len(reply)
@@ -160,7 +159,7 @@ class CallEncoder:
         try:
             packed = self._packed((*call[:5], self._short(call[5]), self._short(reply, is_reply=True), *call[7:]))
         except (ValueError, TypeError, OverflowError) as failure:
-            packed = self._packed((*call[:5], None, None, f"not logged: {failure}", ()))
+            packed = self._packed((*call[:5], None, None, f"not logged: {failure}", (), call[9]))
         return masked(packed, forms)
 
     def _packed(self, call: object) -> bytes:
@@ -220,7 +219,7 @@ def _list_head(count: int) -> bytes:
 
 def as_logged(content: Content, digest: Callable[[bytes], str]) -> Any:
     """Return a request or a reply as a reader of the log gets it. *digest* is called with each long base64 text."""
-    call: LoggedCall = ("", "call", 0.0, 0.0, "", None, content, None, ())
+    call: LoggedCall = ("", "call", 0.0, 0.0, "", None, content, None, (), 0)
     return decode(CallEncoder(lambda _, data: digest(data)).encode(call, ()))[6]
 
 
@@ -230,42 +229,14 @@ _STREAM: Final = (b"event:", b"data:", b":")
 
 def joined(stream: bytes) -> bytes:
     """Return an event stream that has the result of *stream* in one event. A reader finds the same in both."""
-    *lines, _ = stream.split(b"\n")  # what follows the last line end is not complete
-    name, data, call_id, kind, parts = b"", list[bytes](), b"", b"", list[bytes]()
-    for line in (line.removesuffix(b"\r") for line in lines):
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if not line:
-            if name == b"task_id":
-                call_id = b"\n".join(data)
-            elif name in (b"chunk", b"end"):
-                kind = name
-                parts.append(b"\n".join(data))
-            elif name == b"error":
-                kind, parts = name, [b"\n".join(data)]
-                break
-            name, data = b"", []
-        elif field in (b"event", b"data") and not _is_utf8(value):
-            kind, parts = b"error", [NOT_UTF8.encode()]
-            break
-        elif field == b"event":
-            name = value
-        elif field == b"data":
-            data.append(value)
-    return _event(b"task_id", call_id) + _event(kind, b"".join(parts)) or b":\n"
+    call_id, kind, text, turn = sse.read_result(stream)
+    head = _event("task_id", call_id) if call_id else b""
+    return head + (_event(kind, text, turn) if kind else b"") or b":\n"
 
 
-def _event(name: bytes, data: bytes) -> bytes:
-    lines = b"".join(b"data: %b\r\n" % line for line in data.split(b"\n"))
-    return b"event: %b\r\n%b\r\n" % (name, lines) if name and (data or name != b"task_id") else b""
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _event(name: str, data: str, id: int = 0) -> bytes:
+    lines = [f"event: {name}", *([f"id: {id}"] if id else []), *(f"data: {line}" for line in data.split("\n"))]
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
 
 
 def _told(value: object) -> str:

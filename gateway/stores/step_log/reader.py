@@ -20,7 +20,7 @@ PAGE: Final = 500
 
 
 class StepLogReader:
-    """Reads one folder of the step log; implements ``StepLogQueries`` and ``EndlessEpisodes`` of `gateway.core.ports.step_log`."""
+    """Reads one folder of the step log; implements ``StepLogQueries`` and ``EndlessEpisodes`` of the port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -130,8 +130,7 @@ class SegmentWriter:
 
 
 def calls_of(path: Path, lease: str, damaged: list[str]) -> Iterator[Sequence[Any]]:
-    """Yield the calls of one episode in a segment: Unix time of the begin, seconds, operation, outcome, request, reply,
-    error and faults. A missing file has none.
+    """Yield the calls of one episode in a segment, see `RecordedCalls.calls`. A missing file has none.
 
     The places of damaged batches, which may have had calls of the episode, are added to *damaged*.
     """
@@ -161,7 +160,7 @@ def _calls(batch: Batch, body: bytes | None, lease: str) -> list[Sequence[Any]] 
         return [
             (batch.wall + began_at, ended_at - began_at, operation, *rest)
             for owner, operation, began_at, ended_at, *rest in decode(body)
-            if owner == lease and len(rest) == 5
+            if owner == lease and len(rest) in (5, 6)  # an older version wrote no number
         ]
     except _UNREADABLE:
         return None

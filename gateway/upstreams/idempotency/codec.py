@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from gateway.core import sse
 from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
@@ -21,7 +22,6 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.json_text import compact
-from gateway.upstreams import sse
 
 T = TypeVar("T")
 

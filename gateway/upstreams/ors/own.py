@@ -35,7 +35,16 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, RESULT_HEADER, Fault, FaultKind, faults_of, read_faults
+from gateway.core.faults import (
+    FAULT_HEADER,
+    FAULTS_HEADER,
+    RESULT_HEADER,
+    TURN_HEADER,
+    Fault,
+    FaultKind,
+    faults_of,
+    read_faults,
+)
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
@@ -300,7 +309,7 @@ class OrsUpstream:
         target, silence_s = _path(environment, "call"), environment.timeouts.call_s
         answer = await self._client.settled(session, target, body=written(action), headers=headers, silence_s=silence_s)
         if answer.status == 200:
-            turn, rewarded = answer.headers.get(b"x-session-turn"), answer.headers.get(_REWARDED)
+            turn, rewarded = answer.headers.get(TURN_HEADER), answer.headers.get(_REWARDED)
             result = read_result(answer.body, turn, _faults(answer))
             if self._results is not None and (kept := read_kept(answer.headers.get(RESULT_HEADER, b""))) is not None:
                 await self._results.keep(session, kept)

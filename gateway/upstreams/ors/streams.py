@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+from gateway.core import sse
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Request
 from gateway.core.session import Session
-from gateway.upstreams import sse
 from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, read
 
 SILENCE_S: Final = 45.0

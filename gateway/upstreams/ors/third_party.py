@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from gateway.core import sse
 from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.episode import TOOL_ERROR, TOOL_FAILED, Action, Block, StepResult, Summary
 from gateway.core.errors import (
@@ -41,7 +42,6 @@ from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, worker_of
 from gateway.upstreams import ors_bodies as answers
-from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS

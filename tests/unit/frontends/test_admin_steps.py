@@ -97,6 +97,14 @@ def test_the_workers_number_of_a_step_shows_that_earlier_ones_are_missing() -> N
     assert [step["number"] for step in steps_of(calls)] == [1, 2, 5, 6]
 
 
+def test_the_workers_number_is_also_in_a_stream_or_beside_its_reply() -> None:
+    stream = b'event: task_id\r\ndata: a\r\n\r\nevent: end\r\nid: 3\r\ndata: {"ok":true,"output":{}}\r\n\r\n'
+    error = b"event: error\r\nid: 4\r\ndata: broke\r\n\r\n"
+    calls = [logged(b"{}"), logged(stream), logged(stream), logged(error), [*logged(b"{}"), 9], [*logged(b"{}"), 0]]
+
+    assert [step["number"] for step in steps_of(calls)] == [1, 3, 3, 4, 9, 10]
+
+
 def test_faults_are_shown_with_their_traceback() -> None:
     call = logged(b'{"ok":false,"error":"failed"}')
     call[7] = [["author", "tool:t", "KeyError: 'a'", "Traceback …"]]

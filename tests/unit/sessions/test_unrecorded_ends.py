@@ -93,9 +93,7 @@ async def reasons(reader: StepLogReader) -> dict[str, str | None]:
     return {row["name"]: row["reason"] for row in found if row is not None}
 
 
-async def test_an_episode_without_a_session_gets_an_end_at_the_second_look(
-    tmp_path: Path, store: ListingStore
-) -> None:
+async def test_an_episode_without_a_session_gets_an_end_at_the_second_look(tmp_path: Path, store: ListingStore) -> None:
     killed, reader = a_log(tmp_path), StepLogReader(tmp_path)
     ends = UnrecordedEnds(store=store, log=a_log(tmp_path), episodes=reader)
     lost, ended, live, older = (a_session(number) for number in range(4))

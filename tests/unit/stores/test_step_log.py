@@ -68,7 +68,7 @@ def request(*, episode: str = "", **setup: Any) -> EpisodeRequest:
 
 def a_call(asked: Content, reply: Content, *, lease: str = "a" * 32, error: BaseException | None = None) -> LoggedCall:
     now = time.monotonic()
-    return (lease, "call", now - 1.0, now, "ok", asked, reply, error, ())
+    return (lease, "call", now - 1.0, now, "ok", asked, reply, error, (), 0)
 
 
 @pytest.fixture
@@ -124,6 +124,7 @@ async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWrite
             None,
             UpstreamGone("gone", sent=True),
             (fault,),
+            5,
         )
     )
     summary = Summary(reward=float("nan"), finished=True, steps=2, seconds=1.5, faults=(fault,))
@@ -152,13 +153,14 @@ async def test_an_episode_s_begin_calls_and_end_are_read_again(log: StepLogWrite
     assert row["end"]["faults"][0]["traceback"] == "Traceback"
     assert first[1] == pytest.approx(1.0)
     assert abs(first[0] + 1.0 - began) < 60
-    assert first[2:] == ["call", "ok", b'{"name":"x"}', b"event: end", None, []]
+    assert first[2:] == ["call", "ok", b'{"name":"x"}', b"event: end", None, [], 0]
     assert second[3:] == [
         "worker_lost",
         b"{}",
         None,
         "upstream_gone: gone",
         [["author", "tool:x", "KeyError", "Traceback"]],
+        5,
     ]
     assert log.lost == 0
 
@@ -189,7 +191,7 @@ async def test_contents_of_every_kind_are_read_again(
     log.called(a_call(content, content))
     await log.aclose()
 
-    ((*_, asked, reply, _, _),) = await calls_of(reader)
+    ((*_, asked, reply, _, _, _),) = await calls_of(reader)
     assert asked == reply == read
 
 

@@ -136,7 +136,7 @@ async def test_a_key_makes_room_for_itself_before_others_do(tmp_path: Path, read
                 info={},
             )
         )
-        log.called((key, MESSAGE, 0.0, 0.0, "ok", {"id": "m", "at": 1.0, "content": "x" * 200_000}, None, None, ()))
+        log.called((key, MESSAGE, 0.0, 0.0, "ok", {"id": "m", "at": 1.0, "content": "x" * 200_000}, None, None, (), 0))
         await log.flush()
         assert size_of(tmp_path) <= LIMIT
     alices = await listed(reader)

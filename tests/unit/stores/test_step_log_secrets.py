@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core import sse
 from gateway.core.episode import ImageBlock, StepResult, TextBlock
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import MESSAGE, Content, EpisodeEnd, EpisodeFilter, Rollout
@@ -23,7 +24,6 @@ from gateway.stores.step_log.encoding import CallBuffer, joined
 from gateway.stores.step_log.masking import forms_of, masked
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
-from gateway.upstreams import sse
 from tests.unit.stores.test_step_log import MATH, a_call, request, session
 
 SECRET: Final = 'tok/en+é?"12 3456'
@@ -151,7 +151,7 @@ async def test_short_chunks_and_images_and_rollouts_hide_no_secret(tmp_path: Pat
             info={},
         )
     )
-    log.called(("k", MESSAGE, 0.0, 0.0, "ok", {"id": "m", "content": SECRET}, None, None, ()))
+    log.called(("k", MESSAGE, 0.0, 0.0, "ok", {"id": "m", "content": SECRET}, None, None, (), 0))
     await log.flush()
     assert {form for content in contents(tmp_path) for form in found_in(content, SECRET)} == set()
     assert len(await reader.episodes(EpisodeFilter(), limit=9)) == 1

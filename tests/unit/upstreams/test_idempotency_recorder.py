@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core import sse
 from gateway.core.episode import ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     CallConflict,
@@ -21,7 +22,6 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ports.calls import CallState
-from gateway.upstreams import sse
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS, RESULTS, Codec

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core import sse
 from gateway.core.environment import Environment, Timeouts
 from gateway.core.episode import Action, Block, ImageBlock, StepResult, Summary, TextBlock
 from gateway.core.errors import (
@@ -28,7 +29,6 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.transport import Exchange
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import Worker
-from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.ors_facade import OrsFacade
 from tests.fakes.eventually import until

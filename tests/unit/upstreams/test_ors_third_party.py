@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core import sse
 from gateway.core.environment import Environment, Server, Split, SplitType, Timeouts
 from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import (
@@ -26,7 +27,6 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
-from gateway.upstreams import sse
 from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
 from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import until
@@ -365,7 +365,7 @@ def test_a_stream_is_read_in_pieces_of_any_size(step: int) -> None:
 
     events = [event for at in range(0, len(stream), step) for event in reader.feed(stream[at : at + step])]
 
-    assert events == [("a", " two\n\né"), ("b", "")]
+    assert events == [sse.Event("a", " two\n\né"), sse.Event("b", "")]
 
 
 def test_a_line_or_an_event_beyond_the_limit_is_refused() -> None:

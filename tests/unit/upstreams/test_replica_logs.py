@@ -123,7 +123,7 @@ async def test_images_and_messages_are_found_on_every_machine(machines: list[Mac
     began_at = (await there.own.episodes(EpisodeFilter(), limit=1))[0]["at"]
     for number, machine in enumerate((here, there)):
         machine.log.rollout(Rollout(**{**{f: getattr(rollout, f) for f in rollout.__slots__}, "started_at": began_at}))
-        machine.log.called(("k", MESSAGE, 0.0, 0.0, "ok", _message(number), None, None, ()))
+        machine.log.called(("k", MESSAGE, 0.0, 0.0, "ok", _message(number), None, None, (), 0))
         await machine.log.flush()
     episode = await logs.episode("a" * 32)
     assert episode is not None

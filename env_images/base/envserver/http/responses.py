@@ -64,9 +64,7 @@ class Delivery:
         wants_json = _wants_json(request)
         if call is None:
             return _unknown_task(as_json=wants_json)
-        listener = _Listener(self._calls, call, clock=self._clock, counts=body.action.spelling != "score")
-        if wants_json and body.action.spelling != "score":
-            call.is_turn = True  # the call takes its turn when it ends, even if this client has disconnected
+        listener = _Listener(self._calls, call, clock=self._clock)
         if call.outcome is not None:
             return listener.whole(as_json=wants_json)
         session.requests += 1
@@ -83,11 +81,9 @@ class Delivery:
 class _Listener:
     """Counts one request as a listener of a call, until its answer is delivered or given up. It ends exactly once."""
 
-    def __init__(self, calls: Calls, call: Call, *, clock: Callable[[], float], counts: bool) -> None:
-        """*counts*: whether a delivery as JSON takes a turn. A judgement does not."""
+    def __init__(self, calls: Calls, call: Call, *, clock: Callable[[], float]) -> None:
         self.call = call
         self._clock = clock
-        self._counts = counts
         self._calls = calls
         self._in_hand = True
         call.listeners += 1
@@ -97,9 +93,8 @@ class _Listener:
         self._in_hand = False
         call = self.call
         if as_json:
-            turn = self._calls.turn(call) if self._counts else 0
-            headers = b"%bX-Session-Turn: %d\r\n" % (JSON, turn) if turn else JSON
-            if turn and call.session.finished:
+            headers = b"%bX-Session-Turn: %d\r\n" % (JSON, call.turn) if call.turn else JSON
+            if call.turn and call.session.finished:
                 headers += b"X-Session-Rewarded: %d\r\n" % call.session.is_rewarded
             return Response(_object(call), headers=headers + self.reports(), on_sent=self._settle)
         body = sse_task_id(call.task_id) + _frames(call)
@@ -166,10 +161,11 @@ def _frames(call: Call) -> bytes:
         assert call.refusal is not None  # a call ends with exactly one of the two
         return sse_error(str(call.refusal.detail))
     ending, payload = call.outcome
+    turn = b"id: %d\r\n" % call.turn if call.turn else b""
     if ending == "result":
-        return sse_result(payload)
+        return sse_result(payload, turn)
     text = payload.decode()
-    return sse_error(text if ending == "tool_failed" else f"{ending}: {text}")
+    return sse_error(text if ending == "tool_failed" else f"{ending}: {text}", turn)
 
 
 def _object(call: Call) -> bytes:
@@ -199,34 +195,40 @@ def _wants_json(request: Request) -> bool:
     return b"application/json" in accept and b"text/event-stream" not in accept
 
 
-def sse_event(name: str, data: bytes) -> bytes:
-    """Return an event with one data line. *data* contains no line break."""
-    return b"event: %b\r\ndata: %b\r\n\r\n" % (name.encode(), data)
+def sse_event(name: str, data: bytes, field: bytes = b"") -> bytes:
+    """Return an event with one data line. *data* contains no line break. *field* is a further line."""
+    return b"event: %b\r\n%bdata: %b\r\n\r\n" % (name.encode(), field, data)
 
 
 def sse_task_id(value: str) -> bytes:
     return sse_event("task_id", value.encode())
 
 
-def sse_result(payload: bytes) -> bytes:
-    """Return compact JSON as ``chunk`` events and one ``end``, with line ends of Unicode as escapes."""
+def sse_result(payload: bytes, field: bytes = b"") -> bytes:
+    """Return compact JSON as ``chunk`` events and one ``end``, with line ends of Unicode as escapes.
+
+    *field* is a further line of the last event.
+    """
     if not payload.isascii():
         payload = _RAW_LINE_ENDS.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), payload)
     # The usual case needs no copy to text: JSON starts with a bracket and has no line break outside strings.
     if len(payload) <= SLICE_CHARS:
-        return b"event: end\r\ndata: %b\r\n\r\n" % payload
+        return sse_event("end", payload, field)
     slices = safe_slices(payload.decode())
     frames = [sse_event("chunk", part.encode()) for part in slices[:-1]]
-    return b"".join((*frames, sse_event("end", slices[-1].encode())))
+    return b"".join((*frames, sse_event("end", slices[-1].encode(), field)))
 
 
-def sse_error(text: str) -> bytes:
-    """Return an ``error`` event with a data line per line of *text*. Lines above 16,384 characters are folded."""
+def sse_error(text: str, field: bytes = b"") -> bytes:
+    """Return an ``error`` event with a data line per line of *text*. Lines above 16,384 characters are folded.
+
+    *field* is a further line of the event.
+    """
     lines = _LINE_ENDS.split(text)
     folded = [line[i : i + LONGEST_CHARS] for line in lines for i in range(0, len(line) or 1, LONGEST_CHARS)]
     # "replace": an author's text may contain lone surrogates, which UTF-8 cannot carry.
     data = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
-    return b"event: error\r\n%b\r\n" % data
+    return b"event: error\r\n%b%b\r\n" % (field, data)
 
 
 def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CHARS) -> list[str]:

@@ -95,18 +95,6 @@ class Calls:
             self._advance(session)
         return call
 
-    def turn(self, call: Call) -> Turn:
-        """Return an ended call's number among its session's turns. The first request for it assigns the next number.
-
-        A call that broke the session is not a turn and returns 0.
-        """
-        session = call.session
-        if not call.turn and call.outcome is not None and call.outcome[0] in ("result", "tool_failed"):
-            session.turns_taken += 1
-            call.turn = session.turns_taken
-            self._outcomes.number(session.serial, call.task_id, call.key, call.turn)
-        return call.turn
-
     def detach(self, call: Call, *, delivered: bool) -> None:
         """Record that a listening request got the whole outcome, or disconnected without it.
 
@@ -355,13 +343,15 @@ class Calls:
         if call.state == "ended":  # aborted meanwhile
             return
         session = call.session
+        # Neither a call that broke the session nor a judgement is a turn. A call is one even if its client has left.
+        if outcome[0] in ("result", "tool_failed") and call.action.spelling != "score":
+            session.turns_taken += 1
+            call.turn = session.turns_taken
         call.end(outcome)
         session.calls.pop(call.task_id, None)
-        self._outcomes.keep(session.serial, call.task_id, outcome, key=call.key)
+        self._outcomes.keep(session.serial, call.task_id, outcome, call.turn)
         if call.key is not None:
-            self._outcomes.hold(session.serial, call.key, outcome)
-        if call.is_turn:
-            self.turn(call)
+            self._outcomes.hold(session.serial, call.key, outcome, call.turn)
         if outcome[0] == "result" and session.state == "ready":
             session.fault = None  # the episode continued
         session.turns.leave(call)

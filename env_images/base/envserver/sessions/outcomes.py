@@ -25,8 +25,8 @@ Ending: TypeAlias = Literal["result", "tool_failed", "author_fault", "session_fa
 Outcome: TypeAlias = tuple[Ending, bytes]
 """How a call ended, and its payload: a result's JSON, or the text of a failure."""
 Turn: TypeAlias = int
-"""Number of a call among its session's turns, starting at 1. 0: the call is not a turn, or not yet."""
-_Kept: TypeAlias = tuple[int, float, Ending, bytes, str | None, Turn]
+"""Number of a call among its session's turns, starting at 1. 0: the call is not a turn, or has not ended."""
+_Kept: TypeAlias = tuple[int, float, Ending, bytes, Turn]
 
 
 class Keyed(NamedTuple):
@@ -59,9 +59,9 @@ class Outcomes:
 
     # -- by task id
 
-    def keep(self, owner: int, task_id: str, outcome: Outcome, *, key: str | None = None) -> None:
+    def keep(self, owner: int, task_id: str, outcome: Outcome, turn: Turn = 0) -> None:
         """Keep the outcome of a call that has just ended."""
-        self._by_id[task_id] = (owner, self._clock(), *outcome, key, 0)
+        self._by_id[task_id] = (owner, self._clock(), *outcome, turn)
         self._bytes += len(outcome[1]) + OVERHEAD_BYTES
         self.sweep()
 
@@ -70,7 +70,7 @@ class Outcomes:
         kept = self._by_id.get(task_id)
         if kept is None or kept[0] != owner or self._clock() - kept[1] > KEPT_S:
             return None
-        return (kept[2], kept[3]), kept[5]
+        return (kept[2], kept[3]), kept[4]
 
     # -- by idempotency key
 
@@ -96,28 +96,18 @@ class Outcomes:
         """Forget a key whose call never ran."""
         self._keys[owner].pop(key, None)
 
-    def hold(self, owner: int, key: str, outcome: Outcome) -> None:
+    def hold(self, owner: int, key: str, outcome: Outcome, turn: Turn = 0) -> None:
         """Keep the outcome of a keyed call that has just ended. Do nothing if the owner is gone."""
         keys = self._keys.get(owner)
         if keys is None or key not in keys:
             return
-        keys[key] = keys[key]._replace(ended_at=self._clock(), outcome=outcome)
+        keys[key] = keys[key]._replace(ended_at=self._clock(), outcome=outcome, turn=turn)
         keys.move_to_end(key)
         size = len(outcome[1]) + OVERHEAD_BYTES
         self._held[owner, key] = size
         self._bytes += size
         self._forget_old_keys(owner)
         self.sweep()
-
-    def number(self, owner: int, task_id: str, key: str | None, turn: Turn) -> None:
-        """Store the turn with the outcome."""
-        kept = self._by_id.get(task_id)
-        if kept is not None and kept[0] == owner:
-            key = kept[4]  # a client that repeated a call without its key does not know the key
-            self._by_id[task_id] = (*kept[:5], turn)
-        keys = self._keys.get(owner)
-        if keys is not None and key is not None and (known := keys.get(key)) is not None and known.task_id == task_id:
-            keys[key] = known._replace(turn=turn)
 
     def forget(self, owner: int) -> None:
         """Forget an owner's keys. Outcomes kept by task id expire on their own."""

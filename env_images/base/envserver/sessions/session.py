@@ -76,8 +76,6 @@ class Call:
     listeners: int = 0
     """Number of requests that wait for the outcome."""
     turn: Turn = 0
-    is_turn: bool = False
-    """Whether the call takes the next turn when it ends, because a client requested it in JSON."""
     was_delivered: bool = False
     ends_at: float = math.inf
     """The end of the step by ``time.monotonic``, for tools with a limit of their own; infinite: the client set none."""

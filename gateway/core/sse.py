@@ -33,12 +33,29 @@ _LINE_ENDS: Final = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _RAW_LINE_ENDS: Final = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")
 """Those that JSON may contain unescaped, in UTF-8."""
 
+TURN: Final = re.compile("[1-9][0-9]{0,8}", re.ASCII)
+"""A worker's number of a call, as the ``id`` of its last event or in a header."""
+
 
 class Event(NamedTuple):
     """An event of a stream."""
 
     name: str
     data: str
+    id: str = ""
+
+
+class StreamedResult(NamedTuple):
+    """What the stream of a call says, as far as it came."""
+
+    call_id: str
+    """The server's id of the call; empty: it gave none."""
+    kind: str
+    """Name of the last event: ``end``, ``error``, or ``chunk`` if the stream is not complete; empty: there is none."""
+    text: str
+    """The result as JSON, or the error."""
+    turn: int
+    """The worker's number of the call in its session, from 1 on; 0: the worker does not count."""
 
 
 def event(name: str, data: str) -> bytes:
@@ -83,6 +100,24 @@ def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CH
     return slices
 
 
+def read_result(stream: bytes) -> StreamedResult:
+    """Return what the stream of a call says. A stream that breaks the format is an error."""
+    call_id, kind, parts, turn = "", "", list[str](), 0
+    try:
+        for event in Reader(max_bytes=len(stream)).feed(stream):
+            if event.name == "task_id":
+                call_id = event.data
+            elif event.name in ("chunk", "end", "error"):
+                kind, turn = event.name, int(event.id) if TURN.fullmatch(event.id) else turn
+                if kind == "error":
+                    parts = [event.data]
+                    break
+                parts.append(event.data)
+    except UpstreamError as error:
+        kind, parts = "error", [error.detail]
+    return StreamedResult(call_id, kind, "".join(parts), turn)
+
+
 class Reader:
     """Parses a stream of events piece by piece, as it arrives."""
 
@@ -91,7 +126,7 @@ class Reader:
         self._max_bytes = max_bytes
         self._rest: list[bytes] = []
         self._rest_bytes = 0
-        self._name = ""
+        self._name = self._id = ""
         self._data: list[str] = []
         self._data_bytes = 0
 
@@ -120,12 +155,14 @@ class Reader:
 
     def _line(self, line: bytes) -> Event | None:
         if not line:
-            event = Event(self._name, "\n".join(self._data)) if self._name else None
-            self._name, self._data, self._data_bytes = "", [], 0
+            event = Event(self._name, "\n".join(self._data), self._id) if self._name else None
+            self._name, self._id, self._data, self._data_bytes = "", "", [], 0
             return event
         field, _, value = line.partition(b":")
         if field == b"event":
             self._name = _text(value.removeprefix(b" "))
+        elif field == b"id":
+            self._id = _text(value.removeprefix(b" "))
         elif field == b"data":
             self._data_bytes += len(value)
             if self._data_bytes > self._max_bytes:

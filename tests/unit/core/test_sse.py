@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core import sse
 from gateway.core.json_text import dump
-from gateway.upstreams import sse
 
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -36,6 +36,22 @@ def test_no_data_can_escape_from_its_event(data: str) -> None:
     assert (head, last) == ("event: error", "")
     assert lines
     assert all(line.startswith("data: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("stream", "read"),
+    [
+        (b"event: task_id\ndata: a\n\nevent: chunk\ndata: 1\n\nevent: end\nid: 7\ndata: 2\n\n", ("a", "end", "12", 7)),
+        (b"event: chunk\r\ndata: 1\r\n\r\nevent: end\r\ndata: 2", ("", "chunk", "1", 0)),
+        (b"event: chunk\ndata: 1\n\nevent: error\nid: 2\ndata: a\ndata: b\n\n", ("", "error", "a\nb", 2)),
+        (b"event: end\nid: +1\ndata: 1\n\n", ("", "end", "1", 0)),
+        (b"event: end\nid: 9999999999\ndata: 1\n\n", ("", "end", "1", 0)),
+        (b"event: end\ndata: \xff\n\n", ("", "error", "the worker's stream is not UTF-8", 0)),
+        (b": ping\n\n", ("", "", "", 0)),
+    ],
+)
+def test_the_stream_of_a_call_is_read_as_far_as_it_came(stream: bytes, read: tuple[str, str, str, int]) -> None:
+    assert sse.read_result(stream) == read
 
 
 @pytest.mark.parametrize("size", [1, sse.SLICE_CHARS])

@@ -501,9 +501,10 @@ class Call:
         if cached.is_logged and self._operation in LOGGED and reply is not NOT_RUN:
             asked, began_at, ended_at = self._request, self._began_at, cached.quiet_since
             lease, operation, turn = cached.session.lease, self._operation, 0
-            for name, value in headers:
-                if name == TURN_HEADER and value.isdigit():
-                    turn = int(value[:9])
+            if type(reply) is bytes and reply.startswith(b"{"):  # a stream has the number itself
+                for name, value in headers:
+                    if name == TURN_HEADER and value.isdigit():
+                        turn = int(value[:9])
             self._parts.log.called(
                 (lease, operation, began_at, ended_at, outcome, asked, reply, error, self._faults, turn)
             )

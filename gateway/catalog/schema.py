@@ -106,7 +106,7 @@ class ArealTable(Table):
     name: str = ""
     description: str = ""
     split: str = Field(default="train", min_length=1)
-    max_turns: int = Field(default=20, ge=1)
+    max_turns: int | None = Field(default=None, ge=1)
     observation_type: ObservationType = ObservationType.TEXT
     action_type: ActionType = ActionType.TEXT
     start_s: float = Field(default=50.0, gt=0)
@@ -120,6 +120,12 @@ class OpenEnvTable(Table):
     reset_s: float = Field(default=50.0, gt=0)
     step_s: float = Field(default=50.0, gt=0)
     task_keys: dict[str, Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]] = Field(default_factory=dict)
+
+
+class NemoTable(Table):
+    """``[nemo]``: options for NeMo Gym's agents."""
+
+    final_text: bool | None = None
 
 
 class ServerTable(Table):
@@ -205,6 +211,7 @@ class EnvironmentFile(Table):
     sandbox: SandboxTable = SandboxTable()
     areal: ArealTable = ArealTable()
     openenv: OpenEnvTable = OpenEnvTable()
+    nemo: NemoTable = NemoTable()
     server: ServerTable = ServerTable()
     actions: ActionsTable = ActionsTable()
     resets: ResetsTable = ResetsTable()

@@ -26,6 +26,7 @@ from gateway.core.environment import (
     Environment,
     Isolation,
     Limits,
+    Nemo,
     OpenEnv,
     PoolPolicy,
     Relaxations,
@@ -135,8 +136,9 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
             disk_bytes=(parsed.sandbox.disk_mib or 0) * MIB,
             cpu_s=parsed.sandbox.cpu_s or 0,
         ),
-        areal=Areal(**parsed.areal.model_dump()),
+        areal=_areal(parsed),
         openenv=OpenEnv(**parsed.openenv.model_dump()),
+        nemo=Nemo(**parsed.nemo.model_dump()),
         server=Server(**parsed.server.model_dump()),
         actions=ActionMapping(**parsed.actions.model_dump()),
         resets=ResetMapping(**parsed.resets.model_dump()),
@@ -198,6 +200,14 @@ def _pool(parsed: EnvironmentFile) -> PoolPolicy:
     if parsed.server.url and "max_workers" not in parsed.pool.model_fields_set:
         given["max_workers"] = 1
     return PoolPolicy(slots=slots if isinstance(slots, int) else usual, learns_slots=slots == "learn", **given)
+
+
+def _areal(parsed: EnvironmentFile) -> Areal:
+    given = parsed.areal.model_dump()
+    is_own = not (parsed.server.port or parsed.server.url)
+    if given["max_turns"] is None and is_own:  # a third-party server ends its episodes itself
+        del given["max_turns"]
+    return Areal(**given)
 
 
 def _custom_tasks(parsed: EnvironmentFile) -> CustomTasks | None:

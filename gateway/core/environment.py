@@ -217,8 +217,8 @@ class Areal:
     """One line for humans; empty: the environment's description."""
     split: str = "train"
     """The split to which integer task ids refer, and whose tasks ``num_samples`` counts."""
-    max_turns: int = 20
-    """Maximum number of steps in an episode. 20 is also the client's own default."""
+    max_turns: int | None = 20
+    """Maximum number of steps in an episode. 20 is also the client's own default. None: the server's own limit."""
     observation_type: ObservationType = ObservationType.TEXT
     action_type: ActionType = ActionType.TEXT
     start_s: float = 50.0
@@ -241,6 +241,15 @@ class OpenEnv:
     """Maximum seconds for a step. It is below the client's timeout of 60 s too."""
     task_keys: Mapping[str, str] = field(default_factory=dict)
     """Keys of a reset that select a task. Each key maps to the path of the value in the task (``config.task_name``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nemo:
+    """Settings of an environment for NeMo Gym's agents."""
+
+    final_text: bool | None = None
+    """Whether the text of an agent that calls no more tools is an answer. None: on our own servers, and on ORS servers
+    for their terminal tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,6 +374,7 @@ class Environment:
     sandbox: SandboxLimits = SandboxLimits()
     areal: Areal = Areal()
     openenv: OpenEnv = OpenEnv()
+    nemo: Nemo = Nemo()
     server: Server = Server()
     actions: ActionMapping = ActionMapping()
     resets: ResetMapping = ResetMapping()

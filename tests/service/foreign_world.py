@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import connect
 
-from gateway.core.environment import Environment, Server, ServerProtocol, UpstreamKind
+from gateway.core.environment import Areal, Environment, Server, ServerProtocol, UpstreamKind
 from tests.fakes.upstreams import CounterImage
 from tests.service.openenv_world import Client
 from tests.service.stack import Replica, Stack, environment, running
@@ -23,7 +23,8 @@ def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Envir
     """Return a third-party environment. *policy* holds keywords of `environment` and fields of `Environment`."""
     own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
-    return replace(ours, protocol=protocol, tasks=None, **{"server": Server(port=8000), **own})
+    usual = {"server": Server(port=8000), "areal": Areal(max_turns=None)}  # as `gateway.catalog.toml` reads a file
+    return replace(ours, protocol=protocol, tasks=None, **{**usual, **own})
 
 
 @dataclass(slots=True)

@@ -88,6 +88,7 @@ def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str
         *([] if findings.is_own and ran else [_actions(findings)]),
         *([_resets(findings)] if findings.protocol is ServerProtocol.OPENENV else []),
         _splits(findings),
+        *([] if findings.is_own or findings.terminal else [_nemo()]),
         *([_variables(ran), _volumes()] if ran else []),
         _remarks(findings),
     ]
@@ -275,11 +276,22 @@ def _splits(findings: Findings) -> list[str]:
         ),
         *([_set("action_type", findings.action_type.value, "found")] if findings.action_type is not None else []),
     ]
+    if not (findings.max_turns or findings.is_own or findings.protocol is ServerProtocol.AREAL):
+        areal += _says("Only the server ends an episode. With max_turns, AReaL's episodes end after that many steps.")
+        areal.append("# max_turns = 40")
     if areal:
         lines += ["[areal]", *areal]
     if split:
         lines += ["", "[openenv]", _set("split", split, "found: where a reset that names no task takes one from")]
     return lines
+
+
+def _nemo() -> list[str]:
+    return [
+        "[nemo]",
+        *_says("The last text of an agent that calls no more tools is no action here, unless it is an answer."),
+        "# final_text = true",
+    ]
 
 
 def _counted(split: FoundSplit) -> str:

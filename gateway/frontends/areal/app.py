@@ -43,7 +43,16 @@ from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.json_text import dump
 from gateway.core.session import CloseReason, EpisodeRequest, Group, SessionSetup
 from gateway.core.worker import WorkerState
-from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
+from gateway.frontends.areal.replies import (
+    Json,
+    error_reply,
+    is_conversation,
+    is_last_turn,
+    shown_of,
+    start_reply,
+    stated_turns,
+    step_reply,
+)
 from gateway.frontends.areal.requests import (
     Object,
     Start,
@@ -187,7 +196,7 @@ class ArealFrontend:
         return {
             "name": shown.name or environment.name,
             "num_samples": count,
-            "max_episode_length": shown.max_turns,
+            "max_episode_length": stated_turns(shown),
             "observation_type": "text" if is_text else shown.observation_type.value,
             "action_type": ActionType(shown.action_type).value,
             "description": shown.description or environment.description or environment.name,
@@ -346,13 +355,13 @@ class ArealFrontend:
 
 
 def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> None:
-    """Refuse an episode whose last allowed turn failed in the environment: its reward of 0 would blame the agent.
+    """Refuse an episode whose last allowed turn failed in the environment: its reward would blame the agent.
 
     Raises:
         AuthorFault: The environment author's code failed in the last turn.
         SessionFailed: The infrastructure failed in the last turn.
     """
-    if result.reason != TOOL_FAILED or turn < shown.max_turns:
+    if result.reason != TOOL_FAILED or not is_last_turn(shown, turn):
         return
     is_lost = any(fault.kind is FaultKind.INFRASTRUCTURE for fault in result.faults)
     failed = SessionFailed if is_lost else AuthorFault

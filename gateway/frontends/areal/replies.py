@@ -44,6 +44,8 @@ from gateway.sessions.worker_queries import WorkerQueries
 
 Json = dict[str, Any]
 LIMIT_REACHED: Final = "task limit reached"
+UNLIMITED_TURNS: Final = 1000
+"""The turn limit that clients are told if an episode has none."""
 COMPLETED: Final = "completed"
 NO_OUTPUT: Final = "(no output)"
 """Text of an empty observation. Without text, two assistant turns would follow each other."""
@@ -99,8 +101,8 @@ def step_reply(shown: Areal, episode: str, action: Action, result: StepResult, t
     """Return the reply to turn number *turn*. It is final if the episode ended or reached its turn limit."""
     if result.finished:
         return _final(episode, turn, _reward(result), _outcome(action, result))
-    if turn >= shown.max_turns:
-        return _final(episode, turn, 0.0, {"success": False, "answer": "", "status": LIMIT_REACHED})
+    if is_last_turn(shown, turn):
+        return _final(episode, turn, _reward(result), {"success": False, "answer": "", "status": LIMIT_REACHED})
     metadata = result.metadata or {}
     info = {"turn": turn, "parsed_action": parsed_action(action, result)}
     info |= {name: metadata[name] for name in ("answer", "status") if isinstance(metadata.get(name), str)}
@@ -111,6 +113,16 @@ def step_reply(shown: Areal, episode: str, action: Action, result: StepResult, t
         "done": False,
         "info": info,
     }
+
+
+def is_last_turn(shown: Areal, turn: int) -> bool:
+    """Return True if an episode ends with turn number *turn*, whatever its environment says."""
+    return shown.max_turns is not None and turn >= shown.max_turns
+
+
+def stated_turns(shown: Areal) -> int:
+    """Return the turn limit that clients are told."""
+    return UNLIMITED_TURNS if shown.max_turns is None else shown.max_turns
 
 
 def parsed_action(action: Action, result: StepResult) -> Json:
@@ -203,7 +215,7 @@ def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) 
     """Return the turn limit of the episode: the lowest of the settings, the first observation and the task."""
     sources = (_structured(blocks), task.get("config"))
     told = [source.get("max_turns") for source in sources if isinstance(source, Mapping)]
-    return min([shown.max_turns, *(turns for turns in told if type(turns) is int and turns > 0)])
+    return min([stated_turns(shown), *(turns for turns in told if type(turns) is int and turns > 0)])
 
 
 def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
@@ -231,7 +243,7 @@ def merged(shown: Areal, info: Mapping[str, Any]) -> Areal:
         if not getattr(shown, key) and isinstance(info.get(key), str):
             told[key] = info[key]
     turns = info.get("max_episode_length")
-    if shown.max_turns == _UNSAID.max_turns and isinstance(turns, int) and not isinstance(turns, bool) and turns > 0:
+    if shown.max_turns is None and type(turns) is int and turns > 0:
         told["max_turns"] = turns
     seen, done = info.get("observation_type"), info.get("action_type")
     if shown.observation_type is _UNSAID.observation_type and seen in list(ObservationType):

@@ -86,6 +86,15 @@ def test_other_servers_hold_many_sessions(tmp_path: Path, protocol: str) -> None
     assert (environment.pool.slots, environment.wire) == (16, UpstreamKind(protocol))
 
 
+@pytest.mark.parametrize(("areal", "own", "foreign"), [("", 20, None), ("[areal]\nmax_turns = 7\n", 7, 7)])
+def test_only_episodes_of_own_servers_have_a_limit_of_turns_by_default(
+    tmp_path: Path, areal: str, own: int, foreign: int | None
+) -> None:
+    found = [read(tmp_path, f"{text}{areal}").areal.max_turns for text in ('name = "counter"\nimage = "x"\n', PORT)]
+
+    assert found == [own, foreign]
+
+
 def test_the_gateways_own_images_are_called_in_the_gateways_own_protocol(tmp_path: Path) -> None:
     assert read(tmp_path, 'name = "counter"\nimage = "x"\n').wire is UpstreamKind.OWN
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -221,13 +222,21 @@ def test_the_status_is_the_environments_text_or_else_completed(metadata: dict[st
 
 
 @pytest.mark.parametrize(("turn", "done"), [(1, False), (2, False), (3, True), (4, True)])
-def test_at_the_limit_of_turns_an_episode_ends_without_a_reward(turn: int, done: bool) -> None:
-    reply = step_reply(SHOWN, "e", TEXT, StepResult(reward=0.5), turn)
+def test_at_the_limit_of_turns_an_episode_ends_with_the_reward_of_its_last_step(turn: int, done: bool) -> None:
+    reply = step_reply(SHOWN, "e", TEXT, StepResult(reward=-0.5), turn)
 
     assert reply["done"] is done
-    assert reply["reward"] == (0.0 if done else 0.5)
+    assert reply["reward"] == -0.5
     assert (reply["observation"] is None) is done
     assert ("status" in reply["info"] and reply["info"]["status"] == "task limit reached") is done
+
+
+def test_without_a_limit_of_turns_only_the_environment_ends_an_episode() -> None:
+    unlimited = replace(SHOWN, max_turns=None)
+    begun = start_reply(unlimited, "e", [TextBlock("Go.")], sample=17, task={})
+
+    assert begun["info"]["max_turns"] == 1000
+    assert [step_reply(unlimited, "e", TEXT, StepResult(), turn)["done"] for turn in (999, 1000, 5000)] == [False] * 3
 
 
 def test_a_result_that_ends_the_episode_in_the_last_turn_counts() -> None:

@@ -26,6 +26,8 @@ class Action:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
     """Free text, which the environment accepts or refuses."""
+    is_final: bool = False
+    """Whether the agent calls no more tools, so that *text* is an action only where it can be an answer."""
     fields: Mapping[str, Any] | None = None
     """A gym-style object, for the environment's default tool."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.core.environment import Nemo, ServerProtocol
 from gateway.core.errors import StoreUnavailable
 from gateway.core.session import CloseReason
 from gateway.sessions.cache import session_id
@@ -15,6 +17,7 @@ from tests.deadlines import HANG_S
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
+from tests.service.foreign_world import foreign, image
 from tests.service.stack import IDLE_S, OWNER, environment, impatience, running, tasks
 from tests.service.wire import hang_up, under_way
 
@@ -223,6 +226,31 @@ async def test_the_final_text_goes_to_the_default_tool() -> None:
         assert stack.backend.only.ran == ["echo"]
         [call] = [one for one in stack.backend.only.requests if one.target == "/math/call"]
         assert call.headers["idempotency-key"], "a repeated verify must not run the text again"
+
+
+@pytest.mark.parametrize("is_answer", [True, False])
+async def test_an_environment_says_whether_the_final_text_is_an_answer(is_answer: bool) -> None:
+    async with running(replace(environment(), nemo=Nemo(final_text=is_answer)), **TASKS) as (stack, _, http):
+        agent = Agent(http)
+        await agent.seeded()
+        await agent.call()
+
+        assert (await agent.verify(CALLED, said("echo"))).status_code == 200
+        assert stack.backend.only.ran == ["go_on", *(["echo"] if is_answer else [])]
+
+
+@pytest.mark.parametrize("final_text", [None, False, True])
+@pytest.mark.parametrize("protocol", [ServerProtocol.OPENENV, ServerProtocol.AREAL])
+async def test_the_closing_remark_of_an_agent_is_no_move_on_a_third_party_server(
+    protocol: ServerProtocol, final_text: bool | None
+) -> None:
+    async with foreign(replace(image(protocol), nemo=Nemo(final_text=final_text))) as world:
+        agent = Agent(world.http, "/nemo/image")
+        assert (await agent.seed(environment="image")).status_code == 200
+
+        verified = await agent.verify(said("inc"))
+
+    assert verified.json()["reward"] == (1.0 if final_text else 0.0)
 
 
 @pytest.mark.parametrize("outputs", [(), (said(" "),), (said("echo"), CALLED), (said("echo"), {"type": "new"})])

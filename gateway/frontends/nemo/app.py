@@ -8,7 +8,8 @@ Differences from a stock resources server:
 * A tool's failure is an HTTP error: 404 for an unknown tool, 422 for bad arguments, 409 after the end of the episode,
   and 500 for a tool that failed. Agents show the body to the model, whatever the status is.
 * The reward is the episode's, as for all trainers. The rest of the row and of the agent's response does not change it.
-* `verify` gives the agent's final text to the environment's default tool, if the episode has not ended yet.
+* `verify` gives the agent's final text to the environment's default tool, if the episode has not ended yet and the text
+  can be an answer (``[nemo] final_text``).
 * A close before the seed of the same session does not stop that seed. Such a session expires.
 """
 
@@ -24,7 +25,7 @@ from typing import Final
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import (
     AuthorFault,
@@ -281,9 +282,10 @@ class NemoFrontend:
             if kept is None:
                 raise
             return {**request.body, **_verified(kept)}  # the environment had ended the episode before
-        if text:
+        if text and _can_be_answer(request.environment):
             with contextlib.suppress(InvalidRequest):  # the environment takes no text, so the text is no answer
-                await self._act(request, session, Action(text=text), key=_VERIFY_KEY)
+                action = Action(text=text, is_final=not request.environment.nemo.final_text)
+                await self._act(request, session, action, key=_VERIFY_KEY)
         summary = await self._sessions.close(request.owner, request.session, reply=reply)
         if summary is None:  # the worker is gone, or the same request has ended the episode
             with contextlib.suppress(SessionNotFound):
@@ -333,6 +335,12 @@ class NemoFrontend:
     async def _end(self, request: _Request, reason: CloseReason) -> None:
         with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable, SessionClosed):
             await self._sessions.end(request.owner, request.session, reason, wait_s=TEARDOWN_WAIT_S)
+
+
+def _can_be_answer(environment: Environment) -> bool:
+    """Return False if the agent's final text is certainly no action. An ORS server decides it by its terminal tool."""
+    given = environment.nemo.final_text
+    return environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS) if given is None else given
 
 
 def _verified(summary: Summary | None) -> Object:

@@ -28,6 +28,7 @@ from gateway.core.episode import TOOL_ERROR, TOOL_FAILED, Action, Block, StepRes
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
+    InvalidRequest,
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
@@ -343,6 +344,9 @@ class ThirdPartyOrsUpstream(OrsFacade):
             # A harness treats a text without a tool call as the final message.
             field = environment.actions.text_field or terminal.get("arg")
             return str(terminal["name"]), {str(field): action.text} if field else {}
+        is_terminal = isinstance(terminal, Mapping) and terminal["name"] == environment.actions.default_tool
+        if action.is_final and not is_terminal:
+            raise InvalidRequest("a final text is no action here, because it goes to no terminal tool of the server")
         tools = [Tool(tool["name"], tool["input_schema"]) for tool in listed["tools"]]
         return tool_call(action, environment, tools)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.core import sse
-from gateway.core.environment import Environment, Server, Split, SplitType, Timeouts
+from gateway.core.environment import ActionMapping, Environment, Server, Split, SplitType, Timeouts
 from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
@@ -209,6 +209,32 @@ async def test_the_error_of_a_refused_create_has_the_type_of_its_cause(reply: Re
             await upstream.open(session, MATH, SessionSetup(spec={}))
 
     assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("terminal", "default_tool", "called"),
+    [
+        ({"name": "answer", "arg": "text"}, "", {"name": "answer", "input": {"text": "Done!"}}),
+        ({"name": "answer", "arg": "text"}, "answer", {"name": "answer", "input": {"text": "Done!"}}),
+        ({"name": "answer", "arg": "text"}, "look", None),
+        (None, "", None),
+        (None, "answer", None),
+    ],
+)
+async def test_a_final_text_is_an_action_only_for_the_terminal_tool(
+    terminal: Any, default_tool: str, called: dict[str, Any] | None
+) -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tools = [{"name": name, "description": "", "input_schema": schema} for name in ("answer", "look")]
+    script = Scripted(task_tools=[(200, {"tools": tools, "terminal_tool": terminal})], call=[STREAM + TASK + END])
+    environment = replace(MATH, actions=ActionMapping(default_tool=default_tool))
+
+    async with serving(script) as (upstream, session, _):
+        refusal = pytest.raises(InvalidRequest, match="final text") if called is None else contextlib.nullcontext()
+        with refusal:
+            await upstream.act(session, environment, Action(text="Done!", is_final=True))
+
+    assert [json.loads(request.body) for request in script.asked("/call")] == ([] if called is None else [called])
 
 
 async def test_a_call_waits_for_the_setup_and_its_stream_is_read_exactly() -> None:

@@ -143,6 +143,14 @@ class ActionsTable(Table):
     text_field: str = ""
 
 
+class ObservationsTable(Table):
+    """``[observations]``: what an agent sees of an OpenEnv server's observations."""
+
+    text: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+
+
 class ResetsTable(Table):
     """``[resets]``: the reset arguments of an OpenEnv server."""
 
@@ -215,6 +223,7 @@ class EnvironmentFile(Table):
     server: ServerTable = ServerTable()
     actions: ActionsTable = ActionsTable()
     resets: ResetsTable = ResetsTable()
+    observations: ObservationsTable = ObservationsTable()
     volumes: tuple[VolumeTable, ...] = ()
     tasks: TasksTable = TasksTable()
     scorer: ScorerTable = ScorerTable()

@@ -27,6 +27,7 @@ from gateway.core.environment import (
     Isolation,
     Limits,
     Nemo,
+    ObservationMapping,
     OpenEnv,
     PoolPolicy,
     Relaxations,
@@ -142,6 +143,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         server=Server(**parsed.server.model_dump()),
         actions=ActionMapping(**parsed.actions.model_dump()),
         resets=ResetMapping(**parsed.resets.model_dump()),
+        observations=ObservationMapping(**parsed.observations.model_dump()),
         volumes=tuple(Volume(**one.model_dump()) for one in parsed.volumes),
         tasks=(root / parsed.tasks.directory).resolve() if parsed.tasks.directory else None,
         env_types=parsed.tasks.env_types,
@@ -328,7 +330,7 @@ def _refuse_foreign_contradictions(
             raise complain(
                 f"{protocol.value!r} needs [server] port (for an image) or url (for a running server)", "protocol"
             )
-        for table in sorted(tables & {"actions", "resets"}):
+        for table in sorted(tables & {"actions", "observations", "resets"}):
             raise complain("this table is for third-party servers, which have [server] port or url", table)
     if server.port and server.url:
         raise complain("set either port (for an image) or url (for a running server)", "server", "url")
@@ -356,8 +358,9 @@ def _refuse_foreign_contradictions(
         raise complain(
             "task modules are not available for third-party servers ([server] port or url)", "tasks", "module"
         )
-    if "resets" in tables and protocol is not ServerProtocol.OPENENV:
-        raise complain('this table is for OpenEnv servers (protocol = "openenv")', "resets")
+    for table in sorted(tables & {"observations", "resets"}):
+        if protocol is not ServerProtocol.OPENENV:
+            raise complain('this table is for OpenEnv servers (protocol = "openenv")', table)
     if protocol is ServerProtocol.ORS and server.is_foreign and environment.timeouts.idle_s > ORS_IDLE_MAX_S:
         raise complain(
             f"must be at most {ORS_IDLE_MAX_S:g}: ORS servers end idle sessions after 900 s", "timeouts", "idle_s"

@@ -294,6 +294,21 @@ class ActionMapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationMapping:
+    """How an OpenEnv server's observations become texts and images, for clients of other protocols.
+
+    Fields have paths: ``question``, ``metadata.prompt``.
+    """
+
+    text: tuple[str, ...] = ()
+    """Fields that come first, in this order and without their names; empty: the usual ones. All others follow."""
+    images: tuple[str, ...] = ()
+    """Fields with an image that is not recognized as one, such as rows of gray values."""
+    hide: tuple[str, ...] = ()
+    """Fields that the agent does not see; ``metadata`` stands for all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResetMapping:
     """The arguments of an OpenEnv server's ``reset``. The server silently drops all other arguments."""
 
@@ -378,6 +393,7 @@ class Environment:
     server: Server = Server()
     actions: ActionMapping = ActionMapping()
     resets: ResetMapping = ResetMapping()
+    observations: ObservationMapping = ObservationMapping()
     volumes: tuple[Volume, ...] = ()
     """Mounts of its containers; local processes have none."""
     tasks: Path | None = None

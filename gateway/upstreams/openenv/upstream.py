@@ -12,13 +12,15 @@ HTTP reset and step.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec
-from gateway.core.episode import Action, Block, StepResult, Summary
+from gateway.core.episode import Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     InvalidRequest,
@@ -28,6 +30,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import author_faults
+from gateway.core.ids import EnvironmentName
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import DialSocket, Transport
@@ -40,7 +43,7 @@ from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.frames import check_reward, kind_of
 from gateway.upstreams.openenv.http import Http, Place, remember
-from gateway.upstreams.openenv.observations import first_blocks, step_result
+from gateway.upstreams.openenv.observations import EMPTY, first_blocks, step_result
 from gateway.upstreams.openenv.ownership import (
     Handle,
     SessionOwnership,
@@ -56,6 +59,8 @@ from gateway.upstreams.openenv.tasks import Tasks, reset_data
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
 from gateway.upstreams.replica_client import ReplicaClient
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -99,6 +104,8 @@ class OpenEnvUpstream(OrsFacade):
         self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
         """Leases whose opening this replica attempted, so that it knows their remains."""
+        self._empty: set[EnvironmentName] = set()
+        """Environments whose first observation was empty, which is logged once."""
 
     # -- workers --------------------------------------------------------------------------------------------------
 
@@ -218,7 +225,8 @@ class OpenEnvUpstream(OrsFacade):
         frame = step_frame(action, held.environment, form)
         if isinstance(frame, StepResult):
             return frame
-        result = await _read(step_result, await self._episodes.ask(held, frame))
+        read = partial(step_result, mapping=held.environment.observations)
+        result = await _read(read, await self._episodes.ask(held, frame))
         if held.finished:
             await self.keep_result(held.session, held.summary)
         return result
@@ -249,7 +257,12 @@ class OpenEnvUpstream(OrsFacade):
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """Return the blocks of the first observation."""
-        return await _read(first_blocks, await self.pass_frame(session, environment, b""))
+        read = partial(first_blocks, mapping=environment.observations)
+        blocks = await _read(read, await self.pass_frame(session, environment, b""))
+        if blocks == [TextBlock(EMPTY, blocks[0].detail)] and environment.name not in self._empty:
+            self._empty.add(environment.name)
+            logger.warning("prompt_empty environment=%s: agents of other protocols see nothing first", environment.name)
+        return blocks
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """Return the number of steps that the session's holder has counted; None if the session is not found."""

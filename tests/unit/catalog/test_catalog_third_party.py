@@ -11,6 +11,7 @@ from gateway.catalog.toml import read_environment
 from gateway.core.environment import (
     ActionMapping,
     Environment,
+    ObservationMapping,
     ResetMapping,
     Server,
     ServerProtocol,
@@ -40,6 +41,10 @@ def test_an_image_with_a_port_is_called_in_its_own_protocol(tmp_path: Path) -> N
 [actions]
 default_tool = "step"
 text_field = "message"
+[observations]
+text = ["context", "question"]
+images = ["board"]
+hide = ["metadata"]
 [resets]
 keys = ["seed", "task_name"]
 from_task = { task_name = "environment_config.page" }
@@ -57,6 +62,9 @@ read_only = false
     assert environment.server == Server(port=8000, ready="/health")
     assert (environment.protocol, environment.wire) == (ServerProtocol.OPENENV, UpstreamKind.OPENENV)
     assert environment.actions == ActionMapping(default_tool="step", text_field="message")
+    assert environment.observations == ObservationMapping(
+        text=("context", "question"), images=("board",), hide=("metadata",)
+    )
     assert environment.resets == ResetMapping(
         keys=("seed", "task_name"), from_task={"task_name": "environment_config.page"}, seeds=5
     )
@@ -130,6 +138,7 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
         (STATIC + '[[volumes]]\nsource = "/a"\ntarget = "/a"\n', "5: volumes", "cannot mount volumes"),
         (PORT.replace("openenv", "ors") + '[pool]\nslots = "learn"\n', "7: pool.slots", "OpenEnv servers"),
         (PORT.replace("openenv", "ors") + "[resets]\nseeds = 3\n", "6: resets", "OpenEnv servers"),
+        (PORT.replace("openenv", "ors") + '[observations]\nhide = ["a"]\n', "6: observations", "OpenEnv servers"),
         (PORT.replace("openenv", "ors") + "[timeouts]\nidle_s = 900\n", "7: timeouts.idle_s", "after 900 s"),
         ('isolation = "sandbox"\n' + PORT, "1: isolation", "not available for third-party servers"),
         (PORT + '[tasks]\nmodule = "custom"\n', "7: tasks.module", "not available for third-party servers"),

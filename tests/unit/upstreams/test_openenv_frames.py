@@ -11,7 +11,6 @@ from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBl
 from gateway.core.errors import SessionNotFound, UpstreamError
 from gateway.upstreams.openenv import ownership as codec
 from gateway.upstreams.openenv.frames import PARSED_MAX_BYTES, Fault, acts, fault_of, kind_of, outcome_of
-from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import Handle, read_handle
 
 
@@ -111,109 +110,6 @@ def test_an_error_frame_is_read(data: Any, fault: Fault) -> None:
 )
 def test_steps_and_tool_calls_act(frame: Any, does: bool) -> None:
     assert acts(json.dumps(frame).encode()) is does
-
-
-# -- results ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_observation_becomes_a_result_with_text_data_and_metadata() -> None:
-    result = step_result(observed({"text": "hi", "n": 1, "metadata": {"a": 1}}, reward=1, metadata={"b": 2}))
-
-    assert result == StepResult(
-        blocks=(TextBlock("hi"),), reward=1.0, metadata={"a": 1, "b": 2}, data={"text": "hi", "n": 1}
-    )
-
-
-@pytest.mark.parametrize(
-    ("observation", "text"),
-    [
-        ({"message": "m", "text": ""}, "m"),
-        ({"stdout": "é", "exit_code": 0}, '{"stdout":"é","exit_code":0}'),
-        ({}, "{}"),
-    ],
-)
-def test_an_observation_without_a_text_is_shown_as_json(observation: Any, text: str) -> None:
-    assert step_result(observed(observation)).blocks == (TextBlock(text),)
-
-
-def test_images_become_blocks_and_are_left_out_of_the_text() -> None:
-    result = step_result(observed({"x": 1, "images": [{"data": "aGk=", "mime_type": "image/png"}]}))
-
-    assert result.blocks == (TextBlock('{"x":1}'), ImageBlock("aGk=", "image/png"))
-
-
-def test_the_first_observation_starts_with_the_goal_and_includes_its_data() -> None:
-    (block,) = first_blocks(observed({"goal": "Win.", "text": "board", "metadata": {"secret": 1}}))
-
-    assert block == TextBlock("Win.\n\nboard", {"observation": {"goal": "Win.", "text": "board"}})
-
-
-def called(result: Any = None, error: Any = None, **more: Any) -> StepResult:
-    return step_result(observed({"tool_name": "t", "result": result, "error": error}, **more))
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("tool_not_found", "not_found"),
-        ("invalid_args", "input_validation"),
-        ("timeout", "tool_error"),
-        ("", "tool_error"),
-    ],
-)
-def test_a_tool_that_failed_says_why(kind: str, reason: str) -> None:
-    result = called(error={"error_type": kind, "message": "no"})
-
-    assert (result.error, result.reason) == ("no", reason)
-
-
-def test_a_failure_that_ends_the_episode_keeps_its_reward_and_end() -> None:
-    result = called(error={"error_type": "timeout", "message": "no"}, reward=-1.0, done=True)
-
-    assert (result.error, result.blocks, result.reward, result.finished) == (None, (TextBlock("no"),), -1.0, True)
-
-
-@pytest.mark.parametrize(
-    ("result", "blocks"),
-    [
-        ("plain", (TextBlock("plain"),)),
-        ({"data": [1]}, (TextBlock("[1]"),)),
-        (
-            {
-                "content": [
-                    {"type": "text", "text": "a"},
-                    {"type": "image", "data": "aGk=", "mimeType": "image/gif"},
-                    {"x": 1},
-                ]
-            },
-            (TextBlock("a"), ImageBlock("aGk=", "image/gif"), TextBlock('{"x":1}')),
-        ),
-    ],
-)
-def test_a_tools_result_becomes_blocks(result: Any, blocks: tuple[Any, ...]) -> None:
-    assert called(result).blocks == blocks
-
-
-def test_a_result_marked_as_an_error_is_an_error() -> None:
-    result = called({"content": [{"type": "text", "text": "no"}], "is_error": True})
-
-    assert (result.error, result.reason) == ("no", "tool_error")
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"nonsense",
-        b'{"type":"state","data":{}}',
-        observed([]),
-        observed({}, reward="1"),
-        b'{"type":"observation","data":{"observation":{},"reward":NaN,"done":false}}',
-        b'{"type":"error","data":{"message":"gone","code":"SESSION_ERROR"}}',
-    ],
-)
-def test_a_reply_that_is_not_a_result_is_an_error(reply: bytes) -> None:
-    with pytest.raises(UpstreamError):
-        step_result(reply)
 
 
 # -- between replicas -------------------------------------------------------------------------------------------------

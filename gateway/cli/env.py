@@ -244,6 +244,8 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
     for what, value in rows:
         table.add_row(what, escape(value))
     print_table(table)
+    for after, text in findings.reads:
+        typer.echo(f"after {after} an agent reads: {text}")
     for remark in findings.remarks:
         typer.echo(f"note: {remark}")
     typer.echo(f"written: {path}")

@@ -72,6 +72,10 @@ class Findings:
     max_turns: int | None = None
     observation_type: ObservationType | None = None
     action_type: ActionType | None = None
+    observed: tuple[str, ...] = ()
+    """Paths of the fields in the observations of an OpenEnv server."""
+    reads: tuple[tuple[str, str], ...] = ()
+    """What an agent of another protocol reads of the trial session: after what, and the text as one line."""
     trouble: str = ""
     """The reason why the trial session could not be opened; empty: one was opened and closed."""
     remarks: tuple[str, ...] = ()

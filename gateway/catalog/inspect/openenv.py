@@ -7,7 +7,9 @@ inspection opens sessions until the server refuses one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.inspect import ors
@@ -23,8 +25,12 @@ from gateway.catalog.inspect.findings import (
     tools_of,
 )
 from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered
-from gateway.core.environment import ServerProtocol
-from gateway.core.errors import ConfigError
+from gateway.core.environment import ObservationMapping, ServerProtocol
+from gateway.core.episode import TextBlock
+from gateway.core.errors import ConfigError, GatewayError
+from gateway.upstreams.action_mapping import example_of
+from gateway.upstreams.openenv.actions import without_metadata
+from gateway.upstreams.openenv.observations import step_result
 
 METHOD_NOT_FOUND = -32601
 
@@ -52,14 +58,15 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
     action = schema.get("action")
     listed = await _tools(server)
     # Last, because a server may crash with many sessions. All other answers are there by then.
-    capacity, trouble, tried = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
-    tools = listed or tried
+    asks_tools = not listed and _is_tool_call(action)
+    capacity, tried = await try_sockets(server, remarks, action=action, tools=listed, asks_tools=asks_tools)
+    tools = listed or tried.tools
     remarks.append(
         "What a reset looks at cannot be asked: a seed and an episode id are assumed, and many images ignore them."
     )
-    default, field = default_of(tools)
+    default, text = default_of(tools)
     if not tools and not _is_tool_call(action):
-        field = text_field(action)
+        text = text_field(action)
     return Findings(
         protocol=ServerProtocol.OPENENV,
         version=version,
@@ -72,9 +79,11 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         tools=tuple(str(tool["name"]) for tool in tools),
         fields=() if tools else fields(action),
         default_tool=default,
-        text_field=field,
+        text_field=text,
         places=bool(splits),
-        trouble=trouble,
+        observed=tuple(sorted(tried.observed)),
+        reads=tuple(tried.reads),
+        trouble=tried.trouble,
         remarks=tuple(remarks),
     )
 
@@ -130,6 +139,8 @@ MOST = 64
 FREED_S = 5.0
 """Maximum seconds of wait until the places of closed sockets are free again."""
 PAUSE_S = 0.05
+READ_CHARS = 400
+"""Characters that are shown of what an agent reads."""
 LONE = Capacity(1, Finding.ASSUMED)
 """Default capacity of OpenEnv servers: one session."""
 
@@ -142,33 +153,58 @@ class _Full(Unanswered):
         self.capacity = Capacity(capacity, Finding.BY_SERVER)
 
 
+@dataclass(slots=True)
+class TriedEpisode:
+    """What one episode on one socket showed."""
+
+    trouble: str = ""
+    """The reason why it failed; empty: it did not."""
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    """The tools of an environment that lists them on its sockets only."""
+    observed: set[str] = field(default_factory=set)
+    """Paths of the fields in its observations."""
+    reads: list[tuple[str, str]] = field(default_factory=list)
+    """What an agent of another protocol reads after the reset and after one step, each with what came before."""
+
+    def read(self, after: str, reply: Mapping[str, Any]) -> None:
+        """Note what an agent reads of *reply*, an observation frame."""
+        result = step_result(json.dumps(reply).encode(), ObservationMapping())
+        self.observed.update(result.data or ())
+        self.observed.update(f"metadata.{name}" for name in result.metadata or ())
+        texts = [one.text if isinstance(one, TextBlock) else f"[image: {one.mime_type}]" for one in result.blocks]
+        texts += [f"error: {result.error}"] if result.error is not None else []
+        self.reads.append((after, one_line(" | ".join(texts), limit=READ_CHARS)))
+
+
 async def try_sockets(
-    server: Probe, remarks: list[str], *, asks_tools: bool
-) -> tuple[Capacity, str, list[Mapping[str, Any]]]:
-    """Reset an episode on one socket, open further sockets until the server refuses one, and close them all.
+    server: Probe, remarks: list[str], *, action: Any, tools: Sequence[Mapping[str, Any]], asks_tools: bool
+) -> tuple[Capacity, TriedEpisode]:
+    """Play a step on one socket, open further sockets until the server refuses one, and close them all.
 
-    *asks_tools*: query the tools, for environments whose actions are tool calls and that do not list them otherwise.
+    The function returns once a place is free again, because the next step may need it.
 
-    Returns:
-        The capacity, the reason why the episode failed (else empty), and the tools of an MCP environment. The function
-        returns once a place is free again, because the next step may need it.
+    Args:
+        action: The schema of an action.
+        tools: The known tools; with any, an action is a call of one.
+        asks_tools: Query the tools, for environments whose actions are tool calls and that do not list them otherwise.
     """
     sockets: list[ProbeSocket] = []
+    tried = TriedEpisode()
     try:
         sockets.append(await _opened(server))
-        trouble, tools = await _try_episode(sockets[0], asks_tools=asks_tools)
+        await _try_episode(sockets[0], tried, action=action, tools=tools, asks_tools=asks_tools)
         capacity = await _fill(server, sockets, remarks)
     except _Full as full:
         remarks.append("All its places were taken by others, so no session was tried.")
-        return full.capacity, "", []
+        return full.capacity, TriedEpisode()
     except Unanswered as error:
-        return LONE, str(error), []
+        return LONE, TriedEpisode(trouble=str(error))
     finally:
         for socket in sockets:
             await socket.close()
     if not await _is_free_again(server):
         remarks.append(f"Its places were not free again {FREED_S:g} s after their sockets were closed.")
-    return capacity, trouble, tools
+    return capacity, tried
 
 
 async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -> Capacity:
@@ -206,19 +242,38 @@ def _said(data: Mapping[str, Any]) -> str:
     return one_line(f"{data.get('code')}: {data.get('message')}")
 
 
-async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, list[Mapping[str, Any]]]:
-    """Reset an episode and query its tools. Return the reason why that failed (else empty), and the tools."""
+async def _try_episode(
+    socket: ProbeSocket, tried: TriedEpisode, *, action: Any, tools: Sequence[Mapping[str, Any]], asks_tools: bool
+) -> None:
+    """Reset an episode, query its tools, and play one step."""
     try:
         reply = await socket.ask({"type": "reset", "data": {}})
         if reply.get("type") == "error":
-            return f"reset: {_said(reply.get('data') or {})}", []
-        if not asks_tools:
-            return "", []
-        listed = await socket.ask({"type": "step", "data": {"type": "list_tools"}})
-    except Unanswered as error:
-        return str(error), []
-    data = listed.get("data") if listed.get("type") == "observation" else None
-    return "", tools_of(data.get("observation") if isinstance(data, Mapping) else None)
+            tried.trouble = f"reset: {_said(reply.get('data') or {})}"
+            return
+        tried.read("reset", reply)
+        if asks_tools:
+            listed = await socket.ask({"type": "step", "data": {"type": "list_tools"}})
+            data = listed.get("data") if listed.get("type") == "observation" else None
+            tried.tools = tools_of(data.get("observation") if isinstance(data, Mapping) else None)
+        step = _sample_step(action, tools or tried.tools)
+        reply = await socket.ask({"type": "step", "data": step})
+        if reply.get("type") == "error":
+            said = one_line(f"error: {(reply.get('data') or {}).get('message')}", limit=READ_CHARS)
+            tried.reads.append((json.dumps(step), said))
+        else:
+            tried.read(json.dumps(step), reply)
+    except (Unanswered, GatewayError) as error:
+        tried.trouble = str(error)
+
+
+def _sample_step(action: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the data of a step that the schema allows."""
+    if tools:
+        tool = tools[0]
+        arguments = example_of(tool.get("inputSchema") or tool.get("input_schema"))
+        return {"type": "call_tool", "tool_name": tool["name"], "arguments": arguments}
+    return example_of(without_metadata(action)) if isinstance(action, Mapping) else {}
 
 
 async def _is_free_again(server: Probe) -> bool:

@@ -86,6 +86,7 @@ def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str
         _timeouts(findings, ran),
         *([_loosened(ran)] if ran else []),
         *([] if findings.is_own and ran else [_actions(findings)]),
+        *([_observations(findings)] if findings.observed else []),
         *([_resets(findings)] if findings.protocol is ServerProtocol.OPENENV else []),
         _splits(findings),
         *([] if findings.is_own or findings.terminal else [_nemo()]),
@@ -236,6 +237,19 @@ def _actions(findings: Findings) -> list[str]:
             *_says(f"It is unclear which field a text fills{what}. Texts that are JSON objects are the fields."),
             '# text_field = "…"',
         ]
+    return lines
+
+
+def _observations(findings: Findings) -> list[str]:
+    names = ", ".join(one_line(name, limit=40) for name in findings.observed[:40])
+    lines = [
+        "[observations]",
+        *_says(f"Agents of ORS, AReaL and NeMo Gym read every field that is not empty. Found: {names}."),
+        _set("hide", [], "no field is hidden"),
+        '# text = ["…"] # come first, without their names',
+    ]
+    for after, text in findings.reads:
+        lines += _says(f"After {one_line(after)} an agent reads: {text}")
     return lines
 
 

@@ -245,6 +245,29 @@ async def test_a_failed_reset_is_reported_and_no_socket_stays_open(script: dict[
     assert server.open == 0
 
 
+async def test_what_an_agent_reads_is_reported_with_the_fields_of_the_observations() -> None:
+    first = {"prompt": "Guess.\n\x1b[31m", "lives": 3, "metadata": {"round": 1}}
+    reply = {"type": "observation", "data": {"observation": first, "reward": None, "done": False}}
+
+    findings = await detect(openenv(action=properties(column={"type": "integer"}), reset_reply=reply))
+
+    assert findings.observed == ("lives", "metadata.round", "prompt", "tools")
+    assert findings.reads == (
+        ("reset", "Guess. [31m lives: 3 metadata.round: 1"),
+        ('{"column": 0}', '{"tools":[{"name":"say","input_schema":{"properties":{"word":{"type":"string"}}}}]}'),
+    )
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [{"type": "observation"}, {"type": "observation", "data": {"observation": 7}}, {"type": "state", "data": {}}],
+)
+async def test_a_reply_that_is_no_observation_is_trouble(reply: Mapping[str, Any]) -> None:
+    findings = await detect(openenv(action=properties(text=TEXT), reset_reply=reply))
+
+    assert "not an" in findings.trouble
+
+
 async def test_a_state_error_before_the_first_reset_is_not_reported() -> None:
     frame = {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "call reset first"}}
 

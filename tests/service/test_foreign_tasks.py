@@ -217,7 +217,12 @@ async def test_areal_counts_tasks_and_opens_them_by_number_and_by_split_and_inde
         by_place = await world.start("test/0")
 
     assert info["num_samples"] == 3
-    assert by_number.json()["observation"]["content"] == "Reach 2."
+    prompt, _, tools = by_number.json()["observation"]["content"].partition("\n\n")
+    assert prompt == "Reach 2."
+    if protocol is ServerProtocol.AREAL:
+        assert not tools, "its prompts are for agents that act by texts"
+    else:
+        assert tools.startswith('You act by calling tools. Reply with JSON such as {"name": "move", "arguments": {}}.')
     assert by_place.status_code == 200, by_place.text
     assert [(setup.split, setup.index) for setup in world.image.setups] == [("train", 1), ("test", 0)]
 

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import ActionType, Areal, Environment, ObservationType, SeedRule, UpstreamKind
-from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Block, StepResult
+from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Block, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -40,7 +40,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.core.json_text import dump
+from gateway.core.json_text import dump, parse
 from gateway.core.session import CloseReason, EpisodeRequest, Group, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import (
@@ -79,12 +79,14 @@ from gateway.sessions.last_replies import LastRequest
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
 from gateway.tasks.task_ref import TaskRef, seed_of
+from gateway.upstreams.action_mapping import Tool, instructions
 
 logger = logging.getLogger(__name__)
 
 TEARDOWN_WAIT_S: Final = 2.0
 """Seconds that the last reply waits for the teardown to free the slot. A longer teardown continues after the reply."""
 CLEANUP_S: Final = 5.0
+MAX_TOOLS_BYTES: Final = 4 * 2**20
 AT_ONCE_MAX: Final = 8
 """Largest number of running and waiting steps of one episode. The known clients send one step at a time."""
 
@@ -272,7 +274,8 @@ class ArealFrontend:
         except SessionError as error:
             raise _lost_at_start(error) from error
         try:
-            return await session.prompt(within_s=max(0.0, deadline - loop.time()))
+            blocks = await session.prompt(within_s=max(0.0, deadline - loop.time()))
+            return [*blocks, *await _how_to_act(session)]
         except BaseException as error:  # includes the cancellation after the trainer disconnected
             await self._undo(request.owner, episode, why_not_opened(error))
             if isinstance(error, SessionError):
@@ -366,6 +369,21 @@ def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> Non
     is_lost = any(fault.kind is FaultKind.INFRASTRUCTURE for fault in result.faults)
     failed = SessionFailed if is_lost else AuthorFault
     raise failed(f"the last turn failed in the environment, so the episode has no reward: {result.error}")
+
+
+async def _how_to_act(session: ActiveSession) -> list[Block]:
+    """Return the tools of a third-party server for an agent that acts by texts. Our own prompts say how to act."""
+    if session.environment.wire not in (UpstreamKind.ORS, UpstreamKind.OPENENV):
+        return []
+    answer = await session.forward("task_tools", body=b"", headers=[])
+    try:
+        listed = parse(await answer.read(MAX_TOOLS_BYTES)) if answer.status == 200 else {"tools": []}
+    finally:
+        await answer.aclose()
+    tools = [Tool(one["name"], one["input_schema"], one["description"]) for one in listed["tools"]]
+    terminal = (listed.get("terminal_tool") or {}).get("name", "")
+    told = instructions(tools, session.environment, terminal=terminal)
+    return [TextBlock(f"\n{told}")] if told else []
 
 
 def _lost_at_start(error: SessionError) -> WorkerDied:

@@ -15,7 +15,7 @@ from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import UpstreamError
 from gateway.core.json_text import compact
-from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
+from gateway.upstreams.action_mapping import Tool, text_argument, tool_call, written_call
 from gateway.upstreams.openenv.frames import INTERNAL, request
 from gateway.upstreams.openenv.http import Http, Place, RpcError, remember
 
@@ -124,11 +124,13 @@ def step_frame(action: Action, environment: Environment, form: Form) -> bytes | 
 def _gym_data(action: Action, environment: Environment, form: Form) -> Mapping[str, Any] | StepResult:
     if action.fields is not None:
         return action.fields
+    name, arguments = action.name, action.arguments
     if action.text is not None:
-        return text_argument(action.text, form.tools[0].input_schema, environment.actions.text_field)
-    if action.name in (STEP, environment.actions.default_tool):
-        return action.arguments
-    return _unknown(str(action.name))
+        call = written_call(action.text, form.tools)
+        if call is None:
+            return text_argument(action.text, form.tools[0].input_schema, environment.actions.text_field)
+        name, arguments = call
+    return arguments if name in (STEP, environment.actions.default_tool) else _unknown(str(name))
 
 
 def _tool_data(action: Action, environment: Environment, form: Form) -> Mapping[str, Any] | StepResult:

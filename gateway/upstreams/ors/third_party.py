@@ -43,7 +43,7 @@ from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, worker_of
 from gateway.upstreams import ors_bodies as answers
-from gateway.upstreams.action_mapping import Tool, tool_call
+from gateway.upstreams.action_mapping import Tool, tool_call, written_call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS
 from gateway.upstreams.idempotency.recorder import Recorder
@@ -340,6 +340,9 @@ class ThirdPartyOrsUpstream(OrsFacade):
             return action.name, dict(action.arguments)
         listed = await self._session_tools(session, environment)
         terminal = listed["terminal_tool"]
+        tools = [Tool(tool["name"], tool["input_schema"]) for tool in listed["tools"]]
+        if action.text is not None and not action.is_final and (call := written_call(action.text, tools)) is not None:
+            return call
         if action.text is not None and isinstance(terminal, Mapping) and not environment.actions.default_tool:
             # A harness treats a text without a tool call as the final message.
             field = environment.actions.text_field or terminal.get("arg")
@@ -347,7 +350,6 @@ class ThirdPartyOrsUpstream(OrsFacade):
         is_terminal = isinstance(terminal, Mapping) and terminal["name"] == environment.actions.default_tool
         if action.is_final and not is_terminal:
             raise InvalidRequest("a final text is no action here, because it goes to no terminal tool of the server")
-        tools = [Tool(tool["name"], tool["input_schema"]) for tool in listed["tools"]]
         return tool_call(action, environment, tools)
 
     async def _session_tools(self, session: Session, environment: Environment) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -50,6 +50,20 @@ class ImageBlock:
 
 
 Block = TextBlock | ImageBlock
+ROLES: Final = ("system", "user", "assistant")
+
+
+def role_of(block: Block) -> str | None:
+    """Return the role that *block* names as the header of a message. None: *block* is no header."""
+    role = (block.detail or {}).get("role")
+    return role if role in ROLES and isinstance(block, TextBlock) and block.text == f"[{role}]" else None
+
+
+def without_lone_role(blocks: Sequence[Block]) -> Sequence[Block]:
+    """Return *blocks* without the header of a conversation that is one message of the user, for use as one text."""
+    if [role for block in blocks if (role := role_of(block)) is not None] != ["user"] or role_of(blocks[0]) is None:
+        return blocks
+    return blocks[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ def written_call(text: str, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]]
 
 
 def _as_call(given: Mapping[str, Any] | None, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]] | None:
-    """Return *given* as a call if it has its form. The only tool's own input is none, even if it has such fields."""
+    """Return *given* as a call if it has its form. The only tool's own input may have it, too, and is not a call."""
     if given is None or not isinstance(name := given.get("name"), str) or given.keys() - {"name", "arguments", "id"}:
         return None
     if len(tools) == 1 and name != tools[0].name and "name" in _properties(tools[0].input_schema or {}):

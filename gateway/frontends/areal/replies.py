@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
-from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
+from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock, role_of, without_lone_role
 from gateway.core.errors import (
     AuthorFault,
     BodyTooLarge,
@@ -45,7 +45,7 @@ from gateway.sessions.worker_queries import WorkerQueries
 Json = dict[str, Any]
 LIMIT_REACHED: Final = "task limit reached"
 UNLIMITED_TURNS: Final = 1000
-"""The turn limit that clients are told if an episode has none."""
+"""The turn limit that replies state if an episode has no limit."""
 COMPLETED: Final = "completed"
 NO_OUTPUT: Final = "(no output)"
 """Text of an empty observation. Without text, two assistant turns would follow each other."""
@@ -59,7 +59,8 @@ _HINTS: Final = {
 
 def text_of(blocks: Sequence[Block]) -> str:
     """Return the blocks as one text, with a placeholder line for each image."""
-    parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in blocks]
+    shown = without_lone_role(blocks)
+    parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in shown]
     return without_control("\n".join(parts))
 
 
@@ -72,7 +73,7 @@ def first_observation(shown: Areal, blocks: Sequence[Block]) -> Json:
 
 def is_conversation(blocks: Sequence[Block]) -> bool:
     """Return True if *blocks* are messages with role headers."""
-    return any(_role(block) is not None for block in blocks)
+    return any(role_of(block) is not None for block in blocks)
 
 
 def observation(shown: Areal, result: StepResult) -> Json:
@@ -121,7 +122,7 @@ def is_last_turn(shown: Areal, turn: int) -> bool:
 
 
 def stated_turns(shown: Areal) -> int:
-    """Return the turn limit that clients are told."""
+    """Return the turn limit that replies state."""
     return UNLIMITED_TURNS if shown.max_turns is None else shown.max_turns
 
 
@@ -187,7 +188,7 @@ def _messages(blocks: Sequence[Block]) -> list[Json]:
     """Return the prompt as a conversation. A header block names the role of the blocks after it."""
     messages: list[tuple[str, list[Block]]] = []
     for block in blocks:
-        role = _role(block)
+        role = role_of(block)
         if role is not None:
             messages.append((role, []))
             continue
@@ -195,13 +196,6 @@ def _messages(blocks: Sequence[Block]) -> list[Json]:
             messages.append(("user", []))
         messages[-1][1].append(block)
     return [{"role": role, "content": text_of(said) or NO_OUTPUT} for role, said in messages or [("user", [])]]
-
-
-def _role(block: Block) -> str | None:
-    """Return the role that *block* names as a header. None: *block* is not a header."""
-    role = (block.detail or {}).get("role")
-    is_head = isinstance(block, TextBlock) and role in ("system", "user", "assistant") and block.text == f"[{role}]"
-    return str(role) if is_head else None
 
 
 def _structured(blocks: Sequence[Block]) -> Any:
@@ -221,7 +215,7 @@ def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) 
 def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
     """Return the problem statement: the task's instruction, else the first text of the prompt."""
     instruction = task.get("instruction")
-    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    texts = [block.text for block in blocks if isinstance(block, TextBlock) and role_of(block) is None]
     found = next((text for text in (instruction, *texts) if isinstance(text, str) and text.strip()), "")
     return without_control(found)
 

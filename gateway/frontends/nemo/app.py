@@ -26,7 +26,16 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.environment import Environment, UpstreamKind
-from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Action, Block, StepResult, Summary, TextBlock
+from gateway.core.episode import (
+    EPISODE_FINISHED,
+    TOOL_FAILED,
+    Action,
+    Block,
+    StepResult,
+    Summary,
+    TextBlock,
+    without_lone_role,
+)
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -359,7 +368,8 @@ def _verified(summary: Summary | None) -> Object:
 
 def _text_of(blocks: list[Block] | tuple[Block, ...]) -> str:
     """Return the blocks as one text, with a line for each image."""
-    return "\n".join(one.text if isinstance(one, TextBlock) else f"[image: {one.mime_type}]" for one in blocks)
+    shown = without_lone_role(blocks)
+    return "\n".join(one.text if isinstance(one, TextBlock) else f"[image: {one.mime_type}]" for one in shown)
 
 
 def _set_cookie(name: str, value: str) -> bytes:

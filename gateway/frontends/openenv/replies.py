@@ -20,7 +20,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import EPISODE_FINISHED, Block, ImageBlock, StepResult, TextBlock
+from gateway.core.episode import EPISODE_FINISHED, Block, ImageBlock, StepResult, TextBlock, without_lone_role
 from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
@@ -212,7 +212,7 @@ def read_tools(listing: Mapping[str, Any]) -> list[Json]:
 
 def text_of(blocks: Sequence[Block]) -> str:
     """Return the text of the text blocks, joined by line breaks."""
-    return "\n".join([block.text for block in blocks if isinstance(block, TextBlock)])
+    return "\n".join([block.text for block in without_lone_role(blocks) if isinstance(block, TextBlock)])
 
 
 def _observation(blocks: Sequence[Block], data: Any, metadata: Mapping[str, Any]) -> Json:

@@ -205,7 +205,7 @@ def _without_images(value: Any, images: list[ImageBlock], *, is_image: bool = Fa
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of an array of numbers, with the length of the first row for all; None: it is none."""
+    """Return the shape of an array of numbers, with the length of the first row for all; None: *value* is not one."""
     if not isinstance(value, list) or not value:
         return None
     if all(isinstance(one, int | float) for one in value):

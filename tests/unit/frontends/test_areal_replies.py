@@ -127,6 +127,34 @@ def test_the_start_states_the_smallest_limit_of_turns_of_environment_task_and_co
     assert start_reply(SHOWN, "e", blocks, sample=17, task=task)["info"]["max_turns"] == turns
 
 
+USER, SYSTEM = TextBlock("[user]", {"role": "user"}), TextBlock("[system]", {"role": "system"})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text", "described"),
+    [
+        pytest.param(
+            [USER, TextBlock("Count."), TextBlock("Go.")], "Count.\nGo.", "Count.", id="one message of the user"
+        ),
+        pytest.param([SYSTEM, TextBlock("Be brief.")], "[system]\nBe brief.", "Be brief.", id="one of the system"),
+        pytest.param(
+            [SYSTEM, TextBlock("Be brief."), USER, TextBlock("Go.")],
+            "[system]\nBe brief.\n[user]\nGo.",
+            "Be brief.",
+            id="two messages",
+        ),
+        pytest.param([TextBlock("See:"), USER, TextBlock("Go.")], "See:\n[user]\nGo.", "See:", id="text before it"),
+        pytest.param([TextBlock("[user]")], "[user]", "[user]", id="a text that looks like a header"),
+    ],
+)
+def test_roles_are_headers_only_in_conversations_and_never_the_description(
+    blocks: list[Block], text: str, described: str
+) -> None:
+    reply = start_reply(SHOWN, "e", blocks, sample=17, task={})
+
+    assert (reply["observation"]["content"], reply["info"]["task_description"]) == (text, described)
+
+
 # -- step -------------------------------------------------------------------------------------------------------------
 
 

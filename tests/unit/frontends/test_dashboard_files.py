@@ -13,6 +13,7 @@ import pytest
 from gateway.core.environment import Environment, TaskView
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.ports.step_log import UNRECORDED
 from gateway.core.session import CloseReason
 from gateway.frontends.dashboard.pages import for_trainer, histogram
 from gateway.frontends.dashboard.rendering import (
@@ -98,7 +99,7 @@ def step(**more: Any) -> dict[str, Any]:
 
 def test_each_outcome_and_reason_has_a_text() -> None:
     assert OUTCOMES.keys() == set(EpisodeOutcome)
-    assert REASONS.keys() == set(CloseReason)
+    assert REASONS.keys() == {*CloseReason, UNRECORDED}
     assert len(set(REASONS.values())) == len(REASONS)
 
 

@@ -61,9 +61,8 @@ def role_of(block: Block) -> str | None:
 
 def without_lone_role(blocks: Sequence[Block]) -> Sequence[Block]:
     """Return *blocks* without the header of a conversation that is one message of the user, for use as one text."""
-    if [role for block in blocks if (role := role_of(block)) is not None] != ["user"] or role_of(blocks[0]) is None:
-        return blocks
-    return blocks[1:]
+    roles = [role_of(block) for block in blocks]
+    return blocks[1:] if roles[:1] == ["user"] and not any(roles[1:]) else blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

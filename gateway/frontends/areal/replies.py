@@ -59,8 +59,7 @@ _HINTS: Final = {
 
 def text_of(blocks: Sequence[Block]) -> str:
     """Return the blocks as one text, with a placeholder line for each image."""
-    shown = without_lone_role(blocks)
-    parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in shown]
+    parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in blocks]
     return without_control("\n".join(parts))
 
 
@@ -68,7 +67,7 @@ def first_observation(shown: Areal, blocks: Sequence[Block]) -> Json:
     """Return the prompt in the environment's observation format."""
     if shown.observation_type is ObservationType.MESSAGES:
         return {"type": "messages", "content": _messages(blocks)}
-    return _observation(shown, blocks, _structured(blocks))
+    return _observation(shown, without_lone_role(blocks), _structured(blocks))
 
 
 def is_conversation(blocks: Sequence[Block]) -> bool:

@@ -122,7 +122,8 @@ def error_frame(refused: FrameError) -> str:
 def first_observation(blocks: Sequence[Block], told: Mapping[str, Any]) -> Json:
     """Return the prompt as an observation. *told* holds the gateway's fields of the task."""
     details = (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail)
-    return observed(_observation(blocks, next(details, None), told))
+    shown = without_lone_role(blocks) if any("role" in (block.detail or ()) for block in blocks) else blocks
+    return observed(_observation(shown, next(details, None), told))
 
 
 def step_reply(result: StepResult, action: Mapping[str, Any]) -> Json:
@@ -212,7 +213,7 @@ def read_tools(listing: Mapping[str, Any]) -> list[Json]:
 
 def text_of(blocks: Sequence[Block]) -> str:
     """Return the text of the text blocks, joined by line breaks."""
-    return "\n".join([block.text for block in without_lone_role(blocks) if isinstance(block, TextBlock)])
+    return "\n".join([block.text for block in blocks if isinstance(block, TextBlock)])
 
 
 def _observation(blocks: Sequence[Block], data: Any, metadata: Mapping[str, Any]) -> Json:

@@ -195,8 +195,11 @@ async def test_a_text_is_the_input_of_the_default_tool(server: Driver) -> None:
         fields = Action(fields={"text": "field"})
         assert text(await server.upstream.act(episode.session, episode.there, fields)) == "field"
     async with server.on() as episode:
-        with pytest.raises(InvalidRequest, match="default_tool"):
-            await server.upstream.act(episode.session, episode.there, said)
+        refused = await server.upstream.act(episode.session, episode.there, said)
+        written = Action(text=json.dumps({"name": "echo", "arguments": {"text": "called"}}))
+        assert text(await server.upstream.act(episode.session, episode.there, written)) == "called"
+    assert refused.reason == "input_validation"
+    assert (refused.error or "").startswith("This is no call of a tool. Reply with JSON such as ")
 
 
 @on("openreward-server")

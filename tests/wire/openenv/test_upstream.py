@@ -57,10 +57,10 @@ async def test_an_episode_is_played_from_its_reset_to_its_summary(counter: Image
         steps = await upstream.steps(session, where)
         summary = await upstream.close(session, where)
 
-    assert [block.text for block in prompt if isinstance(block, TextBlock)] == ["Count to 4."]
+    assert [block.text for block in prompt if isinstance(block, TextBlock)] == ["Count to 4.\n\nvalue: 0\ntarget: 4"]
     assert [(result.reward, result.finished) for result in results] == [(0.0, False)] * 3 + [(1.0, True)]
     assert results[0].data == {"value": 1, "target": 4, "text": "value=1"}
-    assert results[0].blocks == (TextBlock("value=1"),)
+    assert results[0].blocks == (TextBlock("value=1\n\nvalue: 1\ntarget: 4"),)
     assert (state["data"]["episode_id"], state["data"]["step_count"], steps) == ("e-1", 4, 4)
     assert summary is not None
     assert (summary.reward, summary.finished, summary.steps) == (1.0, True, 4)
@@ -204,7 +204,7 @@ async def test_an_images_own_splits_are_listed_and_their_tasks_played_by_index(n
     assert count == 5
     assert tasks == [{"id": "test-1", "target": 3}, {"id": "test-2", "target": 4}]
     assert isinstance(prompt[0], TextBlock)
-    assert prompt[0].text == "Count to 4."
+    assert prompt[0].text == "Count to 4.\n\nvalue: 0\ntarget: 4"
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -226,7 +226,7 @@ async def test_an_image_without_tasks_has_one_task_for_each_seed(version: str) -
     assert splits == [Split("train", SplitType.TRAIN)]
     assert (count, tasks, only) == (7, [{"seed": 5}, {"seed": 6}], (1, [{}]))
     assert isinstance(prompt[0], TextBlock)
-    assert prompt[0].text == "Count to 3."  # seed 5
+    assert prompt[0].text == "Count to 3.\n\nvalue: 0\ntarget: 3"  # seed 5
 
 
 async def test_a_task_with_a_key_that_no_reset_maps_is_refused(newest: Image) -> None:

@@ -61,7 +61,7 @@ async def test_every_replica_serves_a_session_through_the_replica_that_holds_it(
             await other.upstream.close(again, WHERE)
 
     assert isinstance(prompt[0], TextBlock)
-    assert prompt[0].text == "Count to 4."
+    assert prompt[0].text == "Count to 4.\n\nvalue: 0\ntarget: 4"
     assert json.loads(first)["data"]["observation"]["text"] == "Count to 4."
     assert (acted.data["value"], here.data["value"], steps) == (1, 2, 3)
     assert (failed.error, failed.reason) == ("boom from env", "tool_error")

@@ -70,6 +70,8 @@ class FailureReasons:
 
         Raises:
             SessionClosed: The session was ended; the error has the reason.
+            SessionMoved: The trainer opened the session anew at another replica, and the call did not run. A store that
+                lost its data announces no end of the former one.
         """
         if isinstance(error, ReplicaLeft):
             return
@@ -87,3 +89,5 @@ class FailureReasons:
             session = await self._store.find(entry.session.id)
             if session.state is SessionState.CLOSING and session.reason is not None:
                 raise SessionClosed(session.reason.value) from error
+            if session.state is SessionState.OPEN and session.lease != entry.session.lease and not error.sent:
+                raise SessionMoved(self._cache.add(session, entry.environment)) from error

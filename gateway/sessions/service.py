@@ -440,11 +440,7 @@ class Call:
             log_faults(self.cached.session, faults)
 
     async def explain(self, error: BaseException) -> None:
-        """Log the faults that *error* carries.
-
-        Raises:
-            SessionClosed: The session was ended, which is the cause of *error*.
-        """
+        """Log the faults that *error* carries. Raises the errors of `FailureReasons.explain`."""
         if isinstance(error, UpstreamError):
             self.report(error.faults)
         if isinstance(error, UpstreamGone):
@@ -481,12 +477,12 @@ class Call:
         told = error
         try:
             await self.explain(error)
-        except SessionClosed as better:
+        except (SessionClosed, SessionMoved) as better:
             told = better
             raise
         finally:
             # A call in a session that moved is repeated in the new one.
-            self.end(call_outcome(told), NOT_RUN if isinstance(error, SessionMoved) else None, told)
+            self.end(call_outcome(told), NOT_RUN if isinstance(told, SessionMoved) else None, told)
 
     def end(self, outcome: str, reply: Any = None, error: BaseException | None = None, headers: Headers = ()) -> None:
         """End the call; *outcome* is one of ``metrics.CALLS``. The step log gets the *reply*, or the *error*.

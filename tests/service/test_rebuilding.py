@@ -143,6 +143,23 @@ async def test_sessions_of_the_gateways_own_workers_are_restored_even_if_no_repl
         assert (await first.used(), worker.sessions) == (0, {})
 
 
+async def test_a_session_that_was_opened_anew_after_a_data_loss_is_found_by_the_replica_that_knew_the_former_one(
+    replicas: Replicas,
+) -> None:
+    async with replicas.serving() as first, replicas.serving() as second:
+        await opened(first, "a")
+        former = replicas.backend.only
+        replicas.empty()
+        await former.die(announced=False)  # the emptied store knows no session that ends with it
+        await is_whole(second)
+        after = await opened(second, "a")
+
+        assert not (await stepped(first, "a")).error
+        assert await leases(first) == {"a": after.lease}
+        (worker,) = (one for one in replicas.backend.workers.values() if one.is_running)
+        assert (former.ran, worker.ran) == ([], ["go_on"])
+
+
 async def test_an_opening_that_waits_during_the_data_loss_gets_a_slot_that_is_really_free(replicas: Replicas) -> None:
     replicas.environments = [environment(slots=2, max_workers=1)]
     async with replicas.serving() as first, replicas.serving() as second:

@@ -114,8 +114,9 @@ class RawServer:
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
+        for connection in self.connections:  # also one whose script ended before its client read everything
+            connection.abort()
         for task in tasks:
-            self._tasks[task].abort()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._path is not None:

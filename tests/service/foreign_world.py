@@ -23,7 +23,8 @@ def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Envir
     """Return a third-party environment. *policy* holds keywords of `environment` and fields of `Environment`."""
     own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
-    usual: dict[str, Any] = {"server": Server(port=8000), "areal": Areal(max_turns=None)}  # as `gateway.catalog.toml` reads a file
+    # As `gateway.catalog.toml` reads a file.
+    usual: dict[str, Any] = {"server": Server(port=8000), "areal": Areal(max_turns=None)}
     return replace(ours, protocol=protocol, tasks=None, **{**usual, **own})
 
 

@@ -25,7 +25,7 @@ def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Envir
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
     # As `gateway.catalog.toml` reads a file.
     usual: dict[str, Any] = {"server": Server(port=8000), "areal": Areal(max_turns=None)}
-    return replace(ours, protocol=protocol, tasks=None, **{**usual, **own})
+    return replace(ours, protocol=protocol, tasks=None, **(usual | own))
 
 
 @dataclass(slots=True)

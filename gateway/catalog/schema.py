@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway.core.environment import (
     ActionType,
@@ -100,6 +100,17 @@ class SandboxTable(Table):
     cpu_s: int | None = Field(default=None, ge=1)
 
 
+def _is_format(text: str) -> str:
+    """Return *text* if it names samples by their numbers. Raises ``ValueError``."""
+    try:
+        differs = not text or text.format(0) != text.format(1)
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"{text!r} is not a format of a number: {error}") from None
+    if not differs:
+        raise ValueError(f"{text!r} gives each sample the same name; write {{}} or {{:05d}} where its number stands")
+    return text
+
+
 class ArealTable(Table):
     """``[areal]``: options of AReaL's task server API."""
 
@@ -107,6 +118,7 @@ class ArealTable(Table):
     description: str = ""
     split: str = Field(default="train", min_length=1)
     max_turns: int | None = Field(default=None, ge=1)
+    sample_ids: Annotated[str, AfterValidator(_is_format)] | tuple[str, ...] = "{}"
     observation_type: ObservationType = ObservationType.TEXT
     action_type: ActionType = ActionType.TEXT
     start_s: float = Field(default=50.0, gt=0)

@@ -219,6 +219,9 @@ class Areal:
     """The split to which integer task ids refer, and whose tasks ``num_samples`` counts."""
     max_turns: int | None = 20
     """Maximum number of steps in an episode. 20 is also the client's own default. None: the server's own limit."""
+    sample_ids: str | tuple[str, ...] = "{}"
+    """Names of the samples of an AReaL server: a format of their numbers from 0, or a list. Empty: they are unknown, so
+    that the server has no split, and a task has to name its sample."""
     observation_type: ObservationType = ObservationType.TEXT
     action_type: ActionType = ActionType.TEXT
     start_s: float = 50.0

@@ -36,19 +36,24 @@ async def look(server: Probe, info: Mapping[str, Any], *, prefix: str) -> Findin
     if samples is None:
         remarks.append("It does not report its number of samples (num_samples).")
     health = f"{prefix}/health"
+    ready = health if (await server.get(health)).status == 200 else f"{prefix}/task/info"
+    trouble, has_names = await _try_episode(server, prefix)
+    if has_names:
+        remarks.append("Its samples are not counted from 0: name them in sample_ids, or tasks have to name theirs.")
     return Findings(
         protocol=ServerProtocol.AREAL,
         version="an AReaL task server",
         description=one_line(info["description"]) if isinstance(info.get("description"), str) else "",
         environments=(one_line(info["name"]),),
         chosen=one_line(info["name"]),
-        ready=health if (await server.get(health)).status == 200 else f"{prefix}/task/info",
+        ready=ready,
         capacity=Capacity(SLOTS, Finding.ASSUMED),
-        splits=(FoundSplit(SPLIT, SplitType.TRAIN, samples),),
+        splits=() if has_names else (FoundSplit(SPLIT, SplitType.TRAIN, samples),),
+        has_named_samples=has_names,
         max_turns=_whole(info.get("max_episode_length")),
         observation_type=_member(ObservationType, info.get("observation_type")),
         action_type=_member(ActionType, info.get("action_type")),
-        trouble=await _try_episode(server, prefix, remarks),
+        trouble=trouble,
         remarks=tuple(remarks),
     )
 
@@ -61,17 +66,19 @@ def _member(of: type[Word], value: object) -> Word | None:
     return of(value) if isinstance(value, str) and value in list(of) else None
 
 
-async def _try_episode(server: Probe, prefix: str, remarks: list[str]) -> str:
-    """Start an episode of sample 0 and cancel it. Return the reason if that failed, else empty."""
+async def _try_episode(server: Probe, prefix: str) -> tuple[str, bool]:
+    """Start an episode of sample 0 and cancel it.
+
+    Return the reason if that failed, else empty, and whether the server has no sample of that number.
+    """
     try:
         started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})
         if started.status == 404:
-            remarks.append("Its samples are not counted from 0: tasks have to name theirs (sample_id).")
-            return ""
+            return "", True
         episode = started.object().get("episode_id")
         if not isinstance(episode, str):
-            return f"starting sample 0: {started.status} {started.text()}"
+            return f"starting sample 0: {started.status} {started.text()}", False
         await server.post(f"{prefix}/episode/cancel", {"episode_id": episode})
     except Unanswered as error:
-        return str(error)
-    return ""
+        return str(error), False
+    return "", False

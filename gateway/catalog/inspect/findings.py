@@ -70,6 +70,8 @@ class Findings:
     places: bool = False
     """True if an OpenEnv server accepts a reset by split and index."""
     max_turns: int | None = None
+    has_named_samples: bool = False
+    """True if the samples of an AReaL server are not numbered, so that only tasks that name one can be opened."""
     observation_type: ObservationType | None = None
     action_type: ActionType | None = None
     observed: tuple[str, ...] = ()

@@ -284,6 +284,11 @@ def _splits(findings: Findings) -> list[str]:
         *([_set("split", split, "found: its first; it has no split train")] if split else []),
         *([_set("max_turns", findings.max_turns, "found: max_episode_length")] if findings.max_turns else []),
         *(
+            [_set("sample_ids", [], 'found: not numbered; a format ("dev-{:05d}") or a list')]
+            if findings.has_named_samples
+            else []
+        ),
+        *(
             [_set("observation_type", findings.observation_type.value, "found")]
             if findings.observation_type is not None
             else []

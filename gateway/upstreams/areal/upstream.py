@@ -129,29 +129,38 @@ class ArealUpstream(OrsFacade):
         return compact(wire.tool_list(environment, told))
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """Return one split with the name in ``areal.split``. Its tasks are the server's samples, by number.
+        """Return one split with the name in ``areal.split``. Its tasks are the server's samples.
 
-        The list is empty if the server does not state its number of samples.
+        The list is empty if their names are unknown, or if the server does not state its number of samples.
         """
-        told = await self._find(worker.id, worker.address)
-        if not told.samples:
+        if not await self._samples(worker, environment):
             return []
         name = environment.areal.split
         return [Split(name, SplitType(name) if name in set(SplitType) else SplitType.TRAIN)]
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """Return the number of samples that the server states."""
-        told = await self._find(worker.id, worker.address)
-        if not told.samples or split != environment.areal.split:
-            raise unknown_split(split, [environment.areal.split] if told.samples else [])
-        return told.samples
+        """Return the number of samples: those listed in ``areal.sample_ids``, or the number that the server states."""
+        count = await self._samples(worker, environment)
+        if not count or split != environment.areal.split:
+            raise unknown_split(split, [environment.areal.split] if count else [])
+        return count
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
         """Return the samples from number *start* up to *stop*, exclusive."""
-        count = await self.count(worker, environment, split)
-        return [{"id": str(index), "sample_id": index} for index in range(start, min(stop, count))]
+        numbers = range(start, min(stop, await self.count(worker, environment, split)))
+        names = environment.areal.sample_ids
+        if names == "{}":
+            return [{"id": str(number), "sample_id": number} for number in numbers]
+        named = [names.format(number) if isinstance(names, str) else names[number] for number in numbers]
+        return [{"id": name, "sample_id": name} for name in named]
+
+    async def _samples(self, worker: Worker, environment: Environment) -> int:
+        names = environment.areal.sample_ids
+        if not names or not isinstance(names, str):
+            return len(names)
+        return (await self._find(worker.id, worker.address)).samples
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """Return the server's response to ``task/info``."""

@@ -20,6 +20,8 @@ from gateway.core.environment import (
     Environment,
     Isolation,
     Limits,
+    Nemo,
+    ObservationMapping,
     ObservationType,
     OpenEnv,
     PoolPolicy,
@@ -217,6 +219,12 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
             GOOD + "[pool]\nsolts = 3\n", "4: pool.solts", "there is no such key", id="unknown key in a table"
         ),
         pytest.param(GOOD + "[areal]\nmax_turns = 0\n", "4: areal.max_turns", "at least", id="no turns"),
+        pytest.param(
+            GOOD + '[areal]\nsample_ids = "dev-00000"\n', "4: areal.sample_ids", "the same name", id="one name for all"
+        ),
+        pytest.param(
+            GOOD + '[areal]\nsample_ids = "dev-{}-{}"\n', "4: areal.sample_ids", "not a format", id="two numbers"
+        ),
         pytest.param(
             GOOD + '[areal]\nobservation_type = "sound"\n',
             "4: areal.observation_type",
@@ -592,6 +600,8 @@ WORKERS_STAY = {
     "openenv": replace(BASE, openenv=OpenEnv(step_s=7)),
     "actions": replace(BASE, actions=ActionMapping(default_tool="step")),
     "resets": replace(BASE, resets=ResetMapping(keys=("task_name",))),
+    "observations": replace(BASE, observations=ObservationMapping(hide=("metadata",))),
+    "nemo": replace(BASE, nemo=Nemo(final_text=True)),
     "env_types": replace(BASE, env_types=("sums",)),
     "task_view": replace(BASE, task_view=TaskView.FULL),
     "seed_rule": replace(BASE, seed_rule=SeedRule.DRAWN),

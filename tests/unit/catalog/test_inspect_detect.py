@@ -13,6 +13,7 @@ from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, one_line, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
 from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, until_up
+from gateway.catalog.inspect.toml_writer import environment_of
 from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.addresses import parse_address
 from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
@@ -304,6 +305,9 @@ async def test_samples_with_unknown_names_add_a_remark_and_are_not_an_error() ->
 
     assert findings.trouble == ""
     assert any("not counted from 0" in remark for remark in findings.remarks)
+    assert (findings.splits, findings.has_named_samples) == ((), True)
+    written = environment_of("os", "http://127.0.0.1:1", findings)
+    assert (written.areal.sample_ids, written.areal.max_turns) == ((), None)
 
 
 async def test_an_unrecognized_server_is_refused_with_the_answers_it_gave() -> None:

@@ -117,6 +117,27 @@ async def test_the_samples_of_a_server_are_one_split() -> None:
     assert tasks == [{"id": "1", "sample_id": 1}, {"id": "2", "sample_id": 2}]
 
 
+@pytest.mark.parametrize(
+    ("sample_ids", "names"),
+    [("dev-{:03d}", ["dev-000", "dev-001", "dev-002"]), (("hard", "easy"), ["hard", "easy"]), ((), []), ("", [])],
+)
+async def test_samples_have_the_configured_names(sample_ids: str | tuple[str, ...], names: list[str]) -> None:
+    environment = replace(GUESS, areal=Areal(sample_ids=sample_ids))
+
+    async with asked(Scripted()) as world:
+        splits = await world.upstream.splits(world.worker, environment)
+        if not names:
+            assert splits == []
+            with pytest.raises(UnknownSplit, match="there are none"):
+                await world.upstream.count(world.worker, environment, "train")
+            return
+        count = await world.upstream.count(world.worker, environment, "train")
+        tasks = await world.upstream.tasks(world.worker, environment, "train", 0, 9)
+
+    assert (len(splits), count) == (1, len(names))
+    assert tasks == [{"id": name, "sample_id": name} for name in names]
+
+
 async def test_a_server_that_reports_no_number_of_samples_has_no_split() -> None:
     async with asked(Scripted(info={"name": "guess", "num_samples": None})) as world:
         assert await world.upstream.splits(world.worker, GUESS) == []

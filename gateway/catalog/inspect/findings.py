@@ -67,6 +67,8 @@ class Findings:
     """The field that a text fills; empty: there is no such field, or several are possible."""
     terminal: str = ""
     """The tool of an ORS server for an agent's final text, with its field: ``answer.text``."""
+    seeds_do_nothing: bool = False
+    """True if resets with two seeds, and a step after each, showed the same."""
     places: bool = False
     """True if an OpenEnv server accepts a reset by split and index."""
     max_turns: int | None = None

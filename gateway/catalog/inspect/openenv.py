@@ -64,6 +64,9 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
     remarks.append(
         "What a reset looks at cannot be asked: a seed and an episode id are assumed, and many images ignore them."
     )
+    has_effect, is_same = _effect_of_seeds(tried.seeds)
+    if not is_same:
+        remarks.append("Two resets with the same seed differ, so that its episodes cannot be reproduced.")
     default, text = default_of(tools)
     if not tools and not _is_tool_call(action):
         text = text_field(action)
@@ -80,12 +83,21 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         fields=() if tools else fields(action),
         default_tool=default,
         text_field=text,
+        seeds_do_nothing=not has_effect,
         places=bool(splits),
         observed=tuple(sorted(tried.observed)),
         reads=tuple(tried.reads),
         trouble=tried.trouble,
         remarks=tuple(remarks),
     )
+
+
+def _effect_of_seeds(seen: Sequence[str]) -> tuple[bool, bool]:
+    """Return whether another seed changed what was seen, and whether the same seed showed the same."""
+    if len(seen) < len(SEEDS):
+        return True, True
+    one, again, other = seen
+    return one != other, one == again
 
 
 async def _schema(server: Probe) -> Mapping[str, Any]:
@@ -141,6 +153,8 @@ FREED_S = 5.0
 PAUSE_S = 0.05
 READ_CHARS = 400
 """Characters that are shown of what an agent reads."""
+SEEDS = (1, 1, 2)
+"""Seeds of resets that show whether a seed does anything, and whether it does the same again."""
 LONE = Capacity(1, Finding.ASSUMED)
 """Default capacity of OpenEnv servers: one session."""
 
@@ -165,6 +179,9 @@ class TriedEpisode:
     """Paths of the fields in its observations."""
     reads: list[tuple[str, str]] = field(default_factory=list)
     """What an agent of another protocol reads after the reset and after one step, each with what came before."""
+
+    seeds: list[str] = field(default_factory=list)
+    """What the resets with the seeds `SEEDS` and a step showed."""
 
     def read(self, after: str, reply: Mapping[str, Any]) -> None:
         """Note what an agent reads of *reply*, an observation frame."""
@@ -263,8 +280,19 @@ async def _try_episode(
             tried.reads.append((json.dumps(step), said))
         else:
             tried.read(json.dumps(step), reply)
+        for seed in SEEDS:
+            seen = [await socket.ask({"type": "reset", "data": {"seed": seed}})]
+            seen.append(await socket.ask({"type": "step", "data": step}))
+            tried.seeds.append(json.dumps([_without_metadata(one) for one in seen], sort_keys=True))
     except (Unanswered, GatewayError) as error:
         tried.trouble = str(error)
+
+
+def _without_metadata(reply: Mapping[str, Any]) -> Any:
+    """Return the observation of *reply* without its metadata, which often has a new id for each episode."""
+    data = reply.get("data")
+    observation = data.get("observation") if isinstance(data, Mapping) else None
+    return {**observation, "metadata": None} if isinstance(observation, Mapping) else data
 
 
 def _sample_step(action: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

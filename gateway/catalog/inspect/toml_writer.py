@@ -267,12 +267,14 @@ def _resets(findings: Findings) -> list[str]:
         ),
         _set("keys", list(_reset_keys(findings)), why),
         '# from_task = { task_name = "environment_config.page" } # argument = its place in a task',
-        *(
-            []
-            if findings.splits
-            else [_set("seeds", 1000, "assumed: it has no tasks of its own, so the seed selects the task")]
-        ),
+        *([] if findings.splits else [_seeds(findings)]),
     ]
+
+
+def _seeds(findings: Findings) -> str:
+    if findings.seeds_do_nothing:
+        return _set("seeds", 1, "found: two seeds gave the same first observation and the same step")
+    return _set("seeds", 1000, "assumed: it has no tasks of its own, so the seed selects the task")
 
 
 def _splits(findings: Findings) -> list[str]:

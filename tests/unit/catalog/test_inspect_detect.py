@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,9 @@ class Scripted(Probe):
     """Number of sockets that the server holds; 0 if it has no WebSocket."""
     first_frame: Mapping[str, Any] = field(default_factory=lambda: {"type": "state", "data": {}})
     reset_reply: Mapping[str, Any] = field(default_factory=lambda: {"type": "observation", "data": {"observation": {}}})
+    by_seed: Callable[[int, int], Mapping[str, Any]] | None = None
+    """Returns the observation of a reset with a seed, and the number of resets."""
+    resets: int = 0
     open: int = 0
     most_open: int = 0
     asked: list[str] = field(default_factory=list)
@@ -72,7 +75,13 @@ class _Place(ProbeSocket):
         if message["type"] == "step":
             observation = {"tools": [{"name": "say", "input_schema": {"properties": {"word": TEXT}}}]}
             return {"type": "observation", "data": {"observation": observation}}
-        return self.server.first_frame if message["type"] == "state" else self.server.reset_reply
+        if message["type"] == "state":
+            return self.server.first_frame
+        self.server.resets += 1
+        if self.server.by_seed is None:
+            return self.server.reset_reply
+        begun = self.server.by_seed(message["data"].get("seed", 0), self.server.resets)
+        return {"type": "observation", "data": {"observation": begun}}
 
     async def close(self) -> None:
         self.server.open -= 1
@@ -267,6 +276,22 @@ async def test_a_reply_that_is_no_observation_is_trouble(reply: Mapping[str, Any
     findings = await detect(openenv(action=properties(text=TEXT), reset_reply=reply))
 
     assert "not an" in findings.trouble
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "seeds", "differs"),
+    [
+        pytest.param(lambda seed, _: {"board": seed}, 1000, False, id="another board"),
+        pytest.param(lambda _, count: {"board": 0, "metadata": {"episode_id": count}}, 1, False, id="another id"),
+        pytest.param(lambda _, count: {"board": count}, 1000, True, id="random"),
+    ],
+)
+async def test_seeds_that_do_nothing_are_one_task(by_seed: Any, seeds: int, differs: bool) -> None:
+    findings = await detect(openenv(action=properties(text=TEXT), by_seed=by_seed))
+
+    written = environment_of("board", "http://127.0.0.1:1", findings)
+    assert written.resets.seeds == seeds
+    assert any("cannot be reproduced" in remark for remark in findings.remarks) is differs
 
 
 async def test_a_state_error_before_the_first_reset_is_not_reported() -> None:

@@ -45,7 +45,7 @@ async def test_a_client_that_reads_lines_gets_a_whole_result(http: httpx.AsyncCl
         async with http.stream("POST", "/probe/call", headers=headers, json=asked) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
 
-    assert [line for line in lines if not line.startswith(("event: ", "data: "))] == []
+    assert [line for line in lines if not line.startswith(("event: ", "id: ", "data: "))] == []
     assert parse("\n".join([*lines, "", ""]).replace("\nevent: ", "\n\nevent: ")).text == said
 
 

@@ -242,6 +242,17 @@ async def test_a_sessions_tools_are_those_of_its_image() -> None:
     assert id.encode() not in b"".join(world.image.frames), "the id is the gateway's own"
 
 
+async def test_tools_are_listed_without_a_session_as_the_image_lists_them() -> None:
+    text = {"type": "string"}
+    tool = {"name": "own", "inputSchema": {}, "outputSchema": text, "annotations": {"readOnlyHint": True}, "meta": {}}
+    async with foreign(OPENENV) as world:
+        world.image.told = {"tools": {"tools": [tool]}}
+        id = (await rpc(world, "openenv/session/create"))["result"]["session_id"]
+        listed = [await rpc(world, "tools/list"), await rpc(world, "tools/list", session_id=id)]
+
+    assert [one["result"] for one in listed] == [{"tools": [tool]}] * 2
+
+
 async def test_mcp_frames_go_to_the_image_except_frames_about_sessions() -> None:
     listing = '{"type":"mcp","data":{"jsonrpc":"2.0","method":"tools/list","params":{},"id":4}}'
     async with foreign(OPENENV) as world, world.client() as client:

@@ -66,7 +66,7 @@ class WorkerUpstream(Protocol):
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """Return the worker's description of itself, for a frontend of the same protocol; return {} if there is none.
 
-        OpenEnv: ``{"schema": …, "metadata": …}``. AReaL: the answer to ``task/info``.
+        OpenEnv: ``{"schema": …, "metadata": …, "tools": …}``. AReaL: the answer to ``task/info``.
         """
 
     async def sessions(

@@ -156,13 +156,12 @@ class Mcp:
         return tool_result(result)
 
     async def _list(self, owner: Owner, environment: Environment, name: str | None) -> Json:
-        """Return the tools of the session's image if it speaks OpenEnv, else those of the environment."""
-        if (
-            name is not None
-            and environment.wire is UpstreamKind.OPENENV
-            and await self._episodes.has(owner, name, environment)
-        ):
-            found = await self._asked_image(owner, name, environment, "tools/list", {})
+        """Return the tools as the image lists them, if it speaks OpenEnv and has tools, else as the gateway does."""
+        if environment.wire is UpstreamKind.OPENENV:
+            found = None
+            if name is not None and await self._episodes.has(owner, name, environment):
+                found = await self._asked_image(owner, name, environment, "tools/list", {})
+            found = found or await self._relayed.about(environment, "tools")
             if found is not None:
                 return found
         return mcp_tools(await self._episodes.tools(environment))

@@ -77,7 +77,7 @@ class Passthrough:
         return reply if reply is not None and reply.keys() & {"result", "error"} else None
 
     async def about(self, environment: Environment, what: str) -> Json | None:
-        """Return the image's own ``schema`` or ``metadata`` (*what*). None: the image reports none.
+        """Return the image's own ``schema``, ``metadata`` or list of ``tools`` (*what*). None: the image reports none.
 
         Raises:
             FrameError: The query to a worker failed.

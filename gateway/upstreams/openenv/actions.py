@@ -35,6 +35,8 @@ class Form:
     has_tools: bool
     """Whether actions are tool calls. If not, there is one tool, ``step``, whose input is the action."""
     tools: tuple[Tool, ...]
+    listed: Mapping[str, Any] | None = None
+    """The image's own answer to MCP's ``tools/list``; None if its actions are no tool calls."""
 
     @property
     def listing(self) -> bytes:
@@ -68,7 +70,7 @@ class Forms:
         if _is_tool_call(schema) and (await self._http.abilities(at)).has_mcp:
             try:
                 listed = await self._http.call(at, "tools/list")
-                return Form(has_tools=True, tools=_read_tools(listed.get("tools")))
+                return Form(has_tools=True, tools=_read_tools(listed.get("tools")), listed=listed)
             except RpcError as error:
                 if error.rpc_code != INTERNAL or "does not support MCP" not in error.detail:
                     raise

@@ -141,13 +141,16 @@ class OpenEnvUpstream(OrsFacade):
         return await self._tasks.range(Place(worker.id, worker.address), environment, split, start, stop)
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """Return the image's ``/schema`` and ``/metadata`` responses unchanged."""
+        """Return the image's responses to ``/schema``, ``/metadata`` and MCP's ``tools/list`` unchanged."""
         at = Place(worker.id, worker.address)
-        found = {}
+        found: dict[str, Any] = {}
         for what in ("schema", "metadata"):
             status, answer = await self._http.get(at, f"/{what}")
             if status == 200 and isinstance(answer, Mapping):
                 found[what] = answer
+        if isinstance(found.get("schema", {}).get("action"), Mapping):
+            listed = (await self._forms.of(at, environment.digest())).listed
+            found |= {} if listed is None else {"tools": listed}
         return found
 
     # -- open and close -------------------------------------------------------------------------------------------

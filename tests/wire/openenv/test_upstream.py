@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from gateway.core.environment import ActionMapping, ResetMapping, Server, Split, SplitType
@@ -158,6 +159,17 @@ async def test_tools_are_called_by_steps_so_that_their_rewards_count(riddle: Ima
     assert len(over_mcp["data"]["result"]["tools"]) == 3
     assert summary is not None
     assert (summary.reward, summary.finished) == (1.0, True)
+
+
+async def test_the_list_of_tools_passes_whole_with_schemas_of_what_they_return(riddle: Image) -> None:
+    request = {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 7}
+    async with alone() as replica:
+        about = await replica.upstream.about(riddle.as_worker(), environment(resets=ResetMapping()))
+    async with httpx.AsyncClient() as http:
+        own = (await http.post(f"{riddle.url}/mcp", json=request)).json()["result"]
+
+    assert about["tools"] == own
+    assert [tool["outputSchema"]["properties"]["result"]["type"] for tool in own["tools"]] == ["string"] * 3
 
 
 async def test_a_gym_image_offers_the_tool_step_whose_input_is_the_action(counter: Image) -> None:

@@ -32,7 +32,7 @@ Count = Callable[[int], Awaitable[int]]
 def steady_toml(**pool: object) -> str:
     """Return the environment of steady sessions. *pool* holds values of its pool."""
     return environment_toml(
-        "unruly", pool=pool, tasks={"directory": str(TASKS)}, areal={"max_turns": 100_000}, timeouts={"open_s": 30}
+        "unruly", pool=pool, tasks={"directory": str(TASKS)}, areal={"max_turns": 100_000}, timeouts={"open_s": HANG_S}
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.deadlines import HANG_S
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis
@@ -31,7 +32,7 @@ UNRULY = steady_toml(slots=10, min_workers=1, max_workers=2, idle_worker_s=300)
 BRIEF = environment_toml("brief", pool={"slots": 500, "min_workers": 1, "max_workers": 1}, timeouts={"idle_s": IDLE_S})
 NOTICED_S = 2.0
 """Seconds after a jump during which the test opens sessions. Some are opened before a replica notices the jump."""
-FULL = environment_toml("full", pool={"slots": 1, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 120})
+FULL = environment_toml("full", pool={"slots": 1, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": HANG_S})
 
 
 @pytest.mark.parametrize("whose", ["Redis'", "the gateways'", "one gateway's"])

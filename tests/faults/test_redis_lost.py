@@ -38,7 +38,7 @@ IDLE_S = 8
 SILENT_S = min(30.0, 6.0 * SCALE)
 UNRULY = steady_toml(slots=SLOTS, min_workers=WORKERS, max_workers=WORKERS)
 BRIEF = brief_toml(IDLE_S)
-TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 60})
+TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": HANG_S})
 LATER = environment_toml("later", pool={"slots": 1, "min_workers": 0, "max_workers": 1, "idle_worker_s": 1})
 
 

@@ -86,6 +86,7 @@ from gateway.sessions.service import Sessions
 from gateway.sessions.unrecorded_ends import UnrecordedEnds
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings
+from gateway.settings.session_secrets import SessionSecrets
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
 from gateway.tasks.curricula.service import Curricula
@@ -160,12 +161,14 @@ class Gateway:
         self.store = self.stores.sessions
         if stores is None:
             self._owned.push_async_callback(self.stores.aclose)
+        self.secrets = SessionSecrets(settings.secrets_dir)
         self.log = StepLogWriter(
             settings.step_log_path,
             self.replica,
             max_bytes=settings.step_log_bytes,
             max_days=settings.step_log_days,
             secrets=settings.known_secrets(),
+            of_sessions=self.secrets.of,
         )
         self._owned.push_async_callback(self.log.aclose)
         self._own_log = StepLogReader(settings.step_log_path)
@@ -266,6 +269,7 @@ class Gateway:
             waiting=self.admission,
             tickets=self.curricula,
             keys=self.keys,
+            secrets=self.secrets,
             scorers=self.records.current,
         )
         calls = CallParts(

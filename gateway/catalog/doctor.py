@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, Isolation
-from gateway.core.errors import BackendError, StoreUnavailable
+from gateway.core.errors import BackendError, EnvironmentUnavailable, StoreUnavailable
 from gateway.core.ports.step_log import ANY, EpisodeFilter, StepLogQueries
 from gateway.settings import Settings
+from gateway.settings.session_secrets import SessionSecrets
 
 CHECK_S: Final = 10.0
 """Maximum seconds of one check."""
@@ -67,6 +68,7 @@ async def examine(settings: Settings, catalog: Catalog) -> list[Finding]:
     """Run all checks that concern this configuration, and return what they found."""
     checks: list[Callable[[], Awaitable[list[Finding]]]] = [
         lambda: asyncio.to_thread(_left_out, catalog),
+        lambda: asyncio.to_thread(_secrets, settings, catalog),
         lambda: asyncio.to_thread(_kernel, settings, catalog),
         lambda: asyncio.to_thread(_disks, settings),
         lambda: asyncio.to_thread(_open_files, settings),
@@ -100,6 +102,18 @@ def _left_out(catalog: Catalog) -> list[Finding]:
         )
         for name, reason in catalog.left_out.items()
     ]
+
+
+def _secrets(settings: Settings, catalog: Catalog) -> list[Finding]:
+    secrets, found = SessionSecrets(settings.secrets_dir), []
+    for environment in catalog:
+        try:
+            secrets.of(environment)
+        except EnvironmentUnavailable as error:
+            found.append(
+                Finding(check="secrets", status=Status.FAILED, detail=str(error), environments=(environment.name,))
+            )
+    return found
 
 
 # -- the environments' own code -------------------------------------------------------------------------------------

@@ -211,6 +211,11 @@ class StepLogTable(Table):
     share: float = Field(default=0.1, gt=0, le=1)
 
 
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$")]
+SecretSource = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:[^\x00]+)$")]
+"""Where the gateway reads a secret: ``env:VARIABLE`` or ``file:PATH``."""
+
+
 class EnvironmentFile(Table):
     """The whole ``environment.toml``."""
 
@@ -222,6 +227,7 @@ class EnvironmentFile(Table):
     command: tuple[str, ...] | None = None
     upstream_name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
     variables: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[SecretName, SecretSource] = Field(default_factory=dict)
     platform_keys: bool = False
     pool: PoolTable = PoolTable()
     limits: LimitsTable = LimitsTable()

@@ -126,6 +126,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         isolation=parsed.isolation,
         upstream_name=parsed.upstream_name,
         variables=parsed.variables,
+        secrets=parsed.secrets,
         platform_keys=parsed.platform_keys,
         pool=_pool(parsed),
         limits=_limits(parsed.limits),
@@ -364,6 +365,12 @@ def _refuse_foreign_contradictions(
     if protocol is ServerProtocol.ORS and server.is_foreign and environment.timeouts.idle_s > ORS_IDLE_MAX_S:
         raise complain(
             f"must be at most {ORS_IDLE_MAX_S:g}: ORS servers end idle sessions after 900 s", "timeouts", "idle_s"
+        )
+    if "secrets" in tables and protocol is not ServerProtocol.ORS:
+        raise complain(
+            f"the protocol {protocol.value!r} cannot carry secrets to a server: set [variables], which its container "
+            "gets, and remove this table",
+            "secrets",
         )
     targets = [volume.target for volume in environment.volumes]
     if len(set(targets)) != len(targets):

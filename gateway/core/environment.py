@@ -383,6 +383,9 @@ class Environment:
     upstream_name: str = ""
     """Its name in the worker's protocol; empty: the gateway's name for it."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Where the gateway reads a secret of all sessions, by the secret's name: ``env:VARIABLE`` or ``file:PATH``. A
+    trainer's secret of the same name takes precedence."""
     platform_keys: bool = False
     """True if sessions receive the caller's platform key, which one SDK adds to every session's secrets."""
     pool: PoolPolicy = PoolPolicy()
@@ -446,7 +449,7 @@ class Environment:
         """Return the digest of everything that its workers are made from.
 
         Workers of another digest get no new sessions. A change of pool policy (except slots), timeouts, description,
-        tasks, mappings or a frontend's settings needs no new workers.
+        tasks, mappings, secrets of sessions or a frontend's settings needs no new workers.
         """
         return self._digest
 

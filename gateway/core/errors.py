@@ -212,7 +212,9 @@ class RateLimited(GatewayError):
 
 
 class EnvironmentUnavailable(GatewayError):
-    """Workers of this environment do not start. The message names the cause and ends with the last lines of a log.
+    """Workers of this environment do not start, or a secret of the operator cannot be read. The message has the cause.
+
+    For a worker it ends with the last lines of its log.
 
     ``retry_after_s`` is the number of seconds until the next attempt to start a worker; 0: not known.
     """

@@ -201,6 +201,8 @@ class SessionSetup:
 
 SECRET_MARK: Final = "s"
 """First character of the lease of a session with secrets; the others begin with a hexadecimal digit."""
+SECRET_CHARS: Final = 8
+"""Minimum length of a secret that the step log masks: shorter texts occur by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate, OpeningWatch
 from gateway.sessions.liveness import WorkerSilent, wait_for_answer
 from gateway.settings.keys import NO_LIMITS, KeyLimits, Keyring
+from gateway.settings.session_secrets import SessionSecrets
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class _Opening:
 
     def renew(self) -> None:
         """Give the claim a new lease for the next try."""
-        self.claim = replace(self.claim, lease=new_lease(self.setup))
+        self.claim = replace(self.claim, lease=new_lease(self.request.setup))
 
 
 class SessionOpener:
@@ -103,11 +104,13 @@ class SessionOpener:
         waiting: AdmissionGate,
         tickets: DrawnTickets,
         keys: Keyring,
+        secrets: SessionSecrets,
         scorers: dict[EnvironmentName, str],
     ) -> None:
         """
         Args:
             keys: The limits of each key.
+            secrets: The secrets that the operator gives to sessions.
             patience_s: Seconds for which a store that does not answer, or is being rebuilt, is retried.
             waiting: Refuses openings that wait for a slot when this process ends.
             tickets: Releases the tickets with which nothing was opened.
@@ -121,7 +124,7 @@ class SessionOpener:
         self._patience_s = patience_s
         self._waiting = waiting
         self._tickets = tickets
-        self._keys = keys
+        self._keys, self._secrets = keys, secrets
         self._scorers = scorers
 
     async def open(self, request: EpisodeRequest) -> CachedSession:
@@ -132,13 +135,14 @@ class SessionOpener:
         Raises:
             SessionExists: Another request opened a session of this name.
             PoolExhausted: No slot became free in time, the queue is full, or this replica shuts down.
-            EnvironmentUnavailable: The environment's workers do not start.
+            EnvironmentUnavailable: The environment's workers do not start, or a secret of it cannot be read.
             InvalidRequest: The worker refuses the task.
             UpstreamError: The worker failed, and its slot is released. If it died, another worker is tried first: the
                 trainer has seen nothing of the episode yet.
         """
         opening = self._begun(request)
         with self._counted(opening):
+            self._add_secrets(opening)
             session = await self._claimed_in_time(opening)
             return await self._set_up(session, opening)
 
@@ -150,6 +154,7 @@ class SessionOpener:
         """
         opening = self._begun(request)
         with self._counted(opening):
+            self._add_secrets(opening)
             session = await self._take_over(opening)
             if session is None:
                 session = await self._claimed_in_time(opening)
@@ -164,6 +169,12 @@ class SessionOpener:
                 f"the key {request.owner!r} may use only {', '.join(limits.environments)}, not {environment.name}"
             )
         return _Opening(request, limits)
+
+    def _add_secrets(self, opening: _Opening) -> None:
+        """Add the operator's secrets to the trainer's own, which take precedence. Raises ``EnvironmentUnavailable``."""
+        if opening.environment.secrets:
+            secrets = self._secrets.of(opening.environment)
+            opening.setup = replace(opening.setup, secrets={**secrets, **opening.setup.secrets})
 
     async def _claimed_in_time(self, opening: _Opening) -> Session:
         """Claim a slot within the time that the environment and the request allow, at the pace of the key."""

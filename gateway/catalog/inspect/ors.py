@@ -10,6 +10,7 @@ from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundS
 from gateway.catalog.inspect.probe import Probe, Unanswered
 from gateway.core.environment import ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
+from gateway.upstreams.ors.dialects import secret_hint
 
 PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
 SLOTS = 16
@@ -133,7 +134,7 @@ async def _try_session(server: Probe, environment: str, found: tuple[FoundSplit,
     try:
         opened = await server.post("/create", {"env_name": environment, "split": split, "index": 0}, headers=headers)
         if opened.status != 200:
-            return f"opening task 0 of split {split!r}: {opened.status} {opened.text()}"
+            return f"opening task 0 of split {split!r}: {opened.status} {opened.text()}{secret_hint(opened.text())}"
         try:
             return await _try_prompt(server, environment, headers)
         finally:
@@ -147,4 +148,4 @@ async def _try_prompt(server: Probe, environment: str, headers: Mapping[str, str
     prompt = await server.get(f"/{environment}/prompt", headers=headers)
     if prompt.status in (200, 503):
         return ""
-    return f"the prompt of the first task: {prompt.status} {prompt.text()}"
+    return f"the prompt of the first task: {prompt.status} {prompt.text()}{secret_hint(prompt.text())}"

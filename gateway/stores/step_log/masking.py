@@ -10,8 +10,6 @@ from urllib.parse import quote, quote_plus
 
 from gateway.core.json_text import dump, encode
 
-MASKED_CHARS: Final = 8
-"""Minimum length of a text that is masked as a secret: shorter texts occur by chance."""
 JSON_DEPTH: Final = 3
 """Number of times that a text may have been written as JSON within JSON."""
 _DIGITS: Final = re.compile("%[0-9A-F]{2}")

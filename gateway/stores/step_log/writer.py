@@ -22,15 +22,16 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment, StepLogging
 from gateway.core.episode import Summary
+from gateway.core.errors import EnvironmentUnavailable
 from gateway.core.file_lock import Taken, hold
 from gateway.core.json_text import dump
 from gateway.core.periodic import until_next
 from gateway.core.ports.step_log import MESSAGE, REFERENCE, EpisodeEnd, LoggedCall, Rollout
-from gateway.core.session import SECRET_MARK, EpisodeRequest, Session
+from gateway.core.session import SECRET_CHARS, SECRET_MARK, EpisodeRequest, Session
 from gateway.core.task_name import TaskName
 from gateway.stores.step_log.database import BUSY_S, INDEX, LOCK, StepLogDatabase
 from gateway.stores.step_log.encoding import EMBEDDED_CHARS, CallBatch, CallBuffer, CallEncoder, as_list, size_of
-from gateway.stores.step_log.masking import MASKED_CHARS, forms_of, masked
+from gateway.stores.step_log.masking import forms_of, masked
 from gateway.stores.step_log.retention import CLEANED_S, DAMAGED, Retention
 from gateway.stores.step_log.segments import SegmentWriter
 
@@ -68,6 +69,7 @@ class StepLogWriter:
         max_bytes: int,
         max_days: float,
         secrets: Iterable[str] = (),
+        of_sessions: Callable[[Environment], Mapping[str, str]] = lambda _: {},
     ) -> None:
         """
         Args:
@@ -76,16 +78,19 @@ class StepLogWriter:
             max_bytes: Maximum size of the folder; the oldest episodes make room for new ones. 0: nothing is recorded.
             max_days: Age in days at which records are removed.
             secrets: Texts that must not be stored, such as API keys.
+            of_sessions: Reads the operator's secrets for sessions, which must not be stored either.
         """
         self._folder = folder
         self._replica = replica
         self.gateway = ""
         self._max_bytes = max_bytes
-        own = [secret for secret in secrets if len(secret) >= MASKED_CHARS]
+        own = [secret for secret in secrets if len(secret) >= SECRET_CHARS]
         self._own, self._own_in_calls = forms_of(own), forms_of(own, in_base64=False)
         """The gateway's own secrets. Workers do not get them, so calls, which are many, are not searched for base64."""
+        self._read_secrets = of_sessions
+        self._of_operator: set[str] = set()
         self._of_sessions: dict[str, list[bytes]] = {}
-        """Secrets of open sessions, by lease."""
+        """Secrets that trainers gave to open sessions, by lease."""
         self._retention = Retention(folder, max_bytes=max_bytes, max_days=max_days)
         self._segments = SegmentWriter(folder, replica, self._segment_ended, max_bytes=self._retention.segment_bytes)
         self._queued_bytes = min(QUEUED_BYTES, self._retention.batch_bytes)
@@ -113,14 +118,29 @@ class StepLogWriter:
         """See ``StepLog.keeps``. A lease is random, so its last digits choose a sample.
 
         Only the replica that opened a session can know its secrets, so other replicas record none of its calls. Nor are
-        calls of a session recorded that has a secret of fewer than `MASKED_CHARS` characters.
+        calls of a session recorded that has a secret of fewer than `SECRET_CHARS` characters.
         """
         policy = environment.step_log
         if not self._max_bytes or (lease.startswith(SECRET_MARK) and lease not in self._of_sessions):
             return False
+        if environment.secrets and not self._learns_secrets(environment):
+            return False
         if policy.mode is StepLogging.SAMPLED:
             return int(lease[-8:], 16) < policy.share * 2**32
         return policy.mode is StepLogging.FULL
+
+    def _learns_secrets(self, environment: Environment) -> bool:
+        """Mask the operator's secrets of *environment* from now on. Return False if they cannot be read."""
+        try:
+            found = set(self._read_secrets(environment).values()) - self._of_operator
+        except EnvironmentUnavailable:
+            return False
+        if found:
+            self._of_operator |= found
+            forms = forms_of(found)
+            self._own = sorted({*self._own, *forms}, key=len, reverse=True)
+            self._own_in_calls = sorted({*self._own_in_calls, *forms}, key=len, reverse=True)
+        return True
 
     def opened(self, session: Session, environment: Environment, request: EpisodeRequest, *, open_s: float) -> None:
         """See ``StepLog.opened``."""
@@ -128,7 +148,7 @@ class StepLogWriter:
             return
         setup, now = request.setup, time.time()
         secrets = [secret for secret in setup.secrets.values() if secret]
-        are_maskable = all(len(secret) >= MASKED_CHARS for secret in secrets)
+        are_maskable = all(len(secret) >= SECRET_CHARS for secret in secrets)
         if setup.secrets and are_maskable and len(self._of_sessions) < SECRETS_MAX:
             self._of_sessions[session.lease] = forms_of(secrets)
         ticket = setup.ticket

@@ -7,6 +7,7 @@ also writes and reads the messages in which the packages differ, or which need v
 from __future__ import annotations
 
 import base64
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,6 +137,16 @@ def wish_of(setup: SessionSetup, name: str, flavour: Dialect) -> tuple[dict[str,
     if setup.secrets and flavour.secrets_in_header:
         headers = (secrets_header(setup.secrets),)
     return wish, headers
+
+
+_MISSES_SECRET: Final = re.compile(r"api[ _-]?key|secret|credential|(auth\w*|access|bearer)[ _-]token", re.IGNORECASE)
+
+
+def secret_hint(message: str) -> str:
+    """Return how to give the server a secret, to be appended to the *message* of a failed start that asks for one."""
+    if _MISSES_SECRET.search(message) is None:
+        return ""
+    return " (a trainer's ORS client can send a secret, or the operator names it in [secrets] of environment.toml)"
 
 
 def secrets_header(secrets: Mapping[str, str]) -> tuple[bytes, bytes]:

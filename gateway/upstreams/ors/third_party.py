@@ -61,6 +61,7 @@ from gateway.upstreams.ors.dialects import (
     Flavours,
     reason_of,
     refuse_config,
+    secret_hint,
     split_list,
     task_count,
     task_list,
@@ -330,7 +331,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         if answer.status == 500:
             self.tallies.failed(session)
             await self.tallies.tell(session)
-            raise author_fault(answer.detail, "reset")
+            raise author_fault(f"{answer.detail}{secret_hint(answer.detail)}", "reset")
         if answer.status != 200:
             raise UpstreamError(answer.detail)
         return answer

@@ -596,6 +596,7 @@ WORKERS_STAY = {
     "directory": replace(BASE, directory=Path("/b")),
     "description": replace(BASE, description="Sums."),
     "platform_keys": replace(BASE, platform_keys=True),
+    "secrets": replace(BASE, secrets={"TOKEN": "env:TOKEN"}),
     "areal": replace(BASE, areal=Areal(max_turns=7)),
     "openenv": replace(BASE, openenv=OpenEnv(step_s=7)),
     "actions": replace(BASE, actions=ActionMapping(default_tool="step")),

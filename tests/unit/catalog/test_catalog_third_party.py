@@ -152,6 +152,8 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
         (PORT + '[[volumes]]\nsource = "../a"\ntarget = "/a"\n', "source", "must match"),
         (PORT + '[[volumes]]\nsource = "/a"\ntarget = "b"\n', "target", "must match"),
         (PORT + 2 * '[[volumes]]\nsource = "/a"\ntarget = "/b"\n', "volumes", "same target"),
+        (PORT + '[secrets]\nTOKEN = "env:T"\n', "6: secrets", "'openenv' cannot carry secrets to a server"),
+        (PORT.replace("openenv", "ors") + '[secrets]\nT = "s3cret"\n', "7: secrets.T", "must match"),
         (PORT + 'ready = "health"\n', "6: server.ready", "must match"),
         (PORT + "[resets]\nseeds = 0\n", "7: resets.seeds", "at least 1, not 0"),
     ],

@@ -39,6 +39,16 @@ async def test_a_machine_that_has_everything_has_no_failure(tmp_path: Path) -> N
     assert not {"engine", "redis", "bubblewrap"} & known.keys(), "local processes on the memory store need none of them"
 
 
+async def test_a_secret_that_the_gateway_cannot_read_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("abc\n")
+    missing, short = replace(environment("os"), secrets={"K": "env:NO_SUCH"}), f"file:{tmp_path}/short"
+    (one, other) = (await found(tmp_path, missing, replace(environment("math"), secrets={"K": short})))["secrets"]
+
+    assert (one.status, one.environments) == (Status.FAILED, ("os",))
+    assert one.detail == "secrets.K = 'env:NO_SUCH' of environment os: the gateway has no variable NO_SUCH"
+    assert other.detail.endswith("it has 3 characters, and a secret needs at least 8 to be masked in logs")
+
+
 async def test_a_missing_engine_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
     known = await found(tmp_path, backend="docker", docker_url=f"unix://{tmp_path}/none.sock")
     (engine,) = known["engine"]

@@ -147,7 +147,10 @@ async def test_a_failed_session_is_reported_with_the_servers_message_and_ended()
 
     findings = await detect(server)
 
-    assert findings.trouble == "the prompt of the first task: 500 KeyError: 'OPENAI_API_KEY'"
+    assert findings.trouble == (
+        "the prompt of the first task: 500 KeyError: 'OPENAI_API_KEY' "
+        "(a trainer's ORS client can send a secret, or the operator names it in [secrets] of environment.toml)"
+    )
     assert server.asked[-1] != "POST /create"
     assert "POST /delete" in server.asked
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote_to_bytes
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import sse
+from gateway.core.environment import Environment
 from gateway.core.episode import ImageBlock, StepResult, TextBlock
+from gateway.core.errors import EnvironmentUnavailable
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import MESSAGE, Content, EpisodeEnd, EpisodeFilter, Rollout
 from gateway.core.session import CloseReason
@@ -125,6 +128,29 @@ async def test_no_form_of_a_secret_is_stored_wherever_it_stands(
     assert (len(calls), damaged) == (count, [])
     assert all("*" * 16 in json.dumps(result_of(call[5])) for call in calls)
     assert row["begin"]["spec"]["said"].strip("*") == ""
+
+
+async def test_an_operators_secret_is_masked_by_a_replica_that_opened_no_session(tmp_path: Path) -> None:
+    lease, with_secret = LEASE[1:], replace(MATH, secrets={"TOKEN": "env:TOKEN"})
+    log = StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=14, of_sessions=lambda _: {"TOKEN": SECRET})
+    assert log.keeps(lease, with_secret)
+    for write in FORMS.values():
+        log.called(a_call(b"{}", ors_json(write(SECRET)), lease=lease))
+        log.called(a_call(b"{}", ors_stream(f"{write(SECRET)} {'x' * 9000}"), lease=lease))
+    await log.flush()
+    await log.aclose()
+
+    assert {form for content in contents(tmp_path) for form in found_in(content, SECRET)} == set()
+
+
+def test_no_call_is_recorded_while_the_operators_secret_cannot_be_read(tmp_path: Path) -> None:
+    def unreadable(environment: Environment) -> Mapping[str, str]:
+        raise EnvironmentUnavailable("no such file")
+
+    log = StepLogWriter(tmp_path, "r1", max_bytes=2**30, max_days=14, of_sessions=unreadable)
+
+    assert log.keeps(LEASE[1:], MATH)
+    assert not log.keeps(LEASE[1:], replace(MATH, secrets={"TOKEN": "env:TOKEN"}))
 
 
 async def test_short_chunks_and_images_and_rollouts_hide_no_secret(tmp_path: Path) -> None:

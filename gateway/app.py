@@ -148,7 +148,7 @@ class Gateway:
             store_patience_s: Seconds that a request waits for a store that does not answer.
         """
         self.settings = settings
-        self.catalog, self.tasks = content.catalog, content.tasks
+        self.catalog, self.tasks, self._static = content.catalog, content.tasks, content.static
         self.keys = settings.keyring()
         self.keys.changed(self.catalog.set_tenants)
         self.lifecycle, self.metrics, self.lease = Lifecycle(), Metrics(), LeaderLease()
@@ -454,6 +454,8 @@ class Gateway:
                 self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)
+            if self._static is not None:
+                group.start_soon(self._static.run, self.reload.offer)
             yield
             group.cancel_scope.cancel()
 

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from gateway.catalog.catalog import Catalog, load_catalog
+from gateway.catalog.static_servers import StaticServers
 from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
@@ -22,9 +22,6 @@ from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 
 logger = logging.getLogger(__name__)
 
-STATIC_WAIT_S: Final = 30.0
-"""Seconds that a start waits for external servers."""
-
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -34,39 +31,23 @@ class Content:
     tasks: TaskRegistry
     curricula: Mapping[str, Curriculum] = field(default_factory=dict)
     """Curricula from files, by name."""
+    static: StaticServers | None = None
+    """The external servers, of which some may not be found yet."""
 
 
 async def load_content(settings: Settings) -> Content:
     """Read all content with `load_files` and `read_curricula`, and inspect the servers of ``static``.
 
     Raises:
-        ConfigError: A file is wrong, with line and reason; or a server does not answer or can't be used.
+        ConfigError: A file is wrong, with line and reason; or no server of ``static`` can be used.
     """
-    servers = settings.static_servers()
-    static = await _inspect_servers(servers) if servers else []
+    servers = StaticServers(settings.static_servers(), step_s=settings.static_step_s)
+    static = await servers.find() if settings.static else []
+    if (reason := servers.missing.get(settings.default_environment)) is not None:
+        raise ConfigError(f"default_environment {settings.default_environment!r} is not available: {reason}")
     catalog, tasks = load_files(settings, static=static)
-    return Content(catalog, tasks, read_curricula(settings, catalog, tasks))
-
-
-async def _inspect_servers(servers: Mapping[str, str]) -> list[Environment]:
-    """Inspect the servers, given as URL by name. Raises the errors of `load_content`."""
-    # Imported here, because detect needs httpx, which takes 40 ms to import.
-    from gateway.catalog.inspect.detect import detect_url
-    from gateway.catalog.inspect.toml_writer import check_name, environment_of
-
-    for name in servers:
-        check_name(name)
-    found = await asyncio.gather(*(detect_url(url, timeout_s=STATIC_WAIT_S) for url in servers.values()))
-    static = [environment_of(name, url, one) for (name, url), one in zip(servers.items(), found, strict=True)]
-    for environment in static:
-        logger.info(
-            "static_server environment=%s url=%s protocol=%s slots=%s",
-            environment.name,
-            environment.server.url,
-            environment.protocol.value,
-            environment.pool.slots,
-        )
-    return static
+    catalog.left_out |= servers.missing
+    return Content(catalog, tasks, read_curricula(settings, catalog, tasks), servers)
 
 
 def load_files(

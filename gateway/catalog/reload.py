@@ -124,6 +124,12 @@ class CatalogReload:
         """Register *callback*, to be called on the event loop after each change of the catalog."""
         self._callbacks.append(callback)
 
+    def offer(self, environment: Environment) -> None:
+        """Offer an environment that has no file. Raises ``ConfigError`` if another one has its name."""
+        self._catalog.offer(environment)
+        logger.info("environment_offered environment=%s digest=%s", environment.name, environment.digest())
+        self._tell()
+
     def is_settled(self, name: str) -> bool:
         """Return True once the image's id is known. Workers with another digest then belong to another revision.
 
@@ -261,9 +267,7 @@ class CatalogReload:
             before = None
         current = self._catalog.offered.get(now.name)
         if current is None:
-            self._catalog.offer(now)
-            logger.info("environment_offered environment=%s digest=%s", now.name, now.digest())
-            self._tell()
+            self.offer(now)
             return
         image = self._images.get(now.name)
         if self._has_image(now) and current.image != now.image and image is not None and image.is_known:

@@ -89,7 +89,7 @@ def parse_environment(source: str, path: Path, *, image_tag: str = "") -> Enviro
     except ValidationError as error:
         raise ConfigError("\n".join(_complaints(path, source, error))) from None
     environment = _environment(parsed, path, image_tag)
-    _refuse_contradictions(environment, path, source, tables=parsed.model_fields_set)
+    _refuse_contradictions(environment, path, source, parsed)
     return environment
 
 
@@ -222,14 +222,14 @@ def _custom_tasks(parsed: EnvironmentFile) -> CustomTasks | None:
 _JUDGE = ("timeouts", "judge_s")
 
 
-def _refuse_contradictions(environment: Environment, path: Path, source: str, *, tables: set[str]) -> None:
+def _refuse_contradictions(environment: Environment, path: Path, source: str, parsed: EnvironmentFile) -> None:
     def complain(reason: str, *location: str) -> ConfigError:
         return ConfigError(f"{path}:{line_of(source, location)}: {'.'.join(location)}: {reason}")
 
     if environment.name in RESERVED:
         raise complain(f"{environment.name!r} is a reserved name: choose another one", "name")
     _refuse_pool_contradictions(environment, complain)
-    _refuse_foreign_contradictions(environment, complain, tables=tables)
+    _refuse_foreign_contradictions(environment, complain, tables=parsed.model_fields_set)
     if environment.isolation is not Isolation.SANDBOX and environment.sandbox != SandboxLimits():
         raise complain('this table needs isolation = "sandbox"', "sandbox")
     if environment.isolation is Isolation.SANDBOX and replace(environment.loosened, network="none") != Relaxations():
@@ -260,9 +260,10 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
                 "variables",
                 name,
             )
-    for front, name in (("areal", environment.areal.split), ("openenv", environment.openenv.split)):
-        if environment.tasks is not None and front in tables and not name.startswith(PREFIX):
-            split = environment.tasks / f"{name}.jsonl"
+    for front, table in (("areal", parsed.areal), ("openenv", parsed.openenv)):
+        is_named = "split" in table.model_fields_set and not table.split.startswith(PREFIX)
+        if environment.tasks is not None and is_named:
+            split = environment.tasks / f"{table.split}.jsonl"
             if not split.is_file():
                 raise complain(f"{split}: no such file", front, "split")
 

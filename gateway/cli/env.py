@@ -7,7 +7,7 @@ import re
 import secrets
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
 from gateway.catalog.toml import parse_environment
-from gateway.cli.admin_client import AsJson, print_json, print_result, print_table
+from gateway.cli.admin_client import AsJson, print_json, print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
@@ -50,6 +50,9 @@ def add(
     environment: Annotated[
         str, typer.Option("--environment", "-e", help="Environment to add, if the server has several.")
     ] = "",
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Add each environment of the server, as NAME-ENVIRONMENT.")
+    ] = False,
     variable: Annotated[
         list[str] | None, typer.Option("--variable", "-v", help="NAME=VALUE for IMAGE; may be repeated.")
     ] = None,
@@ -78,22 +81,45 @@ def add(
     variables = _variables(variable or [])
     if is_url and (port or variables):
         raise ConfigError("--port and --variable are for an image; a server that runs has them already")
+    if every and environment:
+        raise ConfigError("--environment adds one environment, and --all adds each: give one of the two")
     named = check_name(name or default_name(what))
-    if not dry:  # checked before the inspection, which takes minutes
+    if not (dry or every):  # checked before the inspection, which takes minutes
         check_place(folder, named, force=force)
     wanted = TrialRequest(image=what, port=port, environment=environment, variables=variables, timeout_s=timeout)
-    findings, ran = _look(settings, wanted)
-    text = file_text(named, findings, ran=ran, url=what if is_url else "")
-    found = {"environment": named, "file": None, "findings": asdict(findings), "ran": ran and asdict(ran)}
-    if dry:
-        print_result(as_json, {**found, "text": text}, text.rstrip("\n"))
-        return
-    path = check_place(folder, named, force=force)
-    put(path, text, force=force)
+    found = [(named, *_look(settings, wanted))]
+    if every and len(others := found[0][1].environments) > 1:
+        found = [
+            (_part_name(named, one), *(found[0][1:] if at == 0 else _look(settings, replace(wanted, environment=one))))
+            for at, one in enumerate(others)
+        ]
+    texts = {one: file_text(one, findings, ran=ran, url=what if is_url else "") for one, findings, ran in found}
+    paths = {} if dry else {one: check_place(folder, one, force=force) for one in texts}
+    for one, path in paths.items():
+        put(path, texts[one], force=force)
     if as_json:
-        print_json({**found, "file": path, "text": text})
-    else:
-        _report(named, findings, ran, path)
+        documents = [
+            {
+                "environment": one,
+                "file": paths.get(one),
+                "findings": asdict(findings),
+                "ran": ran and asdict(ran),
+                "text": texts[one],
+            }
+            for one, findings, ran in found
+        ]
+        print_json(documents if every else documents[0])
+        return
+    for one, findings, ran in found:
+        if dry:
+            typer.echo(texts[one].rstrip("\n"))
+        else:
+            _report(one, findings, ran, paths[one])
+
+
+def _part_name(name: str, environment: str) -> str:
+    """Return the name for one of several *environments* of a server that is added as *name*. Raises ``ConfigError``."""
+    return check_name(f"{name}-{re.sub(r'[^a-z0-9_-]+', '-', environment.lower()).strip('-_')}"[:63])
 
 
 @env_app.command("list")
@@ -251,7 +277,10 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
     typer.echo(f"written: {path}")
     before = f"GATEWAY_CATALOG_DIR={path.parent.parent} " + ("GATEWAY_BACKEND=docker " if ran is not None else "")
     typer.echo(f"next: read it, then `{before}gateway check`, then `{before}gateway serve`;")
-    typer.echo(f"      trainers find it at /{name} (ORS), /areal/{name} (AReaL) and /openenv/{name} (OpenEnv)")
+    typer.echo("      a gateway that runs offers it within seconds")
+    typer.echo(
+        f"trainers find it at /{name} (ORS), /openenv/{name} (OpenEnv), /areal/{name} (AReaL), /nemo/{name} (NeMo Gym)"
+    )
 
 
 def _capacity(findings: Findings) -> str:
@@ -260,6 +289,7 @@ def _capacity(findings: Findings) -> str:
         Finding.BY_SERVER: f"{slots}",
         Finding.AT_LEAST: f"at least {slots}",
         Finding.ASSUMED: f"not reported; {slots} assumed",
+        Finding.IN_DOUBT: f"at least {slots}; each worker is asked as it starts",
     }[findings.capacity.told]
 
 

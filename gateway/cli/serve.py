@@ -37,6 +37,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=URL", help="A running server outside the gateway; may be repeated."),
     ] = None,
+    step_s: Annotated[
+        float | None, typer.Option(min=0, help="Seconds that a reset or a step of a --static server may take.")
+    ] = None,
     log_as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON.")] = False,
 ) -> None:
     """Serve trainers until SIGTERM. GATEWAY_ variables configure everything else.
@@ -51,6 +54,7 @@ def serve(
         port=port,
         insecure=insecure or None,
         static=tuple(static) if static else None,
+        static_step_s=step_s,
         log_format="json" if log_as_json else None,
     )
     logs.configure(settings.log_level, settings.log_format)

@@ -112,6 +112,12 @@ class WorkerDied(errors.UpstreamGone):
         self.reason = reason
 
 
+def name_limit(error: errors.GatewayError, setting: str, limit_s: float) -> None:
+    """Add the *setting* of environment.toml that limits the time to the message of an ``UpstreamTimeout``."""
+    if isinstance(error, errors.UpstreamTimeout) and setting not in error.detail:  # a repeated call raises it again
+        error.args = (f"{error.detail} (its environment.toml limits the time: {setting} = {limit_s:g})",)
+
+
 def status_of(error: errors.GatewayError, *tables: dict[type[errors.GatewayError], int]) -> int:
     """Return the status of *error*'s nearest ancestor class. For one class, *tables* take precedence over `STATUS`."""
     for kind in type(error).__mro__:

@@ -164,8 +164,11 @@ class Settings(BaseSettings):
     default_environment: str = ""
     """Environment for paths that name no environment. Empty: the first of ``environments``, or the first by name."""
     static: Annotated[tuple[str, ...], NoDecode] = ()
-    """External servers: ``NAME=URL``, comma-separated (``gateway serve --static``). Unless ``environments`` names
-    others, the gateway serves only these."""
+    """External servers: ``NAME=URL``, comma-separated (``gateway serve --static``); ``NAME=URL#ENV`` chooses one
+    environment of a server. Unless ``environments`` names others, the gateway serves only these."""
+    static_step_s: float = Field(default=0.0, ge=0)
+    """Seconds that a reset and a step on a server of ``static`` may take over OpenEnv and AReaL (``gateway serve
+    --step-s``). 0: 50, or four times as long as the slowest of the inspection."""
     forwarder_image: str = "env-gateway/base:latest"
     """Image of the small containers that connect the gateway to images that listen on TCP."""
     peer_url: str = ""

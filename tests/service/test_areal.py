@@ -236,6 +236,7 @@ async def test_a_step_that_takes_too_long_loses_its_episode_and_is_no_reward() -
         after = await step(client, episode)
 
         assert status(late) == (500, "environment_lost")
+        assert "(its environment.toml limits the time: areal.step_s = 0.2)" in late.text
         assert "reward" not in late.json()
         assert status(after) == (404, "environment_lost")
         await gateway.eventually_used(0)

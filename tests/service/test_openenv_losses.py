@@ -52,7 +52,7 @@ async def test_a_step_beyond_its_deadline_ends_the_episode_and_the_next_reset_wo
             late = await client.step("quiet")
 
         assert code(late) == "EXECUTION_ERROR"
-        assert "deadline of 0.2 s" in message(late)
+        assert "deadline of 0.2 s (openenv.step_s of its environment.toml)" in message(late)
         await refused(client)
         assert await gw.gateway.used() == 1
 

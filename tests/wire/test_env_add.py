@@ -15,11 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.catalog import static_servers
 from gateway.catalog.inspect.detect import detect_url
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit
 from gateway.catalog.inspect.toml_writer import environment_of
+from gateway.catalog.static_servers import StaticServers
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
-from gateway.core.environment import ActionMapping, Server, ServerProtocol, SplitType
+from gateway.core.environment import ActionMapping, Environment, Server, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 from tests.deadlines import HANG_S
 from tests.fakes.command import Done, in_process
@@ -142,7 +144,7 @@ async def test_the_gateways_own_server_is_recognized(start: Start) -> None:
 
 
 def test_the_command_in_the_docs_adds_a_server(start: Start, env: Env, tmp_path: Path) -> None:
-    (line,) = re.findall(r"^gateway env (add http://\S+)", (PROJECT / "docs" / "images.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^gateway env (add http://\S+) +#", (PROJECT / "docs" / "images.md").read_text(), re.MULTILINE)
     url = own(start)
 
     done = env(*re.sub(r"http://\S+", url, line).split())
@@ -326,6 +328,62 @@ def test_an_existing_file_is_kept_without_force_and_overwritten_with_force(
     assert [entry.name for entry in path.parent.iterdir()] == ["environment.toml"]
 
 
+def test_all_environments_of_a_server_are_added_at_once(world: World, env: Env, tmp_path: Path) -> None:
+    url = official(world, "ors")
+
+    done = env("add", url, "--name", "all", "--all")
+
+    assert done.returncode == 0, done.stderr
+    added = {path.parent.name: read_environment(path) for path in tmp_path.glob("env_images/*/environment.toml")}
+    assert {"all-probe", "all-counter", "all-slowsetup"} <= added.keys()
+    assert added["all-counter"].upstream_name == "counter"
+    assert "/nemo/all-counter (NeMo Gym)" in " ".join(done.stdout.split())
+
+
+async def test_a_static_server_that_cannot_be_used_yet_is_offered_later(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, is_up = httpx.URL(areal(start)), False
+    offered: list[Environment] = []
+
+    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+        if is_up:
+            await splice((reader, writer), await asyncio.open_connection(target.host, target.port))
+        elif await reader.read(2**16):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    port = reserved_port()
+    servers = StaticServers({"late": f"http://127.0.0.1:{port}", "guess": str(target)}, step_s=120)
+    with caplog.at_level("INFO"):
+        async with serving(answer, port=port):
+            (found,) = await servers.find()
+            missing = dict(servers.missing)
+            is_up = True
+            await servers.run(offered.append)
+
+    assert list(missing) == ["late"]
+    assert "it answers HTTP, but as no ORS, OpenEnv or AReaL server" in missing["late"]
+    assert (found.name, [one.name for one in offered]) == ("guess", ["late"])
+    assert (found.areal.step_s, found.openenv.reset_s, found.timeouts.setup_s) == (120, 120, 120)
+    assert f"static_server environment=guess url={found.server.url}" in caplog.text
+    assert "static_server_missing environment=late" in caplog.text
+
+
+async def test_a_start_without_any_static_server_says_why_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_servers, "WAIT_S", 1.0)
+
+    with pytest.raises(ConfigError, match=r"127.0.0.1:1: no answer.*; http://127.0.0.1:1/x: no answer"):
+        await StaticServers({"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:1/x"}).find()
+
+
+async def test_a_static_server_of_several_environments_serves_the_named_one(world: World) -> None:
+    url = official(world, "ors")
+
+    (found,) = await StaticServers({"one": f"{url}#counter"}).find()
+
+    assert (found.upstream_name, found.server.url) == ("counter", url)
+
+
 def test_print_shows_the_file_without_writing_it(start: Start, env: Env, tmp_path: Path) -> None:
     done = env("add", areal(start), "-n", "guess", "--print")
 
@@ -340,6 +398,7 @@ def test_print_shows_the_file_without_writing_it(start: Start, env: Env, tmp_pat
         ((CLOSED_PORT, "--name", "areal"), "'areal' is a reserved name"),
         ((CLOSED_PORT, "--name", "x", "--port", "80"), "--port and --variable are for an image"),
         (("image", "--variable", "x"), "--variable x: NAME=VALUE"),
+        ((CLOSED_PORT, "--name", "x", "--all", "--environment", "y"), "--environment adds one environment, and --all"),
         ((CLOSED_PORT, "--name", "x", "--timeout", "1"), "no answer within 1 s"),
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, one_line
-from gateway.catalog.inspect.probe import Probe, Unanswered
+from gateway.catalog.inspect.probe import TRIAL_S, Probe, Unanswered
 from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -37,7 +38,7 @@ async def look(server: Probe, info: Mapping[str, Any], *, prefix: str) -> Findin
         remarks.append("It does not report its number of samples (num_samples).")
     health = f"{prefix}/health"
     ready = health if (await server.get(health)).status == 200 else f"{prefix}/task/info"
-    trouble, has_names = await _try_episode(server, prefix)
+    trouble, has_names, start_s = await _try_episode(server, prefix)
     if has_names:
         remarks.append("Its samples are not counted from 0: name them in sample_ids, or tasks have to name theirs.")
     return Findings(
@@ -53,6 +54,7 @@ async def look(server: Probe, info: Mapping[str, Any], *, prefix: str) -> Findin
         max_turns=_whole(info.get("max_episode_length")),
         observation_type=_member(ObservationType, info.get("observation_type")),
         action_type=_member(ActionType, info.get("action_type")),
+        reset_s=start_s,
         trouble=trouble,
         remarks=tuple(remarks),
     )
@@ -66,19 +68,22 @@ def _member(of: type[Word], value: object) -> Word | None:
     return of(value) if isinstance(value, str) and value in list(of) else None
 
 
-async def _try_episode(server: Probe, prefix: str) -> tuple[str, bool]:
+async def _try_episode(server: Probe, prefix: str) -> tuple[str, bool, float | None]:
     """Start an episode of sample 0 and cancel it.
 
-    Return the reason if that failed, else empty, and whether the server has no sample of that number.
+    Return the reason if that failed, else empty; whether the server has no sample of that number; and the seconds that
+    the start took.
     """
+    begun = time.monotonic()
     try:
-        started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})
+        started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}}, within_s=TRIAL_S)
         if started.status == 404:
-            return "", True
+            return "", True, None
         episode = started.object().get("episode_id")
         if not isinstance(episode, str):
-            return f"starting sample 0: {started.status} {started.text()}", False
+            return f"starting sample 0: {started.status} {started.text()}", False, None
+        start_s = time.monotonic() - begun
         await server.post(f"{prefix}/episode/cancel", {"episode_id": episode})
     except Unanswered as error:
-        return str(error), False
-    return "", False
+        return str(error), False, None
+    return "", False, start_s

@@ -19,6 +19,7 @@ class Finding(Enum):
     BY_SERVER = "by the server"  #: the server refused a session and reported its capacity
     AT_LEAST = "at least"  #: so many sessions were open concurrently, and the server refused none
     ASSUMED = "assumed"  #: the protocol does not report a capacity
+    IN_DOUBT = "in doubt"  #: a further session failed for another reason than a full server
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Findings:
     """True if resets with two seeds, and a step after each, showed the same."""
     places: bool = False
     """True if an OpenEnv server accepts a reset by split and index."""
+    reset_s: float | None = None
+    """Seconds that the slowest reset, or start of an episode, of the trial took; None: none was measured."""
+    step_s: float | None = None
+    """Seconds that the slowest step of the trial took; None: none was measured."""
     max_turns: int | None = None
     has_named_samples: bool = False
     """True if the samples of an AReaL server are not numbered, so that only tasks that name one can be opened."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from gateway.catalog.inspect.findings import (
     text_field,
     tools_of,
 )
-from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered
+from gateway.catalog.inspect.probe import TRIAL_S, Probe, ProbeSocket, Unanswered
 from gateway.core.environment import ObservationMapping, ServerProtocol
 from gateway.core.episode import TextBlock
 from gateway.core.errors import ConfigError, GatewayError
@@ -51,7 +52,7 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
     metadata = (await server.get("/metadata")).object()
     names = names_of((await server.get("/list_environments")).json())
     chosen = ors.choose(names, environment) if names or environment else ""
-    remarks: list[str] = []
+    remarks = [ors.several(names, chosen)] if len(names) > 1 else []
     splits = await ors.splits(server, chosen, remarks) if chosen else ()
     version = await _version(server, schema, has_task_api=bool(names))
     ready = "/health" if (await server.get("/health")).status == 200 else ""
@@ -85,6 +86,8 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         text_field=text,
         seeds_do_nothing=not has_effect,
         places=bool(splits),
+        reset_s=tried.took_s.get("reset"),
+        step_s=tried.took_s.get("step"),
         observed=tuple(sorted(tried.observed)),
         reads=tuple(tried.reads),
         trouble=tried.trouble,
@@ -104,8 +107,8 @@ async def _schema(server: Probe) -> Mapping[str, Any]:
     schema: Mapping[str, Any] = (await server.get("/schema")).object()
     if not schema:
         raise ConfigError(
-            "an OpenEnv server of version 0.1: it has one state for all its clients, and no client of today can use "
-            "it. Build it on openenv-core 0.2 or later"
+            "an OpenEnv server without /schema, which serves over HTTP only, as version 0.1 does: it has one state for "
+            "all its clients, and the gateway does not support it. Build it on openenv-core 0.2 or later"
         )
     return schema
 
@@ -182,6 +185,15 @@ class TriedEpisode:
 
     seeds: list[str] = field(default_factory=list)
     """What the resets with the seeds `SEEDS` and a step showed."""
+    took_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the slowest ``reset`` and of the slowest ``step``."""
+
+    async def ask(self, socket: ProbeSocket, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a reset or a step (*kind*), and return its reply. Raises ``Unanswered``."""
+        begun = time.monotonic()
+        reply = await socket.ask({"type": kind, "data": data}, within_s=TRIAL_S)
+        self.took_s[kind] = max(self.took_s.get(kind, 0.0), time.monotonic() - begun)
+        return reply
 
     def read(self, after: str, reply: Mapping[str, Any]) -> None:
         """Note what an agent reads of *reply*, an observation frame."""
@@ -232,7 +244,7 @@ async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -
             return full.capacity
         except Unanswered as error:
             remarks.append(f"Session {len(sockets) + 1} failed for another reason than a full server: {error}.")
-            break
+            return Capacity(len(sockets), Finding.IN_DOUBT)
     return Capacity(len(sockets), Finding.AT_LEAST)
 
 
@@ -264,25 +276,24 @@ async def _try_episode(
 ) -> None:
     """Reset an episode, query its tools, and play one step."""
     try:
-        reply = await socket.ask({"type": "reset", "data": {}})
+        reply = await tried.ask(socket, "reset", {})
         if reply.get("type") == "error":
             tried.trouble = f"reset: {_said(reply.get('data') or {})}"
             return
         tried.read("reset", reply)
         if asks_tools:
-            listed = await socket.ask({"type": "step", "data": {"type": "list_tools"}})
+            listed = await tried.ask(socket, "step", {"type": "list_tools"})
             data = listed.get("data") if listed.get("type") == "observation" else None
             tried.tools = tools_of(data.get("observation") if isinstance(data, Mapping) else None)
         step = _sample_step(action, tools or tried.tools)
-        reply = await socket.ask({"type": "step", "data": step})
+        reply = await tried.ask(socket, "step", step)
         if reply.get("type") == "error":
             said = one_line(f"error: {(reply.get('data') or {}).get('message')}", limit=READ_CHARS)
             tried.reads.append((json.dumps(step), said))
         else:
             tried.read(json.dumps(step), reply)
         for seed in SEEDS:
-            seen = [await socket.ask({"type": "reset", "data": {"seed": seed}})]
-            seen.append(await socket.ask({"type": "step", "data": step}))
+            seen = [await tried.ask(socket, "reset", {"seed": seed}), await tried.ask(socket, "step", step)]
             tried.seeds.append(json.dumps([_without_metadata(one) for one in seen], sort_keys=True))
     except (Unanswered, GatewayError) as error:
         tried.trouble = str(error)

@@ -79,7 +79,9 @@ def choose(names: list[str], wanted: str) -> str:
 def several(names: list[str], chosen: str) -> str:
     """Return a remark that only one of several environments was inspected."""
     others = ", ".join(name for name in names if name != chosen)
-    return f"It serves {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too."
+    return (
+        f"It has {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too (--all)."
+    )
 
 
 async def splits(server: Probe, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:

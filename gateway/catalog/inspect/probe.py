@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 ASK_S = 30.0
 """Maximum seconds of wait for one answer. A server may build an environment to list its tools."""
+TRIAL_S = 300.0
+"""Maximum seconds of wait for a reset or a step. AReaL's examples wait as long; a browser's first reset took 44 s."""
 PAUSE_S = 0.2
 """Seconds between two requests to a server that is not up yet."""
 ANSWER_MAX_BYTES = 8 * 2**20
@@ -77,10 +79,15 @@ class Probe:
         return await self._send("GET", path, headers=headers)
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = ASK_S,
     ) -> ProbeAnswer:
-        """Send a POST request with *body* as JSON. Raises ``Unanswered``."""
-        return await self._send("POST", path, json=body, headers=headers)
+        """Send a POST request with *body* as JSON; the server must not be silent for *within_s*. Raises as `get`."""
+        return await self._send("POST", path, json=body, headers=headers, timeout=within_s)
 
     async def socket(self, path: str) -> ProbeSocket:
         """Open a WebSocket, which the caller closes. Raises ``Unanswered``."""
@@ -117,16 +124,16 @@ class ProbeSocket:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
-    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send *message* and return its reply. Raises ``Unanswered``."""
+    async def ask(self, message: Mapping[str, Any], *, within_s: float = ASK_S) -> Mapping[str, Any]:
+        """Send *message* and return its reply, which must come *within_s* seconds. Raises ``Unanswered``."""
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(within_s):
                 # A server that refuses sends its reason without a request and closes. The reason is still readable.
                 with suppress(ConnectionClosed):
                     await self._connection.send(json.dumps(message))
                 reply = json.loads(await self._connection.recv())
         except TimeoutError:
-            raise Unanswered(f"no reply to {message.get('type')!r} within {ASK_S:g} s") from None
+            raise Unanswered(f"no reply to {message.get('type')!r} within {within_s:g} s") from None
         except (OSError, ValueError, WebSocketException) as error:
             raise Unanswered(f"no reply to {message.get('type')!r}: {_reason(error)}") from error
         if not isinstance(reply, dict):

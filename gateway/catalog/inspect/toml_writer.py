@@ -11,7 +11,16 @@ from textwrap import wrap
 
 from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit, Ran, one_line
 from gateway.catalog.toml import parse_environment, read_environment
-from gateway.core.environment import Areal, Environment, Limits, Relaxations, ResetMapping, ServerProtocol, Timeouts
+from gateway.core.environment import (
+    Areal,
+    Environment,
+    Limits,
+    OpenEnv,
+    Relaxations,
+    ResetMapping,
+    ServerProtocol,
+    Timeouts,
+)
 from gateway.core.errors import ConfigError
 from gateway.core.routes import RESERVED
 
@@ -25,7 +34,6 @@ WIDTH = 116
 MEMORY_STEP_MIB = 64
 MEMORY_LEAST_MIB = 256
 PIDS_LEAST = 256
-START_LEAST_S = 60
 WORKERS = 4
 LONE_WORKERS = 16
 """Value of ``max_workers`` if each worker holds one session. Fewer would be no gain over a manual run of the image."""
@@ -88,7 +96,8 @@ def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str
         *([] if findings.is_own and ran else [_actions(findings)]),
         *([_observations(findings)] if findings.observed else []),
         *([_resets(findings)] if findings.protocol is ServerProtocol.OPENENV else []),
-        _splits(findings),
+        _areal(findings),
+        _openenv(findings),
         *([] if findings.is_own or findings.terminal else [_nemo()]),
         *([_variables(ran), _volumes()] if ran else []),
         _remarks(findings),
@@ -140,10 +149,12 @@ def _pool(findings: Findings, *, url: str) -> list[str]:
     why = {
         Finding.BY_SERVER: f"found: it refused concurrent session {slots + 1}",
         Finding.AT_LEAST: f"found: it accepted {slots} concurrent sessions; more were not tried",
+        Finding.IN_DOUBT: f"session {slots + 1} of the trial failed, so each worker is asked as it starts",
         Finding.ASSUMED: "assumed: concurrent sessions of one worker, which its protocol does not report",
     }[told]
-    lines = ["[pool]", _set("slots", slots, why)]
-    if findings.protocol is ServerProtocol.OPENENV:
+    in_doubt = told is Finding.IN_DOUBT
+    lines = ["[pool]", _set("slots", "learn" if in_doubt else slots, why)]
+    if findings.protocol is ServerProtocol.OPENENV and not in_doubt:
         lines += _says('slots = "learn" asks each worker as it starts, if a variable changes what the image holds.')
     if url:
         lines.append(_set("max_workers", 1, "a server outside the gateway is one worker"))
@@ -187,10 +198,16 @@ def _timeouts(findings: Findings, ran: Ran | None) -> list[str]:
     usual = Timeouts()
     lines = ["[timeouts]"]
     if ran and ran.start_s is not None:
-        start_s = max(START_LEAST_S, -(-int(ran.start_s * 4) // 10) * 10)
         lines.append(
-            _set("start_s", start_s, f"found: it was up after {ran.start_s:.1f} s; with room for a busy machine")
+            _set(
+                "start_s",
+                limit_s(ran.start_s, usual_s=usual.start_s),
+                f"found: it was up after {ran.start_s:.1f} s; with room for a busy machine",
+            )
         )
+    setup_s = limit_s(findings.reset_s, usual_s=usual.setup_s)
+    if setup_s > usual.setup_s:
+        lines.append(_set("setup_s", setup_s, f"found: the slowest reset of the trial took {findings.reset_s:.1f} s"))
     lines.append(_set("idle_s", int(usual.idle_s), "assumed: a session without calls ends after it"))
     lines.append(_set("call_s", int(usual.call_s), "assumed: the longest call"))
     return lines
@@ -277,34 +294,44 @@ def _seeds(findings: Findings) -> str:
     return _set("seeds", 1000, "assumed: it has no tasks of its own, so the seed selects the task")
 
 
-def _splits(findings: Findings) -> list[str]:
+def _areal(findings: Findings) -> list[str]:
     lines: list[str] = []
     if findings.splits:
         lines += _says(f"Its own tasks (found), served without any file: {', '.join(map(_counted, findings.splits))}.")
-    split = _first_split(findings)
-    areal = [
-        *([_set("split", split, "found: its first; it has no split train")] if split else []),
-        *([_set("max_turns", findings.max_turns, "found: max_episode_length")] if findings.max_turns else []),
-        *(
-            [_set("sample_ids", [], 'found: not numbered; a format ("dev-{:05d}") or a list')]
-            if findings.has_named_samples
-            else []
-        ),
-        *(
-            [_set("observation_type", findings.observation_type.value, "found")]
-            if findings.observation_type is not None
-            else []
-        ),
-        *([_set("action_type", findings.action_type.value, "found")] if findings.action_type is not None else []),
-    ]
+    lines.append("[areal]")
+    if split := _first_split(findings):
+        lines.append(_set("split", split, "found: its first; it has no split train"))
+    if findings.max_turns:
+        lines.append(_set("max_turns", findings.max_turns, "found: max_episode_length"))
+    if findings.has_named_samples:
+        lines.append(_set("sample_ids", [], 'found: not numbered; a format ("dev-{:05d}") or a list'))
+    if findings.observation_type is not None:
+        lines.append(_set("observation_type", findings.observation_type.value, "found"))
+    if findings.action_type is not None:
+        lines.append(_set("action_type", findings.action_type.value, "found"))
     if not (findings.max_turns or findings.is_own or findings.protocol is ServerProtocol.AREAL):
-        areal += _says("Only the server ends an episode. With max_turns, AReaL's episodes end after that many steps.")
-        areal.append("# max_turns = 40")
-    if areal:
-        lines += ["[areal]", *areal]
-    if split:
-        lines += ["", "[openenv]", _set("split", split, "found: where a reset that names no task takes one from")]
-    return lines
+        lines += _says("Only the server ends an episode. With max_turns, AReaL's episodes end after that many steps.")
+        lines.append("# max_turns = 40")
+    return [*lines, _limit("start_s", findings.reset_s, "start"), _limit("step_s", findings.step_s, "step")]
+
+
+def _openenv(findings: Findings) -> list[str]:
+    lines = ["[openenv]"]
+    if split := _first_split(findings):
+        lines.append(_set("split", split, "found: where a reset that names no task takes one from"))
+    return [*lines, _limit("reset_s", findings.reset_s, "reset"), _limit("step_s", findings.step_s, "step")]
+
+
+def _limit(key: str, took_s: float | None, what: str) -> str:
+    """Return the line of a client's time limit, in seconds, for a reset or step of the trial that took *took_s*."""
+    if took_s is None:
+        return _set(key, limit_s(None), f"assumed: no {what} was measured")
+    return _set(key, limit_s(took_s), f"found: the slowest {what} of the trial took {took_s:.1f} s")
+
+
+def limit_s(took_s: float | None, *, usual_s: float = OpenEnv().step_s) -> int:
+    """Return the time limit, in seconds, for what took *took_s*: at least four times as long, for a busy server."""
+    return max(int(usual_s), -(-int(4 * (took_s or 0.0)) // 10) * 10)
 
 
 def _nemo() -> list[str]:

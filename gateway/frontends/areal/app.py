@@ -74,7 +74,7 @@ from gateway.frontends.asgi import (
     read_body,
     respond_json,
 )
-from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
+from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, name_limit, why_ended, why_not_opened
 from gateway.sessions.last_replies import LastRequest
 from gateway.sessions.service import ActiveSession
 from gateway.tasks.resolver import session_setup
@@ -239,7 +239,11 @@ class ArealFrontend:
             setup = _setup(environment, start, task, policy=policy, group=group)
             async with self._resolver.admitted(request.environment, setup):
                 shown = await shown_of(self._queries, request.environment)
-                blocks = await self._opened(request, episode, task, setup, deadline)
+                try:
+                    blocks = await self._opened(request, episode, task, setup, deadline)
+                except UpstreamError as error:
+                    name_limit(error, "areal.start_s", request.environment.areal.start_s)
+                    raise
                 if trainer.left:
                     await self._undo(request.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
@@ -310,6 +314,7 @@ class ArealFrontend:
                     _refuse_fault_at_the_end(shown, *played)
                 except UpstreamError as error:
                     await self._lose(owner, episode, why_ended(error))
+                    name_limit(error, "areal.step_s", shown.step_s)
                     raise
                 except SessionClosed as error:
                     if error.reason not in LOSSES:

@@ -39,7 +39,7 @@ from gateway.core.ports.tasks import TaskQueries
 from gateway.core.session import CloseReason, EpisodeRequest, SessionSetup
 from gateway.core.task_name import TaskName
 from gateway.frontends.asgi import FrontendParts
-from gateway.frontends.errors import why_ended, why_not_opened
+from gateway.frontends.errors import name_limit, why_ended, why_not_opened
 from gateway.frontends.openenv.frames import (
     Code,
     FrameError,
@@ -136,12 +136,16 @@ class Episodes:
     async def _begin(
         self, request: EpisodeRequest, first: Callable[[ActiveSession, float], Awaitable[T]], deadline: float
     ) -> T:
+        limit_s = request.environment.openenv.reset_s
         async with self.refusing(request.environment):
-            session = await self._sessions.reset(replace(request, within_s=_left(deadline)))
+            session = None
             try:
+                session = await self._sessions.reset(replace(request, within_s=_left(deadline)))
                 return await first(session, _left(deadline))
             except UpstreamError as error:
-                await self._lose(request.owner, request.name, why_not_opened(error))
+                if session is not None:
+                    await self._lose(request.owner, request.name, why_not_opened(error))
+                name_limit(error, "openenv.reset_s", limit_s)
                 raise
 
     async def _choose(self, environment: Environment, reset: ResetRequest, task: TaskRequest) -> TaskRef:
@@ -254,8 +258,10 @@ class Episodes:
         """Return the error for a client whose request failed with *error*. End the episode if a worker failed."""
         if isinstance(error, UpstreamTimeout):
             await self._lose(owner, name, CloseReason.TIMEOUT)
-            step_s = environment.openenv.step_s
-            message = f"the step exceeded its deadline of {step_s:g} s: the episode has ended; send reset to go on"
+            message = (
+                f"the step exceeded its deadline of {environment.openenv.step_s:g} s (openenv.step_s of its "
+                "environment.toml): the episode has ended; send reset to go on"
+            )
             return FrameError(Code.EXECUTION_ERROR, message, status=504, **marks(error))
         if isinstance(error, UpstreamError):
             logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)

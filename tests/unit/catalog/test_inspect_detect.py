@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gateway.catalog.inspect import openenv as openenv_module
 from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, one_line, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
@@ -33,6 +36,8 @@ class Scripted(Probe):
     posts: Mapping[str, Any] = field(default_factory=dict)
     capacity: int = 0
     """Number of sockets that the server holds; 0 if it has no WebSocket."""
+    answers: int = 1000
+    """Number of sockets up to which the server answers."""
     first_frame: Mapping[str, Any] = field(default_factory=lambda: {"type": "state", "data": {}})
     reset_reply: Mapping[str, Any] = field(default_factory=lambda: {"type": "observation", "data": {"observation": {}}})
     by_seed: Callable[[int, int], Mapping[str, Any]] | None = None
@@ -50,7 +55,7 @@ class Scripted(Probe):
         return _answer(self.gets.get(path))
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None, within_s: float = 0.0
     ) -> ProbeAnswer:
         self.asked.append(f"POST {path}")
         return _answer(self.posts.get(path))
@@ -68,7 +73,9 @@ class _Place(ProbeSocket):
     server: Scripted
     is_refused: bool
 
-    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def ask(self, message: Mapping[str, Any], *, within_s: float = 0.0) -> Mapping[str, Any]:
+        if self.server.open > self.server.answers:
+            raise Unanswered("no reply to 'state'")
         if self.is_refused:
             most = self.server.capacity
             return {"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full", "max_sessions": most}}
@@ -256,6 +263,25 @@ async def test_a_failed_reset_is_reported_and_no_socket_stays_open(script: dict[
 
     assert trouble in findings.trouble
     assert server.open == 0
+
+
+async def test_a_session_that_fails_leaves_the_capacity_to_be_learned() -> None:
+    server = openenv(action=properties(text=TEXT), capacity=8, answers=2)
+
+    findings = await detect(server)
+
+    assert findings.capacity == Capacity(2, Finding.IN_DOUBT)
+    assert any("Session 3 failed for another reason than a full server" in one for one in findings.remarks)
+    assert environment_of("thing", "http://server", findings).pool.learns_slots
+
+
+async def test_the_slowest_reset_and_step_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.accumulate(itertools.chain((0, 44, 44, 62), itertools.repeat(62)), lambda _, now: now)
+    monkeypatch.setattr(openenv_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    findings = await detect(openenv(action=properties(text=TEXT)))
+
+    assert (findings.reset_s, findings.step_s) == (44, 18)
 
 
 async def test_what_an_agent_reads_is_reported_with_the_fields_of_the_observations() -> None:

@@ -120,6 +120,17 @@ def test_reset_keys_and_splits_are_written_to_the_file(tmp_path: Path) -> None:
     assert (shell.areal.observation_type, shell.areal.action_type) == ("messages", "structured")
 
 
+def test_measured_times_become_limits_with_room_for_a_busy_server(tmp_path: Path) -> None:
+    slow = read(tmp_path, file_text("thing", replace(OPENENV, reset_s=44.2, step_s=13.1), ran=RAN))
+    text = file_text("thing", replace(OPENENV, reset_s=0.2, step_s=0.1), ran=RAN)
+    quick = read(tmp_path, text)
+
+    assert (slow.openenv.reset_s, slow.openenv.step_s) == (slow.areal.start_s, slow.areal.step_s) == (180, 60)
+    assert (slow.timeouts.setup_s, quick.timeouts.setup_s) == (180, 60)
+    assert (quick.openenv.reset_s, quick.areal.step_s) == (50, 50)
+    assert "step_s = 50 # found: the slowest step of the trial took 0.1 s" in text
+
+
 def test_a_needed_relaxation_is_written_with_its_reason(tmp_path: Path) -> None:
     loosened = Relaxations(writable_root=True, user="0:0")
     text = file_text("thing", ORS, ran=replace(RAN, loosened=loosened, reason="OSError: Read-only\nfile system"))

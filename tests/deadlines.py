@@ -13,6 +13,6 @@ HANG_S: Final = 240
 two cores. It is shorter than the 300 s after which an idle session expires: a session that is left open must fail the
 test that waits for its end. ``timeout`` in pyproject.toml, the limit of a whole test, is longer, so that the wait
 itself reports."""
-COMMAND_S: Final = 1200
+COMMAND_S: Final = 2700
 """Seconds after which a program that a test runs to its end counts as a hang. It may install packages, build images or
 train a model."""

@@ -144,7 +144,8 @@ async def test_the_gateways_own_server_is_recognized(start: Start) -> None:
 
 
 def test_the_command_in_the_docs_adds_a_server(start: Start, env: Env, tmp_path: Path) -> None:
-    (line,) = re.findall(r"^gateway env (add http://\S+) +#", (PROJECT / "docs" / "images.md").read_text(), re.MULTILINE)
+    docs = (PROJECT / "docs" / "images.md").read_text()
+    (line,) = re.findall(r"^gateway env (add http://\S+) +#", docs, re.MULTILINE)
     url = own(start)
 
     done = env(*re.sub(r"http://\S+", url, line).split())

@@ -177,7 +177,7 @@ async def test_a_create_that_no_replica_finishes_releases_its_slot() -> None:
         async with under_way(create(client, on_create="gate")):
             await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
 
-            clock.advance(60)  # beyond setup and close time: the opening replica counts as dead
+            clock.advance(2 * HANG_S)  # beyond setup and close time: the opening replica counts as dead
             await gateway.eventually_used(0)
 
         assert (await create(client, sid="two")).status_code == 200

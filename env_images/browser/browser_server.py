@@ -72,6 +72,11 @@ class Browser(Environment):
         self._tell_state(look)
         return self._shown(look, "", is_first=True)
 
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a task that cannot be played."""
+        read_spec(task)
+
     async def close(self) -> None:
         """Close the window; kill a browser that does not close it."""
         if self._window is not None and not self._engine.is_lost():

@@ -37,6 +37,13 @@ class Chat(Environment):
         shown = said[0].content if len(said) == 1 else "\n\n".join(f"[{one.role}]\n{one.content}" for one in said)
         return [TextBlock(f"{shown}\n\n{HOW_TO_ANSWER}", {"observation": self._observation()})]
 
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a conversation that is invalid or cannot be judged."""
+        given = parse_task(task)
+        Dialogue(given.instruction, given.config)
+        Evaluation.read(given.evaluation)
+
     def messages(self) -> Sequence[Message]:
         """Return the conversation before the agent's first reply."""
         return [Message(cast(Role, one.role), [TextBlock(one.content)]) for one in self._dialogue.said]

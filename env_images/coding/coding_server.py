@@ -55,12 +55,14 @@ class Coding(Environment):
             InvalidTask: The task cannot be asked or judged; no session starts.
             SandboxFault: No sandbox could be opened.
         """
-        text = instruction(task)
-        config = task.get("config")
-        self._evaluation, self._start = read_evaluation(task), read_start(config)
-        self._execute_s = execute_timeout_s(config)
+        text, self._evaluation, self._start, self._execute_s = read_task(task)
         await self._open()
         return opening(text, self._evaluation, files=sorted(self._start.files))
+
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a task that cannot be asked or judged."""
+        read_task(task)
 
     async def close(self) -> None:
         """Close the sandbox and cancel a running judgement, because no client waits for it any more."""
@@ -254,6 +256,16 @@ def finished(verdict: Verdict, *, is_inside: bool) -> StepResult:
 def absolute(path: str) -> str:
     """Return a path as absolute; a relative path is in the workspace."""
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
+
+
+def read_task(task: Task) -> tuple[str, Evaluation, Start, float]:
+    """Return a task's text, its evaluation, the files at the start, and the seconds of a command.
+
+    Raises:
+        InvalidTask: The task cannot be asked or judged.
+    """
+    config = task.get("config")
+    return instruction(task), read_evaluation(task), read_start(config), execute_timeout_s(config)
 
 
 def execute_timeout_s(config: object) -> float:

@@ -8,13 +8,23 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envserver.generic import parse_task
+from envserver.generic import GenericTask, RewardCall, parse_task
 from game_grid import Grid
 from game_levels import read_level
 from game_play import MAX_TURNS, Game, InvalidGame
 from game_rewards import read_evaluation
 from game_textarena import TextArenaGame
 from game_titles import ALIASES, TITLES, read_parameters
+
+
+def read_task(task: GenericTask, *, seed: int) -> tuple[Game, int, RewardCall]:
+    """Return a task's game, its number of turns, and what gives the reward.
+
+    Raises:
+        ValueError: The task has no game that can be played and judged.
+    """
+    game, max_turns = read_game(task.config, seed=seed)
+    return game, max_turns, read_evaluation(task.evaluation, optimal_turns=game.optimal_turns)
 
 
 def read_game(config: Mapping[str, Any], *, seed: int) -> tuple[Game, int]:
@@ -61,8 +71,7 @@ def main(paths: Iterable[str]) -> int:
         tasks += 1
         task = parse_task(json.loads(line))
         try:
-            game, _ = read_game(task.config, seed=0)
-            read_evaluation(task.evaluation, optimal_turns=game.optimal_turns)
+            read_task(task, seed=0)
         except InvalidGame as error:
             faults += 1
             print(f"{task.id}: {error}")

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, ToolCall, serve, tool
 from envserver.generic import RewardCall, parse_task
-from game_config import read_game
+from game_config import read_task
 from game_play import Game, move_of, outcome_of, rules_of
-from game_rewards import read_evaluation
 from game_textarena import load
 
 
@@ -32,8 +31,7 @@ class GameWorld(Environment):
             ValueError: The task has no game that can be played and judged; no session starts.
         """
         given = parse_task(task)
-        self._game, self._max_turns = read_game(given.config, seed=seed)
-        self._reward = read_evaluation(given.evaluation, optimal_turns=self._game.optimal_turns)
+        self._game, self._max_turns, self._reward = read_task(given, seed=seed)
         self._turns = 0
         asked = f"{given.instruction.strip()}\n\n" if given.instruction.strip() else ""
         text = (
@@ -44,6 +42,11 @@ class GameWorld(Environment):
         )
         self._rules = rules_of(text)
         return [TextBlock(text, {"observation": self._observation()})]
+
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a task that has no game that can be played and judged."""
+        read_task(parse_task(task), seed=0)
 
     @tool
     def act(self, message: str) -> StepResult:

@@ -36,12 +36,13 @@ class Math(Environment):
         Raises:
             ValueError: The task cannot be asked or scored; no session starts.
         """
-        question = task.get("instruction")
-        if not isinstance(question, str) or not question.strip():
-            raise ValueError("the task has no instruction")
-        self._evaluation = evaluation_of(task.get("evaluation"))
-        self._attempts_left = max_attempts(task.get("config"))
+        question, self._evaluation, self._attempts_left = read_task(task)
         return instructions(question, attempts=self._attempts_left)
+
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a task that cannot be asked or scored."""
+        read_task(task)
 
     @tool(inline=True)  # the slowest answer tried takes 0.2 ms, a thread's turn about as much
     async def submit(self, answer: str) -> StepResult:
@@ -64,6 +65,18 @@ class Math(Environment):
     def parse_text(self, text: str) -> ToolCall:
         """Treat the marked answer as the answer, or else the whole text after the reasoning."""
         return ToolCall("submit", {"answer": final_answer(text)})
+
+
+def read_task(task: Task) -> tuple[str, Evaluation | Named, int]:
+    """Return a task's question, what judges the answer, and the number of attempts.
+
+    Raises:
+        ValueError: The task cannot be asked or scored.
+    """
+    question = task.get("instruction")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError("the task has no instruction")
+    return question, evaluation_of(task.get("evaluation")), max_attempts(task.get("config"))
 
 
 def evaluation_of(data: object) -> Evaluation | Named:

@@ -61,6 +61,11 @@ class Os(Environment):
             raise SessionLost(f"no box could be prepared: {error}") from error
         return instructions(self._problem.instruction, max_turns=self._problem.max_turns)
 
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        """Refuse a task that cannot be played."""
+        Problem.read(task)
+
     async def close(self) -> None:
         episode, self._episode = self._episode, None
         if episode is not None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from envserver import Task
 from envserver.sessions import session as waits
 
 from tests.envserver.conftest import Running, Start
@@ -68,6 +69,27 @@ async def test_an_episode_from_create_to_delete(start: Start) -> None:
     assert deleted.json["sid"] == "s1"
     assert summary == {"reward": 1.1, "rewarded": True, "judged": False, "finished": True, "steps": 2}
     assert (await server.ask("GET", "/prompt", sid="s1")).json == NOT_FOUND
+
+
+class Picky(MathEnv):
+    @classmethod
+    def check_task(cls, task: Task) -> None:
+        if "question" not in task:
+            raise ValueError(f"no question in {task.get('kind')!r}")
+
+
+async def test_a_task_of_the_request_that_the_class_refuses_is_a_400_and_opens_nothing(start: Start) -> None:
+    server = await start(Picky)
+    whole = {"X-Task-Is-Whole": "1"}
+
+    refused = await server.ask("POST", "/create", sid="s1", body={"task_spec": {"kind": "odd"}})
+    again = await server.ask("POST", "/create", sid="s1", body={"task_spec": {"question": "2+2?"}})
+    listed = await server.ask("POST", "/create", sid="s2", body={"task_spec": {"kind": "odd"}}, headers=whole)
+    by_place = await server.ask("POST", "/create", sid="s3", body={"split": "train", "index": 0})
+
+    assert (refused.status, refused.json["detail"]) == (400, "no question in 'odd'")
+    assert [again.status, listed.status, by_place.status] == [200, 200, 200]
+    assert len((await server.ask("GET", "/sessions")).json["sessions"]) == 3
 
 
 async def test_a_task_by_reference_is_the_same_task(start: Start) -> None:

@@ -71,6 +71,42 @@ def test_an_answer_has_the_right_reward(gateway: Gateway, case: dict[str, Any]) 
     assert {"reward": reward == value, "reward_max": reward <= value, "reward_min": reward >= value}[bound]
 
 
+NO_TASKS = {
+    "math without a question": ("math", {"evaluation": {"family": "gcd", "answer": "3"}}, "has no instruction"),
+    "math of no family": (
+        "math",
+        {"instruction": "x", "evaluation": {"family": "sudoku", "answer": "3"}},
+        "a family out of",
+    ),
+    "no game": ("game", {"instruction": "", "config": {"game": "Wordle-v0"}}, "no game 'Wordle-v0'; there are grid"),
+    "a parameter": ("game", {"instruction": "", "config": {"game": "minesweeper", "parameters": {"w": 1}}}, "'w'"),
+    "chat": ("chat", {"instruction": "x", "evaluation": {"reward_function": "nosuch()"}}, "nosuch"),
+    "coding": ("coding", {"instruction": "x", "evaluation": {}}, "evaluation"),
+    "os": (
+        "os",
+        {"instruction": "x", "config": {"max_turns": 0}, "evaluation": {"match": "1"}},
+        "config.max_turns must be an integer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("environment", "task", "reason"), NO_TASKS.values(), ids=NO_TASKS)
+def test_a_task_on_which_no_episode_can_begin_is_refused_with_the_reason(
+    gateway: Gateway, environment: str, task: dict[str, Any], reason: str
+) -> None:
+    before = gateway.log.count("author_fault")
+    with httpx.Client(base_url=gateway.url, timeout=HANG_S, trust_env=False) as http:
+        headers = {"X-Session-ID": uuid.uuid4().hex}
+        created = http.post("/create", json={"env_name": environment, "task_spec": task}, headers=headers)
+        reset = http.post(f"/openenv/{environment}/reset", json={"task": task})
+
+    for answer in (created, reset):
+        assert 400 <= answer.status_code < 500, (answer.request.url, answer.text)
+        assert reason in answer.json()["detail"], answer.request.url
+    assert created.status_code == 400
+    assert gateway.log.count("author_fault") == before, "it is no fault of the environment's author"
+
+
 def test_a_mine_ends_the_game_without_a_win(gateway: Gateway) -> None:
     config = {
         "game": "minesweeper",

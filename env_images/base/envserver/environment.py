@@ -145,6 +145,14 @@ class Environment:
         raise NotImplementedError
 
     @classmethod
+    def check_task(cls, task: Task) -> Maybe[None]:
+        """Raise ``ValueError`` if no episode can begin on *task*, which a trainer wrote into its request.
+
+        The request is then refused (400) with the error's text. Tasks of task files and of ``tasks`` are not checked: a
+        mistake in these is the author's, and no trainer can correct it.
+        """
+
+    @classmethod
     def splits(cls) -> Sequence[Split | str]:
         """Return the splits. Called once, when the server starts."""
         return cls.task_files.splits

@@ -76,6 +76,11 @@ class Create:
             return False
         return isinstance(spec.get("id"), str) and spec.keys() <= _REFERENCE
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether the trainer wrote the task itself into its request."""
+        return self.task_spec is not None and not self.is_whole and not self.is_reference
+
     def __post_init__(self) -> None:
         has_reference = self.split is not None and self.index is not None
         if (self.task_spec is not None) == has_reference:

@@ -53,6 +53,7 @@ class Kind:
         except ConfigError as error:
             raise ConfigError(f"environment {cls.__name__}: {error}") from error
         self.has_init = cls.__init__ is not Environment.__init__
+        self.checks_tasks = overrides(cls, "check_task")
         self.has_reset = cls.reset is not Environment.reset
         self.has_messages = cls.messages is not Environment.messages
         self.has_task_tools = cls.task_tools is not Environment.task_tools

@@ -12,7 +12,7 @@ from typing import Any
 
 from envserver.content import blocks_of, prompt_of, written_prompt
 from envserver.environment import Environment, Task
-from envserver.errors import AuthorCancelled, Refused, describe
+from envserver.errors import AuthorCancelled, Refused, describe, message_of
 from envserver.execution.runner import Runner
 from envserver.http.bodies import Create, secrets_of
 from envserver.http.json_text import encode
@@ -153,7 +153,8 @@ class Sessions:
     def _begin(self, session: Session) -> None:
         sandboxing = self._sandboxing.get(session.kind.name)
         spec = session.create.task_spec
-        has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
+        is_checked = session.kind.checks_tasks and session.create.is_inline
+        has_wait = session.kind.has_init or is_checked or (sandboxing is not None and not sandboxing.is_ready)
         if spec is not None and not has_wait and not session.create.is_reference:  # /create answers immediately
             session.task = Task(spec)
             session.environment = self._prepared(session)
@@ -168,6 +169,8 @@ class Sessions:
             if sandboxing is not None and (reason := await sandboxing.refusal()):
                 raise Refused(500, reason)
             session.task = await self._task(session.kind, session.create)
+            if session.kind.checks_tasks and session.create.is_inline:
+                await self._check(session, session.task)
             environment = self._prepared(session)
             # Set before the constructor runs, so that ``close`` can undo a partial construction.
             session.environment = environment
@@ -185,6 +188,12 @@ class Sessions:
         else:
             session.opened.set()
             await self._set_up(session)
+
+    async def _check(self, session: Session, task: Task) -> None:
+        try:
+            await self._runner.run(session.place, session.kind.cls.check_task, task)
+        except ValueError as error:
+            raise Refused(400, message_of(error)) from error
 
     async def _task(self, kind: Kind, create: Create) -> Task:
         if create.task_spec is not None and create.is_reference:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def export(
     prompts: Annotated[
         bool, typer.Option("--prompts", help="nemo-gym: open an episode of each task for its first observation.")
     ] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing file.")] = False,
     url: Url = LOCALHOST,
@@ -91,7 +93,7 @@ def export(
     arrow = _arrow() if form == "parquet" else None
     with client(url, key, timeout_s=ASK_S) as connection:
         gateway = Source(connection, environment)
-        listed = list(gateway.tasks(split))
+        listed = list(itertools.islice(gateway.tasks(split, most=limit or PAGE), limit))
         if form == "nemo-gym":
             tools = gateway.tools()
             rows = [nemo_row(environment, one, tools, gateway.prompt(one) if prompts else "") for one in listed]
@@ -115,17 +117,17 @@ class Source:
         self._connection = connection
         self._environment = environment
 
-    def tasks(self, split: str) -> Iterator[Listed]:
-        """Yield the tasks of *split*, or of all splits except those of curricula."""
+    def tasks(self, split: str, *, most: int = PAGE) -> Iterator[Listed]:
+        """Yield the tasks of *split*, or of all splits except those of curricula; ask for *most* at a time."""
         known = [one["name"] for one in self._ask("GET", "splits", list)] if not split else [split]
         for name in known:
             if split or not name.startswith(PREFIX):
-                yield from self._of(name)
+                yield from self._of(name, min(most, PAGE))
 
-    def _of(self, split: str) -> Iterator[Listed]:
+    def _of(self, split: str, page: int) -> Iterator[Listed]:
         count = self._ask("POST", "num_tasks", dict, json={"split": split})["num_tasks"]
-        for start in range(0, count, PAGE):
-            stop = min(start + PAGE, count)
+        for start in range(0, count, page):
+            stop = min(start + page, count)
             some = self._ask("POST", "task_range", dict, json={"split": split, "start": start, "stop": stop})["tasks"]
             is_whole = len(some) == stop - start  # a listing leaves out removed tasks
             for index, task in enumerate(some, start):

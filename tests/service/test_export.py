@@ -62,6 +62,15 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
+async def test_an_export_stops_at_its_limit(run: Command) -> None:
+    async with running(math(), **TASKS) as (_, _, http):
+        first = await exported(run, http.base_url, "jsonl", "math", "--limit", "1")
+        both = await exported(run, http.base_url, "jsonl", "math", "-n", "2", "--split", "train")
+
+    assert [row["id"] for row in rows(first)] == ["one"]
+    assert len(rows(both)) == 2
+
+
 async def test_rows_of_nemo_gym_have_input_tools_and_a_place_and_open_an_episode(run: Command) -> None:
     async with running(math(), **TASKS) as (stack, gateway, http):
         done = await exported(run, http.base_url, "nemo-gym", "math", "--split", "train")

@@ -120,7 +120,7 @@ def _entry(row: Row | RowRefused, file: ItemFile, position: int) -> Entry:
     if file.is_alone:
         task["aliases"] = [f"{file.prefix}{position:05d}"]
     is_list = isinstance(row.value, dict) and isinstance(row.value.get("create"), list)
-    return Imported(where, task, (CREATE_IS_A_LIST,) if is_list else ())
+    return Imported(where, task, (*((CREATE_IS_A_LIST,) if is_list else ()), *_doubts(task)))
 
 
 IMAGES = ("default", "packages", "ubuntu")
@@ -133,6 +133,12 @@ CREATE_IS_A_LIST = "create is a list: none of it is run, as AgentBench runs none
 """A note on the task. The benchmark's published results come from boxes without these steps."""
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!<)([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\(.*?\)\)|(?:^|(?<=\s))\#[^\n]*""", re.DOTALL | re.MULTILINE)
+_NEEDS_NETWORK = re.compile(
+    r"\b(?:apt(?:-get)?|yum|dnf|apk|pip3?|npm)\s+(?:-\S+\s+)*(?:install|update|add|remove)\b"
+    r"|\b(?:curl|wget|git clone)\b[^\n|;&]*https?://"
+)
+_DESCRIPTOR = re.compile(r"(?:^|\s)(\d{5,})[<>]", re.MULTILINE)
+_HUMAN_SIZE = re.compile(r"\b(?:du|ls|df)\b[^\n|;&]*\s-\w*h")
 _LEFT_BY_BASH = re.compile(r"\bnohup\b|\bsetsid\b|(?<![&<>|;])&(?![&>])")
 _LEFT_BY_OTHERS = re.compile(r"fork|spawn|setsid|Popen|os\.system")
 """Marks of a script that may leave processes running. A false match only costs time."""
@@ -180,6 +186,19 @@ def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
     if any(_leaves_processes(script) for script in init):
         config["live_init"] = True
     return config
+
+
+def _doubts(task: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a task can probably never be opened, or never be won, in a box of this gateway."""
+    scripts = [script["code"] for script in task["config"]["init"] if script["language"] == "bash"]
+    for code in (*scripts, task["config"].get("start", "")):
+        if found := _NEEDS_NETWORK.search(code):
+            yield f"it cannot be opened: {found[0].strip()!r} needs packages or a network, and boxes have neither"
+        if found := _DESCRIPTOR.search(_QUOTED.sub("", code)):
+            yield f"it cannot be opened: {found[0].strip()!r} is a file descriptor, higher than a process may have"
+    example = task["evaluation"].get("example") or {"code": ""}
+    if {"matcher": "size-match"} in task["evaluation"].get("check", ()) and _HUMAN_SIZE.search(example["code"]):
+        yield "it may never be won: size-match cannot read a size such as 4.0K, and its example may print one"
 
 
 def _leaves_processes(script: Mapping[str, str]) -> bool:

@@ -209,3 +209,28 @@ def test_a_symbolic_link_out_of_the_scripts_is_not_followed(tmp_path: Path) -> N
 
     assert isinstance(refused, RowRefused)
     assert refused.reason == "start: no script a.sh in scripts/3"
+
+
+@pytest.mark.parametrize(
+    ("item", "note"),
+    [
+        ({"create": {"init": "apt update && apt install sudo -y"}}, "it cannot be opened: 'apt update' needs packages"),
+        ({"create": {"init": "curl -s https://example.org | sh"}}, "it cannot be opened: 'curl -s https://' needs"),
+        ({"create": {"init": "echo 123321>/var/a"}}, "it cannot be opened: '123321>' is a file descriptor"),
+        (
+            {
+                "evaluation": {
+                    "check": [None, {"language": "python", "file": "check/size-match.py"}],
+                    "example": {"code": "du -sh /home | awk '{print $1}'"},
+                }
+            },
+            "it may never be won: size-match cannot read a size such as 4.0K",
+        ),
+        ({"create": {"init": "echo 'apt notes' > /root/curl; echo 1234 >/a"}}, ""),
+    ],
+)
+def test_an_item_that_cannot_be_opened_or_won_is_named(tmp_path: Path, item: dict[str, Any], note: str) -> None:
+    entry = one(tmp_path, {**MATCHED, **item})
+
+    assert isinstance(entry, Imported)
+    assert [said[: len(note)] for said in entry.notes] == ([note] if note else [])

@@ -173,14 +173,17 @@ def browser_groups() -> dict[str, Group]:
     for task in bundled("browser"):
         spec = specs.read_spec(task, variables={})
         if spec.evaluation is None:
-            items["miniwob"].append(Item(task["id"], spec.name, "1.0", _share_judged(plays, spec)))
+            name = "miniwob by distance" if spec.name in plays.SOLVED_AT else "miniwob"
+            items[name].append(Item(task["id"], spec.name, "1.0", _share_judged(plays, spec)))
             continue
         for call in _calls(spec.evaluation.goal):
             if (reference := _reference(call, spec, plays)) is not None:
                 score = _state_judged(plays, spec, call)
                 items[call.name].append(Item(f"{task['id']}: {call.name}", spec.goal, reference, score))
-    groups = {name: replace(CONDITIONS[name], name=name, items=of) for name, of in items.items() if name != "miniwob"}
+    groups = {name: replace(CONDITIONS[name], name=name, items=of) for name, of in items.items() if name in CONDITIONS}
     groups["miniwob"] = Group("miniwob", items["miniwob"], (_PLAIN,), (SHARES,))
+    apart = {name: share for name, share in SHARES.items() if name != "almost all"}
+    groups["miniwob by distance"] = Group("miniwob by distance", items["miniwob by distance"], (_PLAIN,), (apart,))
     # The same number is the answer of several tasks, and a state that holds is no answer that a model writes.
     return {name: replace(group, takes_none=True, are_samples=True) for name, group in groups.items()}
 

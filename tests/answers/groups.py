@@ -174,7 +174,7 @@ def always(answer: str) -> Operator:
 def bundled(environment: str) -> list[dict[str, Any]]:
     """Return all tasks of a bundled set."""
     folder = ROOT / "tasks" / environment
-    texts = [(folder / f"{split}.jsonl").read_text("utf-8") for split in ("train", "test")]
+    texts = [path.read_text("utf-8") for path in sorted(folder.glob("*.jsonl"))]
     return [json.loads(line) for text in texts for line in text.split("\n") if line]
 
 

@@ -23,11 +23,11 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 FILES = Path(__file__).parents[2] / "tasks" / "browser"
 TASKS = {
     task["id"]: task
-    for split in ("train", "test")
-    for task in map(json.loads, (FILES / f"{split}.jsonl").read_text("utf-8").splitlines())
+    for file in sorted(FILES.glob("*.jsonl"))
+    for task in map(json.loads, file.read_text("utf-8").splitlines())
 }
 PROBLEMS = [pytest.param(problem, id=problem.slug) for problems in SPLITS.values() for problem in problems]
-OFFICIAL = sorted(id.removeprefix("miniwob/") for id in TASKS if id.startswith("miniwob/"))
+OFFICIAL = sorted(SOLVERS)
 IN_A_HURRY = {"settle_ms": 60, "screenshot": False}
 
 

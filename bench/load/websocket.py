@@ -10,12 +10,13 @@ import base64
 import json
 import os
 import socket
-from typing import Any
+from typing import IO, Any, cast
 
 from bench.load.episodes import WrongAnswer
 from bench.load.http1 import CONNECT_S, Address, OneAtATime, ProtocolError
 
 _TEXT, _CLOSE, _PING = 0x81, 0x88, 0x89
+_FIN = 0x80
 _PONG_HEAD = b"\x8a\x80\0\0\0\0"
 _MASKED = 0x80
 STEP = b'{"type":"step","data":{"op":"inc"}}'
@@ -133,23 +134,32 @@ def fetch_large(address: Address, path: str, characters: int, within_s: float) -
     call = {"type": "call_tool", "tool_name": "give", "arguments": {"characters": characters}}
     with (
         socket.create_connection(("127.0.0.1", address.port), timeout=within_s) as line,
-        line.makefile("rb", buffering=1 << 16) as file,
+        cast("IO[bytes]", line.makefile("rb", buffering=1 << 16)) as file,
     ):
         line.sendall(_upgrade(address, path))
         while file.readline() not in (b"\r\n", b""):
             pass
-        sizes = []
+        size = 0
         for request in ({"type": "reset", "data": {}}, {"type": "step", "data": call}):
             line.sendall(frame(json.dumps(request).encode()))
-            head = file.read(2)
-            if len(head) < 2 or head[0] != _TEXT:
-                raise ConnectionError(f"no text frame, but {head!r}")
-            more = {126: 2, 127: 8}.get(head[1], 0)
-            sizes.append(int.from_bytes(file.read(more), "big") if more else head[1])
-            left = sizes[-1]
-            while left and (data := file.read(min(left, 1 << 16))):
-                left -= len(data)
-        return sizes[-1]
+            size = _skip_message(file)
+        return size
+
+
+def _skip_message(file: IO[bytes]) -> int:
+    """Read a text message, which may have several frames, and return its size. Raises ``ConnectionError``."""
+    size, is_last = 0, False
+    while not is_last:
+        head = file.read(2)
+        if len(head) < 2 or head[0] & ~_FIN != (0 if size else _TEXT & ~_FIN):
+            raise ConnectionError(f"no text frame, but {head!r}")
+        is_last = bool(head[0] & _FIN)
+        more = {126: 2, 127: 8}.get(head[1], 0)
+        left = int.from_bytes(file.read(more), "big") if more else head[1]
+        size += left
+        while left and (data := file.read(min(left, 1 << 16))):
+            left -= len(data)
+    return size
 
 
 async def connect_socket(address: Address, path: str) -> Socket:

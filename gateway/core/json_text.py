@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+THREAD_BYTES: Final = 4 * 2**20
+"""Bytes of JSON above which it is parsed in a thread, so that it does not block other sessions."""
+
 
 class NotFinite(ValueError):
     """The text or value has NaN or infinity, which JSON does not have."""

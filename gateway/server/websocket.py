@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from gateway.core.errors import TooManyBytes
 from gateway.server.http import Stall
 
 FRAME_MAX_BYTES: Final = 16 * 2**20
 """Maximum size of a message from a WebSocket client, as in stock OpenEnv servers; a larger message closes with 1009."""
+PARTS: Final = "gateway.parts"
+"""Key of a ``websocket.send`` message with the parts of a text, which are sent as one message."""
+PART_CHARS: Final = 2**20
+"""Characters of a message to a client that are sent in one frame: copying so many takes about 5 ms."""
 PING_S: Final = 20.0
 """Seconds between pings of a WebSocket client, which has no deadline for the pong: a long generation may block its
 loop. The kernel detects a client's lost machine."""
@@ -107,7 +113,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         """Send *message*, and close the socket if the end waited for this answer."""
         if self._is_ending and self.close_sent:
             raise ClientDisconnected
-        await super().send(message)
+        text = message.get("text") if message["type"] == "websocket.send" else None
+        if (parts := message.get(PARTS)) is not None and self.handshake_complete:
+            await self._send_in_parts(parts)  # type: ignore[arg-type]  # an extension of ASGI
+        elif isinstance(text, str) and len(text) > PART_CHARS and self.handshake_complete:
+            await self._send_in_parts([text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS)])
+        else:
+            await super().send(message)
         if message["type"] == "websocket.http.response.body" and self.close_sent:
             self.handshake_complete = True  # else uvicorn logs each denied upgrade as an error of the application
         if message["type"] == "websocket.send":
@@ -115,6 +127,20 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self._release()
             if self._is_ending and self._unanswered <= 0 and not self.transport.is_closing():
                 self._say_goodbye()
+
+    async def _send_in_parts(self, parts: Sequence[str]) -> None:
+        """Send a large message as several frames: copying it at once would block the other clients of the process."""
+        for number, part in enumerate(parts, 1):
+            await self.writable.wait()
+            if self.transport.is_closing():
+                raise ClientDisconnected
+            send = self.conn.send_text if number == 1 else self.conn.send_continuation
+            try:
+                send(part.encode(), fin=number == len(parts))
+            except InvalidState:
+                raise ClientDisconnected from None
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            await asyncio.sleep(0)
 
     def shutdown(self) -> None:
         """Close with 1001, once the message that is being processed is answered.

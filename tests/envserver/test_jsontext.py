@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from envserver import Task
+from envserver.http import json_text
 from envserver.http.json_text import canonical, encode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +89,15 @@ def test_a_task_is_a_frozen_mapping() -> None:
     assert Task({"task_id": "a"}).id == "a"
     assert Task({}, task_id="train-3").id == "train-3"
     assert Task({}).id is None
+
+
+@given(texts=st.lists(st.text(max_size=60), max_size=4), more=st.dictionaries(st.text(max_size=5), st.integers()))
+def test_a_result_with_long_texts_is_written_as_any_other(texts: list[str], more: dict[str, int]) -> None:
+    blocks = [{"type": "text", "text": text, "detail": more} for text in texts] + [{"type": "image", "data": "aa"}]
+    output = {"blocks": blocks, "reward": 0.5, "metadata": more}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "LONG_CHARS", 7)
+        written = json_text.encode_result(output)
+
+    assert json.loads(written) == {"ok": True, "output": output}

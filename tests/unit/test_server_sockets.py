@@ -16,13 +16,16 @@ from websockets.exceptions import ConnectionClosed
 
 from gateway.server import HttpServer, listen
 from gateway.server.http import BoundedHttp
-from gateway.server.websocket import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedSocket
+from gateway.server.websocket import FRAME_MAX_BYTES, LOST_AFTER_S, PART_CHARS, BoundedSocket
 from tests.deadlines import HANG_S
 from tests.fakes.eventually import until
 
 
 class Echo:
-    """An application that answers each message with its length, and ``wait`` only after its gate opens."""
+    """An application that answers each message with its length, and ``wait`` only after its gate opens.
+
+    It answers ``give N`` with so many characters.
+    """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -37,7 +40,8 @@ class Echo:
             if text == "wait":
                 self.holds.set()
                 await self.gate.wait()
-            await send({"type": "websocket.send", "text": str(len(text))})
+            answer = "é" * int(text.removeprefix("give ")) if text.startswith("give ") else str(len(text))
+            await send({"type": "websocket.send", "text": answer})
 
 
 @asynccontextmanager
@@ -79,6 +83,27 @@ async def test_a_message_of_16_mib_is_accepted_and_a_larger_message_closes_the_s
 
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("count", [PART_CHARS, PART_CHARS + 1, 3 * PART_CHARS, 5 * PART_CHARS - 7])
+async def test_a_large_answer_arrives_whole_and_in_order(count: int) -> None:
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(url, max_size=None) as client:
+        await client.send(f"give {count}")
+        await client.send("abc")
+        first, second = await client.recv(), await client.recv()
+
+    assert first == "é" * count
+    assert second == "3"
+
+
+async def test_other_clients_are_answered_while_a_large_answer_is_not_read() -> None:
+    async with asyncio.timeout(HANG_S), served(Echo()) as (_, url), connect(url, max_size=None) as slow:
+        slow.transport.pause_reading()
+        await slow.send(f"give {20 * PART_CHARS}")
+        async with connect(url) as other:
+            assert await asked(other, "abcd") == "4"
+        slow.transport.resume_reading()
+        assert len(await slow.recv()) == 20 * PART_CHARS
 
 
 async def test_the_shutdown_waits_for_a_pending_answer_and_closes_with_1001() -> None:

@@ -35,7 +35,7 @@ class Counting(Environment):
         """Move the counter."""
         return self._moved(op)
 
-    @tool(inline=True)
+    @tool  # a long text takes its time, which an inline tool must not
     def give(self, characters: int) -> StepResult:
         """Return a text of this length."""
         return StepResult("x" * characters, reward=0.0)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from envserver.content import StepResult
 from envserver.errors import ConfigError, InvalidInput
-from envserver.http.json_text import encode
+from envserver.http.json_text import encode_result
 from envserver.schema.signatures import parameters_of
 from envserver.schema.validators import Fault, Shape, Str, fault
 
@@ -152,7 +152,7 @@ class Tool:
                 result.close()  # a coroutine that is never awaited would warn
             raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected {StepResult.__name__}")
         output = result.wire()
-        return encode({"ok": True, "output": output}), output["reward"], output["finished"]
+        return encode_result(output), output["reward"], output["finished"]
 
 
 def tools_of(cls: type) -> dict[str, Tool]:

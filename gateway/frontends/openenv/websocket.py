@@ -35,9 +35,10 @@ from gateway.frontends.openenv.frames import (
 )
 from gateway.frontends.openenv.mcp import RPC_BROKEN, Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
-from gateway.frontends.openenv.replies import NO_EPISODE, error_frame, frame
+from gateway.frontends.openenv.replies import NO_EPISODE, error_frame, frame, framed
 from gateway.frontends.openenv.session_ids import Attachment, Attachments
 from gateway.frontends.session_ids import SessionIds
+from gateway.server.websocket import PARTS
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -172,7 +173,7 @@ class SocketServer:
         self,
         peer: ClientSocket,
         at: Attachment,
-        answer: Callable[[Attachment, str | None], Awaitable[str | None]],
+        answer: Callable[[Attachment, str | None], Awaitable[str | list[str] | None]],
         broken: str,
     ) -> None:
         try:
@@ -205,13 +206,13 @@ class SocketServer:
         except Left:
             return
 
-    async def _answer(self, at: Attachment, text: str | None) -> str | None:
+    async def _answer(self, at: Attachment, text: str | None) -> str | list[str] | None:
         """Return the reply to one frame. None: the client requests a close."""
         kind, data = read_frame(text)
         if at.environment.wire is UpstreamKind.OPENENV:
             return await self._answer_relayed(at, kind, data, (text or "").encode())
         if kind == "step":
-            return frame("observation", await self._step(at, data))
+            return await framed("observation", await self._step(at, data))
         if kind == "reset":
             reset = validated(ResetRequest, data, "data")
             at.has_begun = True  # set before the reset: a partial episode then ends with the socket
@@ -223,7 +224,7 @@ class SocketServer:
             return frame("mcp", await self._mcp.answer_object(at.owner, at.environment, data, own=at))
         return None
 
-    async def _answer_relayed(self, at: Attachment, kind: str, data: Json, message: bytes) -> str | None:
+    async def _answer_relayed(self, at: Attachment, kind: str, data: Json, message: bytes) -> str | list[str] | None:
         """Return the reply to one frame if the image speaks OpenEnv. None: the client requests a close."""
         if kind == "close":
             return None
@@ -239,7 +240,7 @@ class SocketServer:
             return (await self._relayed.state(at.owner, at.id, at.environment, message)).decode()
         if not at.has_begun:
             if kind == "step" and data.get("type") == "list_tools":
-                return frame("observation", await self._step(at, data))
+                return await framed("observation", await self._step(at, data))
             raise FrameError(Code.SESSION_ERROR, NO_EPISODE, status=409)
         return (await self._relayed.pass_on(at.owner, at.id, at.environment, message)).decode()
 
@@ -302,9 +303,13 @@ class ClientSocket:
         """Complete the handshake. Raises ``Left``."""
         await self._put({"type": "websocket.accept"})
 
-    async def say(self, text: str) -> None:
-        """Send a frame. Raises ``Left``."""
-        await self._put({"type": "websocket.send", "text": text})
+    async def say(self, text: str | list[str]) -> None:
+        """Send a message, given whole or in parts. Raises ``Left``."""
+        parts = [text] if isinstance(text, str) else text
+        if len(parts) > 1:
+            await self._put({"type": "websocket.send", PARTS: parts})
+        else:
+            await self._put({"type": "websocket.send", "text": parts[0]})
 
     async def close(self, code: int = 1000) -> None:
         """Close the socket. Raises ``Left``."""

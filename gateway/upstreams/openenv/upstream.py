@@ -31,7 +31,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import author_faults
 from gateway.core.ids import EnvironmentName
-from gateway.core.json_text import compact, parse
+from gateway.core.json_text import THREAD_BYTES, compact, parse
 from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import DialSocket, Transport
 from gateway.core.ports.upstream import EpisodeResults
@@ -65,8 +65,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPENED_MAX: Final = 10_000
-THREAD_BYTES: Final = 4 * 2**20
-"""Bytes of a reply above which it is parsed in a thread, so that it does not block other sessions."""
 _RELAYED: Final = frozenset(("step", "state", "mcp"))
 
 

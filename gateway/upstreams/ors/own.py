@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -46,7 +47,7 @@ from gateway.core.faults import (
     read_faults,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.json_text import compact, parse
+from gateway.core.json_text import THREAD_BYTES, compact, parse
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup, SessionState
@@ -310,7 +311,8 @@ class OrsUpstream:
         answer = await self._client.settled(session, target, body=written(action), headers=headers, silence_s=silence_s)
         if answer.status == 200:
             turn, rewarded = answer.headers.get(TURN_HEADER), answer.headers.get(_REWARDED)
-            result = read_result(answer.body, turn, _faults(answer))
+            found = partial(read_result, answer.body, turn, _faults(answer))
+            result = found() if len(answer.body) <= THREAD_BYTES else await asyncio.to_thread(found)
             if self._results is not None and (kept := read_kept(answer.headers.get(RESULT_HEADER, b""))) is not None:
                 await self._results.keep(session, kept)
             return result if rewarded is None else replace(result, rewarded=rewarded != b"0")

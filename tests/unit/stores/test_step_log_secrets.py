@@ -23,7 +23,7 @@ from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.ports.step_log import MESSAGE, Content, EpisodeEnd, EpisodeFilter, Rollout
 from gateway.core.session import CloseReason
 from gateway.frontends.admin.steps import result_of
-from gateway.stores.step_log.encoding import CallBuffer, joined
+from gateway.stores.step_log.encoding import CallBuffer, base64_in, joined
 from gateway.stores.step_log.masking import forms_of, masked
 from gateway.stores.step_log.reader import StepLogReader
 from gateway.stores.step_log.writer import StepLogWriter
@@ -277,3 +277,19 @@ async def test_one_picture_over_every_protocol_is_stored_once(tmp_path: Path) ->
     assert await reader.blob(digests[0]) == picture
     assert len(set(digests)) == 1
     assert sum(map(len, contents(tmp_path))) < 6 * len(picture)
+
+
+BASE64: Final = re.compile(rb'(?<=[",])(?:[A-Za-z0-9+/]{4}){1024,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?=\\*")')
+"""What is long base64, as a search of every character."""
+PIECES: Final = st.one_of(
+    st.sampled_from([b'"', b",", b'\\"', b" ", b"=", b'{"a":"', b"data:image/png;base64,"]),
+    st.builds(lambda count: b"aB9+" * count, st.sampled_from([1, 3, 1000, 1023, 1024, 3000])),
+    st.builds(lambda size: base64.b64encode(bytes(size)), st.sampled_from([3070, 3071, 3072, 3073, 4000, 9001])),
+)
+
+
+@given(pieces=st.lists(PIECES, max_size=9))
+def test_long_base64_is_found_wherever_it_stands(pieces: list[bytes]) -> None:
+    content = b"".join(pieces)
+
+    assert list(base64_in(content)) == [found.span() for found in BASE64.finditer(content)]

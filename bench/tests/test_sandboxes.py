@@ -343,7 +343,7 @@ async def test_every_sandbox_of_a_short_run_opens_in_processes_and_in_containers
         found = await sandboxes.run(made, SHORT)
 
     gateways = {PROCESSES, CONTAINERS}
-    assert found.errors == 0, found.figures
+    assert found.errors == 0, json.dumps(found.figures, default=str)  # a text is shown whole, with the kinds of errors
     assert found.figures["missing"] == []
     assert set(found.figures["in_turn_ms"]) == {LIBRARY, OS_SERVER, SDK} | gateways
     assert set(found.figures["bursts"]) == set(found.figures["groups_last_prompt_ms"]) == gateways

@@ -17,7 +17,7 @@ from gateway.cli.tasks import tasks_app
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
 from gateway.settings import load
-from gateway.tasks.importing import agentbench, coding
+from gateway.tasks.importing import agentbench, coding, questions
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
 from gateway.tasks.importing.rows import Entry
 
@@ -110,6 +110,35 @@ def import_mbpp(
       gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
     """
     entries = coding.read_mbpp(file, part=part)
+    target = _target(out, environment, split)
+    _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
+
+
+@import_app.command("questions")
+def import_questions(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines or a JSON array, perhaps gzipped.")],
+    question: Annotated[str, typer.Option("--question", "-q", help="Column with the question.")] = "question",
+    answer: Annotated[str, typer.Option("--answer", "-a", help="Column with the answer or the solution.")] = "answer",
+    id: Annotated[str, typer.Option("--id", help="Column with the id; by default the row's number.")] = "",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Column that becomes a tag; may be repeated.")] = None,
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read questions with answers, as in GSM8K and MATH, as tasks of the math environment.
+
+    The final answer follows ####, or is in \\boxed{}, or is the whole answer; the solution goes into no task.
+
+    \b
+    Examples:
+      gateway tasks import questions gsm8k.jsonl -e math -s gsm8k
+      gateway tasks import questions math.jsonl --question problem --answer solution --tag level -e math -s competition
+    """
+    entries = questions.read_questions(file, question=question, answer=answer, id=id, tags=tag or ())
     target = _target(out, environment, split)
     _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
 

@@ -44,6 +44,24 @@ NEAR_WORD_COUNTS: Final[Mapping[str, Operator]] = {
 }
 
 
+FORMULAS: Final[Mapping[str, Operator]] = {
+    "as it is": lambda text: text,
+    "blanks": lambda text: text.replace("+", " + ").replace(",", ", "),
+    "growing brackets": lambda text: text.replace("(", r"\left(").replace("]", r"\right]"),
+    "a larger fraction": lambda text: text.replace(r"\frac", r"\dfrac"),
+    "no braces": lambda text: text.replace("{3}", "3"),
+    "signs": lambda text: text.replace(r"\infty", "\u221e").replace(r"\pi", "\u03c0"),
+}
+"""Other notations of a formula in LaTeX."""
+NEAR_FORMULAS: Final[Mapping[str, Operator]] = {
+    "another number": lambda text: text.replace("3", "4") if "3" in text else None,
+    "another operator": lambda text: text.replace("+", "-") if "+" in text else None,
+    "another bracket": lambda text: text.replace("(", "[") if "(" in text else None,
+    "another root": lambda text: text.replace(r"\sqrt", "") if r"\sqrt" in text else None,
+    "the other part": lambda text: text.partition(",")[2].strip("]") or None,
+}
+
+
 def _near(*dropped: str) -> Mapping[str, Operator]:
     return {name: operator for name, operator in operators.NEAR_WORDS.items() if name not in dropped}
 
@@ -90,6 +108,12 @@ FUNCTIONS: Final[Mapping[str, Group]] = {
         {repr(number): str(number) for number in (39.5, -1200, 7, "0.001")},
         (operators.MARKS, operators.NUMBERS),
         (operators.NEAR_TEXTS,),
+        has_numbers=True,
+    ),
+    "math_match": _group(
+        {repr(text): text for text in (r"(-\infty,3]", r"2\sqrt{3}+1", r"\frac{3\pi}{5}", "x^2+3x", "39.5", "-1200")},
+        (operators.MARKS, operators.NUMBERS, FORMULAS),
+        (operators.NEAR_TEXTS, NEAR_FORMULAS),
         has_numbers=True,
     ),
     "json_equals": _group(

@@ -5,16 +5,18 @@ White space at both ends of a text, the kind of its line ends, and whether accen
 
 import json
 import math
+import re
 import unicodedata
 from fractions import Fraction
 from typing import Any
 
-from envserver.answers import read_number
+from envserver.answers import plain_number, read_number
 from envserver.generic.patterns import compiled, matches
 from envserver.generic.rewards import reward_function
 
 MAX_JSON_CHARS = 1_000_000
 MAX_JSON_DEPTH = 100
+MAX_FORMULA_CHARS = 5_000
 FLOAT_TOLERANCE = 1e-6
 """Relative difference of two floats that count as equal: programs compute the same value in other orders."""
 
@@ -75,6 +77,47 @@ def numeric_match(text: str, expected: int | float | str, tol: float = 1e-6) -> 
     """Return 1 if the text is a number, in any usual notation, at most *tol* from *expected*."""
     given, wanted = read_number(text), read_number(str(expected))
     return float(given is not None and wanted is not None and abs(given - wanted) <= Fraction(tol))
+
+
+_FORMULA = tuple(
+    (re.compile(pattern), written)
+    for pattern, written in (
+        (r"\\[dt]frac(?![a-z])", r"\\frac"),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*\{-", r"-\\frac{"),
+        (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
+        (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-z])|\u00b0", ""),
+        (r"\\?[%$]", ""),
+        (r"\\(?:cdot|times)(?![a-z])|[\u00b7\u00d7]", "*"),
+        (r"\\(le|ge)q(?![a-z])", r"\\\1"),
+        (r"([_^])\{(\w)\}", r"\1\2"),
+        (r"(?<![\w.}])(\d+)/(\d+)(?![\w.{])", r"\\frac{\1}{\2}"),
+        (r"(?<!\d)\s+|\s+(?!\d)", ""),
+    )
+)
+"""Other notations of a formula, and the notation in which formulas are compared."""
+_SIGNS = {"\u221e": r"\infty", "\u03c0": r"\pi", "\u222a": r"\cup", "\u2264": r"\le", "\u2265": r"\ge"}
+
+
+@reward_function("math_match")
+def math_match(text: str, expected: str) -> float:
+    """Return 1 if the text is the number *expected*, or the formula *expected* in LaTeX, in any usual notation.
+
+    Formulas are compared as they are written, and never evaluated: ``x+1`` is not ``1+x``.
+    """
+    given, wanted = _formula(text), _formula(expected)
+    if (number := read_number(wanted)) is not None:
+        return float(read_number(given) == number)
+    return float(given == wanted != "")
+
+
+def _formula(text: str) -> str:
+    plain = plain_number(_plain(text)[:MAX_FORMULA_CHARS])
+    for sign, written in _SIGNS.items():
+        plain = plain.replace(sign, written)
+    for pattern, written in _FORMULA:
+        plain = pattern.sub(written, plain)
+    return plain
 
 
 @reward_function("one_of")

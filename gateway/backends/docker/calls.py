@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -53,13 +54,23 @@ def image_id(client: APIClient, *, image: str) -> str:
     return id
 
 
+FREEZES: Final = 5
+"""Attempts to freeze a container. The kernel gives up if a process does not stop in time, as on a busy machine."""
+FREEZE_PAUSE_S: Final = 0.2
+
+
 def pause(client: APIClient, *, container: str) -> None:
     """Freeze a container; a frozen container is not an error."""
-    try:
-        client.pause(container)
-    except APIError:
-        if not state(client, container=container).get("Paused"):
-            raise
+    for left in reversed(range(FREEZES)):
+        try:
+            client.pause(container)
+        except APIError as error:
+            if not state(client, container=container).get("Paused"):
+                if not left or "unable to freeze" not in str(error.explanation):
+                    raise
+                time.sleep(FREEZE_PAUSE_S)
+                continue
+        return
 
 
 def unpause(client: APIClient, *, container: str) -> None:

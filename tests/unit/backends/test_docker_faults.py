@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import tempfile
 import time
@@ -572,6 +573,21 @@ async def test_a_pause_that_the_engine_refuses_is_an_error_and_the_worker_keeps_
         await backend.pause(WorkerId("w1"))
 
     assert container.state == "running"
+
+
+@pytest.mark.parametrize(("refusals", "becomes"), [(calls.FREEZES - 1, "paused"), (calls.FREEZES, "running")])
+async def test_a_container_that_the_kernel_does_not_freeze_in_time_is_frozen_again(
+    backend: DockerBackend, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, refusals: int, becomes: str
+) -> None:
+    monkeypatch.setattr(calls, "FREEZE_PAUSE_S", 0.0)
+    container = await started(backend, engine)
+    for _ in range(refusals):
+        engine.refuse("POST pause", 500, "OCI runtime pause failed: unable to freeze: unknown")
+
+    with contextlib.suppress(BackendError):
+        await backend.pause(WorkerId("w1"))
+
+    assert container.state == becomes
 
 
 async def test_a_pause_with_an_unknown_outcome_is_undone(backend: DockerBackend, engine: FakeEngine) -> None:

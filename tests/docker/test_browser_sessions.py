@@ -230,7 +230,6 @@ def test_registered_tasks_include_the_builtin_classes(worker: BrowserWorker) -> 
     [
         ({"benchmark": "custom", "task_name": "none-such"}, "Unknown custom task: none-such"),
         ({"benchmark": "miniwob", "task_name": "none-such"}, "Unknown miniwob task: none-such"),
-        ({"colour": 1}, "config.colour: no such key"),
     ],
 )
 def test_a_task_that_cannot_be_played_starts_no_session(
@@ -241,6 +240,16 @@ def test_a_task_that_cannot_be_played_starts_no_session(
 
     assert answer.status_code == 500
     assert problem in answer.text
+
+
+def test_a_task_with_an_unknown_key_is_refused(worker: BrowserWorker) -> None:
+    task = {"id": "custom/x", "config": {"colour": 1}}
+    body = {"env_name": "browser", "task_spec": task}
+
+    refused = worker.http.post("/create", json=body, headers={"X-Session-ID": "unknown-key"})
+
+    assert refused.status_code == 400
+    assert "config.colour: no such key" in refused.text
 
 
 def test_an_official_task_is_found_by_its_id_alone_and_an_unknown_id_is_refused(worker: BrowserWorker) -> None:

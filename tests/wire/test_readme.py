@@ -238,6 +238,9 @@ class Checkout:
         (self._folder / "mbpp.jsonl").write_text(json.dumps(mbpp))
         (self._folder / "sanitized-mbpp.json").write_text(json.dumps([row]))
         (self._folder / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(human).encode()))
+        (self._folder / "gsm8k.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+        competition = {"problem": "$1 + 1$?", "solution": r"\boxed{2}", "level": "Level 1"}
+        (self._folder / "math.jsonl").write_text(json.dumps(competition))
         items = self._folder / "AgentBench" / "data" / "os_interaction" / "data" / "1"
         items.mkdir(parents=True)
         (items / "stock.json").write_text(json.dumps([{"description": "Say 7.", "evaluation": {"match": "7"}}]))

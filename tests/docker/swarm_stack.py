@@ -140,9 +140,18 @@ class SwarmStack:
         return {name.removeprefix(f"{STACK}_"): count for name, count, *_ in map(str.split, listed.splitlines())}
 
     def update_state(self, service: str) -> str:
-        """The state of a service's last update."""
-        words = "{{if .UpdateStatus}}{{.UpdateStatus.State}}{{end}}"
+        """The state of a service's last update, and what Swarm says of it."""
+        words = "{{with .UpdateStatus}}{{.State}} {{.Message}}{{end}}"
         return self.lab.on(NODES[0], "service", "inspect", "--format", words, f"{STACK}_{service}")
+
+    def describe(self, problem: str, *services: str) -> str:
+        """Return the problem with the tasks and the last log lines of the services, for a failed test."""
+        said = [problem]
+        for service in services:
+            for command in (["ps", "--no-trunc"], ["logs", "--tail", "60"]):
+                with suppress(AssertionError):
+                    said.append(self.lab.on(NODES[0], "service", *command, f"{STACK}_{service}"))
+        return "\n".join(said)
 
     def await_ready(self) -> None:
         """Return once every gateway is ready and sees every machine."""
@@ -202,18 +211,8 @@ def deployed(lab: Lab, folder: Path) -> Iterator[SwarmStack]:
         stack.await_images()
         yield stack
     except BaseException:
-        print(_told(lab))
+        print(stack.describe("The stack did not come up.", "gateway", "node", "redis"))
         raise
-
-
-def _told(lab: Lab) -> str:
-    """Return the services' logs and tasks, for a stack that did not come up or a failed test."""
-    said = []
-    for service in ("gateway", "node", "redis"):
-        for command in (["ps", "--no-trunc"], ["logs", "--tail", "60"]):
-            with suppress(AssertionError):
-                said.append(lab.on(NODES[0], "service", *command, f"{STACK}_{service}"))
-    return "\n".join(said)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 
 SESSIONS = 30
 UPDATED = ("gateway", "node")
+ENDED = ("completed", "paused", "rollback_completed", "rollback_paused")
+"""What Swarm says of an update that has ended."""
 VICTIM = NODES[2]
 """A machine without a gateway and without the store."""
 
@@ -149,11 +151,15 @@ async def test_an_update_by_the_readme_fails_no_step(stack: SwarmStack, players:
 
 
 async def updated(stack: SwarmStack, service: str) -> None:
-    async def check() -> None:
-        state = await asyncio.to_thread(stack.update_state, service)
-        assert state == "completed", state
+    """Wait for the end of the service's update. Of an update that rolled back, the failure shows tasks and logs."""
 
-    await eventually(check)
+    async def ended() -> str:
+        state = await asyncio.to_thread(stack.update_state, service)
+        assert state.startswith(ENDED), state
+        return state
+
+    state = await eventually(ended)
+    assert state.startswith("completed"), await asyncio.to_thread(stack.describe, state, service)
 
 
 def tasks_of(stack: SwarmStack, service: str) -> set[str]:

@@ -67,6 +67,11 @@ VARIABLES = {
     "GATEWAY_UPDATE_ORDER": "stop-first",
 }
 
+TASK_TOLD = (
+    "{{.CreatedAt}} {{.ID}} on {{.NodeID}} as version {{.SpecVersion.Index}}: wanted {{.DesiredState}}, "
+    "{{.Status.State}} since {{.Status.Timestamp}}: {{.Status.Message}} {{.Status.Err}}"
+)
+
 
 @dataclass(frozen=True)
 class SwarmStack:
@@ -148,9 +153,15 @@ class SwarmStack:
         """Return the problem with the tasks and the last log lines of the services, for a failed test."""
         said = [problem]
         for service in services:
-            for command in (["ps", "--no-trunc"], ["logs", "--tail", "60"]):
-                with suppress(AssertionError):
-                    said.append(self.lab.on(NODES[0], "service", *command, f"{STACK}_{service}"))
+            with suppress(AssertionError):
+                tasks = self.lab.on(NODES[0], "service", "ps", "--quiet", "--no-trunc", f"{STACK}_{service}").split()
+                said.append(self.lab.on(NODES[0], "inspect", "--type=task", f"--format={TASK_TOLD}", *tasks))
+            with suppress(AssertionError):
+                said.append(self.lab.on(NODES[0], "service", "logs", "--tail=60", f"{STACK}_{service}"))
+        for node in NODES:
+            log = self.lab.directory / node / "dockerd.log"
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            said += [f"{node}: {line}" for line in lines if "module=" in line and "pulling image" not in line][-30:]
         return "\n".join(said)
 
     def await_ready(self) -> None:

@@ -153,13 +153,17 @@ async def test_an_update_by_the_readme_fails_no_step(stack: SwarmStack, players:
 async def updated(stack: SwarmStack, service: str) -> None:
     """Wait for the end of the service's update. Of an update that rolled back, the failure shows tasks and logs."""
 
+    seen: list[str] = []
+
     async def ended() -> str:
         state = await asyncio.to_thread(stack.update_state, service)
+        if state not in seen:
+            seen.append(state)
         assert state.startswith(ENDED), state
         return state
 
     state = await eventually(ended)
-    assert state.startswith("completed"), await asyncio.to_thread(stack.describe, state, service)
+    assert state.startswith("completed"), await asyncio.to_thread(stack.describe, "; ".join(seen), service)
 
 
 def tasks_of(stack: SwarmStack, service: str) -> set[str]:

@@ -100,6 +100,7 @@ from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.nemo.upstream import NemoUpstream
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
@@ -220,6 +221,7 @@ class Gateway:
         self._results = results = KeptResults(self.store)
         ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder, results=results)
         areal = ArealUpstream(self.transport, recorder=recorder, results=results)
+        nemo = NemoUpstream(self.transport, recorder=recorder, results=results)
         self._openenv = OpenEnvUpstream(
             self.transport,
             self.peers,
@@ -228,13 +230,14 @@ class Gateway:
             results=results,
             dial_socket=self._dialer.dial_socket if self._dialer is not None else None,
         )
-        for upstream in (areal, ors, self._openenv):
+        for upstream in (areal, nemo, ors, self._openenv):
             self._owned.push_async_callback(upstream.aclose)
         return {
             UpstreamKind.OWN: OrsUpstream(self.transport, secret=secret, results=results),
             UpstreamKind.ORS: ors,
             UpstreamKind.OPENENV: self._openenv,
             UpstreamKind.AREAL: areal,
+            UpstreamKind.NEMO: nemo,
             **given,
         }
 

@@ -19,7 +19,15 @@ from rich.table import Table
 from gateway import BUNDLED
 from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
-from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
+from gateway.catalog.inspect.toml_writer import (
+    NAME,
+    check_name,
+    check_place,
+    file_text,
+    memory_mib,
+    needs_folder,
+    task_folder,
+)
 from gateway.catalog.toml import parse_environment
 from gateway.cli.admin_client import AsJson, print_json, print_table
 from gateway.core.environment import Environment, Server
@@ -95,8 +103,10 @@ def add(
         ]
     texts = {one: file_text(one, findings, ran=ran, url=what if is_url else "") for one, findings, ran in found}
     paths = {} if dry else {one: check_place(folder, one, force=force) for one in texts}
-    for one, path in paths.items():
-        put(path, texts[one], force=force)
+    for one, findings, _ in found if paths else ():
+        if needs_folder(findings):
+            _make_folder(task_folder(one, paths[one]))
+        put(paths[one], texts[one], force=force)
     if as_json:
         documents = [
             {
@@ -230,12 +240,16 @@ def put(path: Path, text: str, *, force: bool) -> Environment:
         ConfigError: The text is not valid, a file was created there meanwhile, or the folder cannot be written.
     """
     environment = parse_environment(text, path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+    _make_folder(path.parent)
     write_lines(path, text.encode().splitlines(), force=force)
     return environment
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from error
 
 
 def _variables(given: list[str]) -> dict[str, str]:

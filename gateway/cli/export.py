@@ -157,6 +157,8 @@ def nemo_row(environment: str, one: Listed, tools: Sequence[Object], prompt: str
     """
     instruction = prompt or one.task.get("instruction")
     reference = one.reference(environment)
+    if isinstance(row := one.task.get("row"), Mapping) and "responses_create_params" in row:
+        return {"responses_create_params": row["responses_create_params"], "verifier_metadata": reference}
     if not isinstance(instruction, str) or not instruction.strip():
         place = one.task.get("id") or f"{one.split}/{one.index}"
         raise ConfigError(f"{place}: the task has no instruction: --prompts takes the first observation instead")

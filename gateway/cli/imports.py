@@ -17,7 +17,7 @@ from gateway.cli.tasks import tasks_app
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
 from gateway.settings import load
-from gateway.tasks.importing import agentbench, coding, questions
+from gateway.tasks.importing import agentbench, coding, nemo_gym, questions
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
 from gateway.tasks.importing.rows import Entry
 
@@ -139,6 +139,29 @@ def import_questions(
       gateway tasks import questions math.jsonl --question problem --answer solution --tag level -e math -s competition
     """
     entries = questions.read_questions(file, question=question, answer=answer, id=id, tags=tag or ())
+    target = _target(out, environment, split)
+    _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
+
+
+@import_app.command("nemo-gym")
+def import_nemo_gym(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows of a NeMo Gym data set, perhaps gzipped.")],
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read rows of a NeMo Gym data set as tasks of an environment with protocol = "nemo".
+
+    \b
+    Examples:
+      gateway tasks import nemo-gym data/example.jsonl > example.jsonl
+      gateway tasks import nemo-gym data/train.jsonl -e workplace -s train
+    """
+    entries = nemo_gym.read_rows_of(file)
     target = _target(out, environment, split)
     _import(entries, target=target, limit=limit, force=force, skip_invalid=skip_invalid, as_json=as_json)
 

@@ -31,6 +31,7 @@ class ServerProtocol(StrEnum):
     ORS = "ors"
     OPENENV = "openenv"
     AREAL = "areal"
+    NEMO = "nemo"
 
 
 class UpstreamKind(StrEnum):
@@ -40,6 +41,7 @@ class UpstreamKind(StrEnum):
     ORS = "ors"  #: a standard ORS server
     OPENENV = "openenv"
     AREAL = "areal"
+    NEMO = "nemo"  #: NeMo Gym's resources servers
 
 
 class Isolation(StrEnum):

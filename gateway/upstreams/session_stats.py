@@ -66,6 +66,11 @@ class SessionStats:
             )
         self._set(session, tally)
 
+    def note(self, session: Session, note: str) -> None:
+        """Add a note to the count. Other replicas have it before the response of the call is sent."""
+        tally = self._count(session).tally
+        self._set(session, replace(tally, notes=(*tally.notes, note)))
+
     def failed(self, session: Session) -> None:
         """Record that a call failed by the environment author's fault."""
         self._set(session, replace(self._count(session).tally, fault=FaultKind.AUTHOR, ended_at=time.monotonic()))
@@ -87,11 +92,10 @@ class SessionStats:
 
     async def summary(self, session: Session) -> Summary | None:
         """Return the session's summary over all replicas, or None if no replica has a count."""
-        count = self._counts.get((session.id, session.lease))
-        others = {} if self._recorder is None else await self._recorder.tallies(session)
-        seen = [*([count.tally] if count is not None else ()), *(others or {}).values()]
+        seen, is_complete = await self.of_all(session)
         if not seen:
             return None
+        count = self._counts.get((session.id, session.lease))
         here_s = 0.0 if count is None else time.monotonic() - count.began_at
         last = max(seen, key=lambda tally: -1.0 if tally.ended_at is None else tally.ended_at)
         return Summary(
@@ -100,9 +104,16 @@ class SessionStats:
             steps=sum(tally.steps for tally in seen),
             seconds=max(here_s, *(tally.seconds for tally in seen)),
             is_rewarded=any(tally.is_rewarded for tally in seen),
-            is_whole=others is not None and any(tally.is_opener for tally in seen),
+            is_whole=is_complete,
             fault=last.fault,
         )
+
+    async def of_all(self, session: Session) -> tuple[list[Tally], bool]:
+        """Return the counts of all replicas, and False if a part is missing."""
+        count = self._counts.get((session.id, session.lease))
+        others = {} if self._recorder is None else await self._recorder.tallies(session)
+        seen = [*([count.tally] if count is not None else ()), *(others or {}).values()]
+        return seen, others is not None and any(tally.is_opener for tally in seen)
 
     def forget(self, session: Session) -> None:
         """Drop the count of a session."""
@@ -135,5 +146,5 @@ def _is_news(before: Tally, now: Tally) -> bool:
     return _course(now) != _course(before)
 
 
-def _course(tally: Tally) -> tuple[bool, bool, float, bool, bool]:
-    return tally.is_opener, tally.steps > 0, tally.reward, tally.is_rewarded, tally.finished
+def _course(tally: Tally) -> tuple[object, ...]:
+    return tally.is_opener, tally.steps > 0, tally.reward, tally.is_rewarded, tally.finished, len(tally.notes)

@@ -483,6 +483,7 @@ SEEN: dict[str, Any] = {
     "finished": True,
     "seconds": 1.5,
     "fault": FaultKind.AUTHOR,
+    "notes": ('[1, "a b"]', "é\n - "),
 }
 
 

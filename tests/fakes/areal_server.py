@@ -1,11 +1,11 @@
-"""An AReaL task server whose every answer the test decides, and an upstream that uses it."""
+"""A third-party server whose every answer the test decides, by default AReaL's, and an upstream that uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Held:
 class Scripted:
     """A server that returns the given answers of a path in order, and then repeats the last answer.
 
-    An answer is JSON, or a status with JSON or bytes. ``None`` drops the connection.
+    An answer is JSON, or a status with JSON or bytes, and perhaps header lines. ``None`` drops the connection.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Any]] | None = None, *, info: Any = INFO) -> None:
@@ -74,14 +74,15 @@ class Scripted:
             if answer is None:
                 connection.abort()
                 return
-            status, body = answer if isinstance(answer, tuple) else (200, answer)
-            await connection.answer(body if isinstance(body, bytes) else json.dumps(body).encode(), status=status)
+            status, body, *more = answer if isinstance(answer, tuple) else (200, answer)
+            sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+            await connection.answer(sent, status=status, more="".join(more))
 
 
 class World:
     """An upstream, and a session in one of its workers."""
 
-    def __init__(self, upstream: ArealUpstream, address: str) -> None:
+    def __init__(self, upstream: Any, address: str) -> None:
         self.upstream = upstream
         self.worker = Worker(id=WorkerId("w"), environment=GUESS.name, digest="", slots=1, address=address)
         self.session = Session(
@@ -99,14 +100,17 @@ class World:
 
     async def open(self, environment: Environment = GUESS, **fields: Any) -> Session:
         setup = SessionSetup(**{"spec": {"sample_id": 2}, **fields})
-        return await self.upstream.open(self.session, environment, setup)
+        opened: Session = await self.upstream.open(self.session, environment, setup)
+        return opened
 
 
 @contextlib.asynccontextmanager
-async def asked(server: Scripted, recorder: Recorder | None = None) -> AsyncIterator[World]:
+async def asked(
+    server: Scripted, recorder: Recorder | None = None, *, kind: Callable[..., Any] = ArealUpstream
+) -> AsyncIterator[World]:
     async with RawServer(server) as raw:
         relay = HttpTransport()
-        upstream = ArealUpstream(relay, recorder=recorder)
+        upstream = kind(relay, recorder=recorder)
         try:
             yield World(upstream, raw.address)
         finally:

@@ -41,6 +41,7 @@ STEPS = {
     "prometheus": Step(["scripts/prometheus"], after=["redis", "faketime", "bubblewrap"]),
     "engine": Step(["scripts/docker-engine"], after=["redis", "faketime", "bubblewrap", "prometheus"]),
     "openenv-clients": Step(["scripts/openenv-clients"], requires=["packages"]),
+    "nemo-gym": Step(["scripts/nemo-gym"], requires=["packages"]),
     "trainers": Step(["scripts/trainers"], requires=["packages"]),
     "base-image": Step(["scripts/base-image"], requires=["engine"]),
     "image:redis": _image("redis", "base-image"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.catalog.inspect import areal, openenv, ors
+from gateway.catalog.inspect import areal, nemo, openenv, ors
 from gateway.catalog.inspect.findings import Findings
 from gateway.catalog.inspect.probe import Probe, ProbeAnswer, Unanswered, probing, until_up
 from gateway.core.errors import ConfigError
@@ -19,7 +19,7 @@ API_PATHS = ("/api", "")
 
 
 class NotRecognised(ConfigError):
-    """The server answers, but not as a known ORS, OpenEnv or AReaL server."""
+    """The server answers, but not as a known ORS, OpenEnv, AReaL or NeMo Gym server."""
 
 
 async def detect_url(url: str, *, timeout_s: float, environment: str = "") -> Findings:
@@ -46,7 +46,7 @@ async def detect(server: Probe, *, environment: str = "") -> Findings:
     *environment* is the server's own name of the environment to inspect; empty: its first environment.
 
     Raises:
-        NotRecognised: The server speaks none of the three protocols; the message has its answers.
+        NotRecognised: The server speaks none of the four protocols; the message has its answers.
         ConfigError: The server is too old, or does not have *environment*.
         Unanswered: The server stopped answering.
     """
@@ -56,6 +56,8 @@ async def detect(server: Probe, *, environment: str = "") -> Findings:
         return await openenv.look(server, openapi, environment=environment)
     if ors.has_form(paths):
         return await ors.look(server, openapi, environment=environment)
+    if nemo.has_form(paths):
+        return nemo.look(openapi)
     for prefix in API_PATHS:
         info = (await _asked(server, f"{prefix}/task/info")).object()
         if areal.is_info(info):
@@ -84,6 +86,6 @@ async def _asked(server: Probe, path: str) -> ProbeAnswer:
 def _unknown(paths: frozenset[str], health: ProbeAnswer) -> str:
     shown = ", ".join(sorted(paths)[:12]) or "no /openapi.json"
     return (
-        "it answers HTTP, but as no ORS, OpenEnv or AReaL server: "
+        "it answers HTTP, but as no ORS, OpenEnv, AReaL or NeMo Gym server: "
         f"GET /health is {health.status or 'unanswered'} {health.text()!r}; its routes: {shown}"
     )

@@ -81,11 +81,15 @@ def _name_in(path: Path) -> str:
 
 def environment_of(name: str, url: str, findings: Findings) -> Environment:
     """Return the environment of the file that `file_text` writes for a server at *url*. Trainers use *name*."""
-    return replace(parse_environment(file_text(name, findings, url=url), Path(FILE)), directory=Path())
+    text = file_text(name, findings, url=url, has_folder=False)
+    return replace(parse_environment(text, Path(FILE)), directory=Path())
 
 
-def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str = "") -> str:
-    """Return the text of an ``environment.toml`` for an image that was run (*ran*), or for the server at *url*."""
+def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str = "", has_folder: bool = True) -> str:
+    """Return the text of an ``environment.toml`` for an image that was run (*ran*), or for the server at *url*.
+
+    With *has_folder* it names the `task_folder` of a server that needs one.
+    """
     tables = [
         _head(name, findings, ran=ran, url=url),
         _server(findings, ran=ran, url=url),
@@ -96,6 +100,7 @@ def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str
         *([] if findings.is_own and ran else [_actions(findings)]),
         *([_observations(findings)] if findings.observed else []),
         *([_resets(findings)] if findings.protocol is ServerProtocol.OPENENV else []),
+        *([_rows(name)] if has_folder and needs_folder(findings) else []),
         _areal(findings),
         _openenv(findings),
         *([] if findings.is_own or findings.terminal else [_nemo()]),
@@ -236,6 +241,11 @@ def _actions(findings: Findings) -> list[str]:
     ]
     if findings.protocol is ServerProtocol.AREAL:
         return [*_says("A text goes to the server as it is: AReaL's actions are texts.")]
+    if findings.protocol is ServerProtocol.NEMO:
+        what = (
+            "is the agent's final answer, and ends the episode" if findings.terminal else "goes to the server as it is"
+        )
+        return [*lines, *_says(f"A text that calls no tool {what}.")]
     if findings.terminal:
         lines += _says(f"A text goes to {findings.terminal} (found): the server calls that its terminal tool.")
         lines += ['# default_tool = "…"', '# text_field = "…"']
@@ -285,6 +295,27 @@ def _resets(findings: Findings) -> list[str]:
         _set("keys", list(_reset_keys(findings)), why),
         '# from_task = { task_name = "environment_config.page" } # argument = its place in a task',
         *([] if findings.splits else [_seeds(findings)]),
+    ]
+
+
+def needs_folder(findings: Findings) -> bool:
+    """Return True if the server's tasks are files: NeMo Gym's servers do not serve their rows."""
+    return findings.protocol is ServerProtocol.NEMO
+
+
+def task_folder(name: str, path: Path) -> Path:
+    """Return the folder of the tasks of the environment *name*, whose file is *path*."""
+    return path.parent.parent.parent / "tasks" / name
+
+
+def _rows(name: str) -> list[str]:
+    return [
+        "[tasks]",
+        *_says(f"Rows of its data set: gateway tasks import nemo-gym ROWS.jsonl --environment {name} --split train"),
+        _set("directory", f"tasks/{name}", "relative to the parent of the folder of environments"),
+        _set(
+            "public", ["row.responses_create_params"], "what a listing shows of a row; its other fields may be answers"
+        ),
     ]
 
 

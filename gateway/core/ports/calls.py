@@ -86,6 +86,8 @@ class Tally:
     """The party at fault for the end of the last call here; None: no fault, or the agent's."""
     ended_at: float | None = None
     """End of that call by ``time.monotonic`` of this process; None: no call has ended here."""
+    notes: tuple[str, ...] = ()
+    """What the upstream has to know of these steps at the end of the episode."""
     told_in: str = ""
     """The store's run that received this count first; empty: no run has. If that run lost the count, the store accepts
     no later report of it. Every count in the store is therefore complete."""

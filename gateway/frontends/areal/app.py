@@ -248,7 +248,7 @@ class ArealFrontend:
                     await self._undo(request.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
             # The ``task/info`` of an AReaL server cannot announce messages, so the prompt decides.
-            if request.environment.wire is UpstreamKind.AREAL and is_conversation(blocks):
+            if request.environment.wire in (UpstreamKind.AREAL, UpstreamKind.NEMO) and is_conversation(blocks):
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
             return start_reply(shown, episode, blocks, sample=start.as_sent, task=task.spec)
         raise HungUp
@@ -378,7 +378,7 @@ def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> Non
 
 async def _how_to_act(session: ActiveSession) -> list[Block]:
     """Return the tools of a third-party server for an agent that acts by texts. Our own prompts say how to act."""
-    if session.environment.wire not in (UpstreamKind.ORS, UpstreamKind.OPENENV):
+    if session.environment.wire not in (UpstreamKind.ORS, UpstreamKind.OPENENV, UpstreamKind.NEMO):
         return []
     answer = await session.forward("task_tools", body=b"", headers=[])
     try:

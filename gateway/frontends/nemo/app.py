@@ -291,7 +291,8 @@ class NemoFrontend:
             if kept is None:
                 raise
             return {**request.body, **_verified(kept)}  # the environment had ended the episode before
-        if text and _can_be_answer(request.environment):
+        # A resources server judges the episode only when it ends, also if the agent ended with a call of a tool.
+        if (text or request.environment.wire is UpstreamKind.NEMO) and _can_be_answer(request.environment):
             with contextlib.suppress(InvalidRequest):  # the environment takes no text, so the text is no answer
                 action = Action(text=text, is_final=not request.environment.nemo.final_text)
                 await self._act(request, session, action, key=_VERIFY_KEY)
@@ -349,7 +350,9 @@ class NemoFrontend:
 def _can_be_answer(environment: Environment) -> bool:
     """Return False if the agent's final text is certainly no action. An ORS server decides it by its terminal tool."""
     given = environment.nemo.final_text
-    return environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS) if given is None else given
+    if given is not None:
+        return given
+    return environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS, UpstreamKind.NEMO)
 
 
 def _verified(summary: Summary | None) -> Object:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,12 +140,13 @@ def _values(change: CallChange) -> tuple[str | float | bytes, ...]:
 def _told(tally: Tally) -> str:
     head = f"{tally.number} {tally.version} {int(tally.is_opener)} {tally.steps} {tally.seconds!r}"
     fault = tally.fault.value if tally.fault is not None else "-"
-    return f"{head} {tally.reward!r} {int(tally.is_rewarded)} {int(tally.finished)} {fault}"
+    notes = f" {json.dumps(tally.notes)}" if tally.notes else ""  # replicas before 0.3 know no notes
+    return f"{head} {tally.reward!r} {int(tally.is_rewarded)} {int(tally.finished)} {fault}{notes}"
 
 
 def _tally(is_whole: str, age_ms: str, told: str) -> Tally:
     """Decode the tally that `_told` encoded, with the values that the store adds."""
-    number, version, is_opener, steps, seconds, reward, is_rewarded, finished, fault = told.split(" ")
+    number, version, is_opener, steps, seconds, reward, is_rewarded, finished, fault, *notes = told.split(" ", 9)
     return Tally(
         number=int(number),
         version=int(version),
@@ -155,6 +157,7 @@ def _tally(is_whole: str, age_ms: str, told: str) -> Tally:
         is_rewarded=is_rewarded == "1",
         finished=finished == "1",
         fault=None if fault == "-" else FaultKind(fault),
+        notes=tuple(json.loads(notes[0])) if notes else (),
         ended_at=None if age_ms == "-" else time.monotonic() - int(age_ms) / 1000,
         is_whole=is_whole == "1",
     )

@@ -7,29 +7,22 @@ the end of an episode, missing reward never becomes 0. A response in mid-episode
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import EPISODE_FINISHED, Action, StepResult
+from gateway.core.episode import Action, StepResult
 from gateway.core.errors import InvalidRequest, UpstreamError, author_fault
-from gateway.core.json_text import NotFinite, encode, parse
+from gateway.core.json_text import encode, parse
 from gateway.core.session import SessionSetup
 from gateway.upstreams.areal.observations import read_observation
-from gateway.upstreams.ors.client import explained
-from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
-
-Json = dict[str, Any]
+from gateway.upstreams.json_replies import Json, check_secrets, read, reward_of
 
 ACT: Final = "act"
 """Name of the only tool that a task server has in ORS."""
 CONTENT: Final = "content"
 """Name of the tool's input field for text actions."""
-MAX_SHOWN_CHARS: Final = 2000
-"""Largest number of characters of a server's reason that is passed on."""
-
 _LABELS: Final = frozenset(
     (
         "id",
@@ -88,36 +81,6 @@ class Begun:
         return cls(value["episode"], value["observation"], value["info"])
 
 
-def read(body: bytes, what: str) -> Mapping[str, Any]:
-    """Read a response that has to be a JSON object. Raises ``UpstreamError``, and ``AuthorFault`` for NaN."""
-    try:
-        value = parse(body)
-    except NotFinite as error:
-        raise author_fault(f"the server's answer to {what} can't be used: {error}", "reward") from error
-    except ValueError as error:
-        raise UpstreamError(f"the server's answer to {what} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UpstreamError(f"the server's answer to {what} is not a JSON object")
-    return value
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------
-
-
-def refusal(status: int, body: bytes) -> tuple[str, str]:
-    """Return the reason of a refusal, for people, and the API's ``status`` word (``capacity``, …), or an empty one."""
-    try:
-        value = parse(body)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        return f"the server answered {status} and gave no reason", ""
-    told = [text for text in (value.get("error"), explained(value.get("detail"))) if isinstance(text, str) and text]
-    word = value.get("status")
-    reason = ": ".join(told) or f"the server answered {status} and gave no reason"
-    return reason[:MAX_SHOWN_CHARS], word if isinstance(word, str) else ""
-
-
 # -- start ----------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +93,7 @@ def start_body(setup: SessionSetup) -> Json:
     Raises:
         InvalidRequest: *setup* names no sample, or contains values that the API can't express and that would be lost.
     """
-    _check_secrets(setup.secrets)
+    check_secrets(setup.secrets, "AReaL's API")
     sample: Any = setup.spec.get("sample_id")
     config: Json = {}
     for key in ("environment_config", "config"):
@@ -168,12 +131,6 @@ def read_start(body: bytes) -> Begun:
     if not isinstance(episode, str) or not episode:
         raise UpstreamError("the server's answer to episode/start names no episode_id")
     return Begun(episode, observation, info if isinstance(info, dict) else {})
-
-
-def _check_secrets(secrets: Mapping[str, str]) -> None:
-    lost = sorted(secrets.keys() - PLATFORM_SECRETS)
-    if lost:
-        raise InvalidRequest(f"secrets {', '.join(lost)}: AReaL's API has no way to hand secrets to an environment")
 
 
 def _check_rest(spec: Mapping[str, Any]) -> None:
@@ -228,19 +185,10 @@ def read_step(body: bytes) -> StepResult:
     blocks, data = read_observation(value.get("observation"))
     return StepResult(
         blocks=tuple(blocks),
-        reward=_reward(value["reward"]) if "reward" in value else None,
+        reward=reward_of(value["reward"]) if "reward" in value else None,
         finished=done,
         metadata=info if isinstance(info, dict) else None,
         data=data,
-    )
-
-
-def finished(action: Action) -> StepResult:
-    """Return the result of an action in an episode that has finished."""
-    name = action.name or ACT
-    return StepResult(
-        error=f"{name!r} was not run: the episode has finished, so no further actions are accepted.",
-        reason=EPISODE_FINISHED,
     )
 
 
@@ -287,15 +235,3 @@ def _text(content: str) -> Json:
 
 def _structured(content: Mapping[str, Any]) -> Json:
     return {"type": "structured", "content": dict(content)}
-
-
-def _reward(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise author_fault(f"the server's reward is not a number: {str(value)[:64]}", "reward")
-    try:
-        reward = float(value)
-    except OverflowError:
-        reward = math.inf
-    if not math.isfinite(reward):
-        raise author_fault("the server's reward is not finite", "reward")
-    return reward

@@ -46,6 +46,8 @@ from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
 from gateway.upstreams.areal.codec import Begun, ServerInfo
 from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.json_replies import Json, finished, refusal
+from gateway.upstreams.json_replies import read as read_json
 from gateway.upstreams.ors.client import read
 from gateway.upstreams.ors_facade import OrsFacade
 
@@ -178,7 +180,7 @@ class ArealUpstream(OrsFacade):
         if not own:
             status, body = await self._get(worker.id, worker.address, told.base + b"/health")
             if status != 200 and status not in _ABSENT:  # the documented API has no such path
-                raise _NotYet(f"worker {worker.id} is not healthy: {wire.refusal(status, body)[0]}")
+                raise _NotYet(f"worker {worker.id} is not healthy: {refusal(status, body)[0]}")
 
     async def _told(self, worker: WorkerId, address: str) -> ServerInfo:
         """Return the server's description. It is requested once per worker."""
@@ -196,12 +198,12 @@ class ArealUpstream(OrsFacade):
             status, body = await self._get(worker, address, target)
             if status in _ABSENT:
                 continue
-            reason, _ = wire.refusal(status, body)
+            reason, _ = refusal(status, body)
             if status >= 500 or status in _FULL:
                 raise _NotYet(f"worker {worker} answered {status} to {target.decode()}: {reason}")
             if status != 200:
                 raise UpstreamError(f"worker {worker} answered {status} to {target.decode()}: {reason}")
-            info = wire.read(body, target.decode())
+            info = read_json(body, target.decode())
             if not isinstance(info.get("name"), str) or not info["name"]:
                 raise UpstreamError(f"worker {worker} answered {target.decode()} without a name: no AReaL task server")
             if len(self._servers) > SERVERS_MAX:
@@ -230,12 +232,12 @@ class ArealUpstream(OrsFacade):
         self.tallies.begin(session)
         return replace(session, handle=begun.handle())
 
-    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: wire.Json) -> Begun:
+    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: Json) -> Begun:
         status, answer = await self._post(
             session, told, "episode/start", body, silence_s=environment.timeouts.setup_s + LATE_START_S
         )
         if status != 200:
-            reason, word = wire.refusal(status, answer)
+            reason, word = refusal(status, answer)
             if status in _FULL or word == "capacity":
                 raise WorkerFull(reason)
             if status == 404 or status in _MALFORMED:
@@ -302,7 +304,7 @@ class ArealUpstream(OrsFacade):
         """Cancel an episode. Return False if the server does not know it. Raises ``UpstreamError`` if it refuses."""
         status, answer = await self._post(session, told, "episode/cancel", {"episode_id": episode}, silence_s=CANCEL_S)
         if status not in (200, 404):
-            raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
+            raise UpstreamError(f"the server did not cancel the episode: {refusal(status, answer)[0]}")
         return status == 200
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -321,7 +323,7 @@ class ArealUpstream(OrsFacade):
             if episode.is_closed:
                 raise SessionNotFound(session.name)
             if episode.is_finished:
-                return wire.finished(action)
+                return finished(action.name or wire.ACT)
             told = await self._told(session.worker, session.address)
             wanted = wire.written(action, environment, told)
             if isinstance(wanted, StepResult):
@@ -338,7 +340,7 @@ class ArealUpstream(OrsFacade):
 
     @staticmethod
     def _step_refused(session: Session, status: int, answer: bytes) -> GatewayError:
-        reason, word = wire.refusal(status, answer)
+        reason, word = refusal(status, answer)
         if status == 404:
             return SessionNotFound(session.name)
         if status in _MALFORMED:
@@ -375,7 +377,7 @@ class ArealUpstream(OrsFacade):
         return await self._ask(worker, address, request, ANSWER_S)
 
     async def _post(
-        self, session: Session, told: ServerInfo, operation: str, body: wire.Json, *, silence_s: float
+        self, session: Session, told: ServerInfo, operation: str, body: Json, *, silence_s: float
     ) -> tuple[int, bytes]:
         request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, compact(body))
         return await self._ask(session.worker, session.address, request, silence_s)

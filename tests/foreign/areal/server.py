@@ -55,6 +55,7 @@ class Options(argparse.Namespace):
     port: int
     prefix: str
     samples: int
+    names: str
     max_turns: int
     idle_s: float
     capacity: int
@@ -222,6 +223,9 @@ class Game:
     async def start(self, body: StartBody) -> Json:
         """Start an episode."""
         sample = str(body.sample_id)
+        if self.options.names:
+            names = {self.options.names.format(number): str(number) for number in range(self.options.samples)}
+            sample = names.get(sample, "")
         if not (sample.isascii() and sample.isdigit() and len(sample) < 10 and int(sample) < self.options.samples):
             raise ApiError(404, "sample not found", f"there are the samples 0 to {self.options.samples - 1}")
         sample = str(int(sample))
@@ -423,6 +427,7 @@ def read_options() -> Options:
     option("port", 5000, "port to listen on; 0: a free one")
     option("prefix", "/api", "what stands before each path")
     option("samples", 100, "how many samples there are")
+    option("names", "", "format of their names, such as dev-{:03d}; empty: their numbers")
     option("max-turns", 8, "turns of an episode")
     option("idle-s", 300.0, "seconds after which an episode that nobody plays is forgotten")
     option("capacity", 0, "episodes at once; 0: any number")

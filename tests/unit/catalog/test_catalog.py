@@ -298,7 +298,9 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
         pytest.param(
             GOOD + '[loosened]\nnetwork = "a b"\n', "4: loosened.network", "must match", id="an invalid network name"
         ),
-        pytest.param(GOOD + 'protocol = "smtp"\n', "3: protocol", "'ors', 'openenv' or 'areal'", id="unknown protocol"),
+        pytest.param(
+            GOOD + 'protocol = "smtp"\n', "3: protocol", "'ors', 'openenv', 'areal' or 'nemo'", id="unknown protocol"
+        ),
         pytest.param(GOOD + 'protocol = "openenv"\n', "3: protocol", "needs [server] port", id="no port"),
         pytest.param(
             GOOD + "[sandbox]\npids = 64\n", "3: sandbox", "needs isolation", id="sandbox limits without a sandbox"

@@ -16,7 +16,7 @@ from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, one_line, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
 from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, until_up
-from gateway.catalog.inspect.toml_writer import environment_of
+from gateway.catalog.inspect.toml_writer import environment_of, file_text
 from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.addresses import parse_address
 from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
@@ -362,6 +362,25 @@ async def test_samples_with_unknown_names_add_a_remark_and_are_not_an_error() ->
     assert (findings.splits, findings.has_named_samples) == ((), True)
     written = environment_of("os", "http://127.0.0.1:1", findings)
     assert (written.areal.sample_ids, written.areal.max_turns) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("routes", "terminal", "tools"),
+    [
+        (("/seed_session", "/verify", "/add", "/{any}", "/aggregate_metrics"), "reply.text", ("add",)),
+        (("/reset", "/step", "/aggregate_metrics"), "", ()),
+    ],
+)
+async def test_a_nemo_gym_server_is_recognized_by_its_routes(
+    routes: tuple[str, ...], terminal: str, tools: tuple[str, ...]
+) -> None:
+    document: dict[str, Any] = {"paths": {route: {"post": {}} for route in routes}}
+
+    findings = await detect(Scripted(gets={"/openapi.json": document}))
+
+    assert (findings.protocol, findings.terminal, findings.tools) == (ServerProtocol.NEMO, terminal, tools)
+    assert environment_of("office", "http://127.0.0.1:1", findings).tasks is None
+    assert 'directory = "tasks/office"' in file_text("office", findings, url="http://127.0.0.1:1")
 
 
 async def test_an_unrecognized_server_is_refused_with_the_answers_it_gave() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """One action in the forms of the three protocols."""
+    """One action in the forms of the four protocols."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -18,6 +18,8 @@ class Act:
     """The action as a model writes it. Empty: the action is possible only as a tool call."""
     is_plain: bool = False
     """Whether OpenEnv's clients send only the arguments."""
+    is_answer: bool = False
+    """Whether *text* is the final answer of an agent of NeMo Gym."""
 
 
 Agent = Callable[[Sequence[str]], Act]

@@ -1,16 +1,19 @@
-"""The official clients of three protocols behind one interface: open a task, read its prompt, act, see the end."""
+"""The clients of four protocols behind one interface: open a task, read its prompt, act, see the end."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.wire.any.cases import Act, Agent, Case
 from tests.wire.areal_client import ArealClient, Failed
-from tests.wire.openenv.clients import NEWEST, OLDEST, Driver, connected
+from tests.wire.nemo_client import Call, NemoEpisode, StockEpisode, row_of
+from tests.wire.openenv.clients import NEWEST, OLDEST, ClientError, Driver, connected
 from tests.wire.sdks import SDKS, names
 
 
@@ -21,6 +24,8 @@ class Seen:
     text: str
     reward: float | None
     done: bool
+    whole: Any = None
+    """All that the client got, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,10 @@ class Episode:
 
     prompt: str
     act: Callable[[Act], Awaitable[Seen]]
+    whole: Any = None
+    """All that the client got with the prompt, as JSON."""
+    finish: Callable[[], Awaitable[float]] | None = None
+    """Ends an episode that its environment has not ended, and returns its reward. None: steps have the rewards."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,20 @@ class Door:
     """The environment's name in ORS."""
     areal: str
     openenv: str
+    nemo: str = ""
+    row: Mapping[str, Any] | None = None
+    """The row of the first task for NeMo Gym. None: the gateway knows it by its place."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """What a session of ORS brings."""
+    sample: Any = 0
+    """The name of the first sample in AReaL."""
 
 
 def at_gateway(url: str, environment: str) -> Door:
     """Return the door of *environment* at the gateway at *url*."""
-    return Door(url, environment, f"{url}/areal/{environment}", f"{url}/openenv/{environment}")
+    return Door(
+        url, environment, f"{url}/areal/{environment}", f"{url}/openenv/{environment}", f"{url}/nemo/{environment}"
+    )
 
 
 @dataclass(frozen=True)
@@ -116,16 +134,26 @@ def ors_trainer(name: str) -> Trainer:
             place: dict[str, Any] = {"split": "train", "index": 0}
             if by_task:
                 place = {"task": await environment.get_task("train", 0)}
+            if door.secrets:
+                place["secrets"] = sdk.secrets(door.secrets)
             async with environment.session(**place) as session:
 
                 async def act(action: Act) -> Seen:
-                    output = await session.call_tool(action.tool, dict(action.arguments))
-                    return Seen(_text(output.blocks), output.reward, output.finished)
+                    try:
+                        output = await session.call_tool(action.tool, dict(action.arguments))
+                    except sdk.refused as error:
+                        return Seen(str(error), None, False, str(error))
+                    return Seen(_text(output.blocks), output.reward, output.finished, _shown(output.blocks))
 
                 assert await session.list_tools()
-                yield Episode(_text(await session.get_prompt()), act)
+                prompt = await session.get_prompt()
+                yield Episode(_text(prompt), act, _shown(prompt))
 
     return Trainer(name, check, open)
+
+
+def _shown(blocks: Any) -> list[str]:
+    return [block.text if block.type == "text" else block.data for block in blocks]
 
 
 def _text(blocks: Any) -> str:
@@ -146,7 +174,7 @@ def areal_trainer() -> Trainer:
     @asynccontextmanager
     async def open(door: Door, by_task: bool) -> AsyncIterator[Episode]:
         client = ArealClient(door.areal)
-        started = await client.start("0" if by_task else 0)
+        started = await client.start(str(door.sample) if by_task else door.sample)
         id = started["episode_id"]
 
         async def act(action: Act) -> Seen:
@@ -156,10 +184,11 @@ def areal_trainer() -> Trainer:
                 call = {"name": action.tool, "arguments": action.arguments}
                 reply = await client.act(id, {"type": "structured", "content": call})
             text = "" if reply["done"] else reply["observation"]["content"]
-            return Seen(text, reply["reward"], reply["done"])
+            return Seen(text, reply["reward"], reply["done"], reply["observation"])
 
         try:
-            yield Episode(started["observation"]["content"], act)
+            first = started["observation"]
+            yield Episode(str(first["content"]), act, first)
         finally:
             with contextlib.suppress(Failed):  # 404: the episode is over
                 await client.cancel(id)
@@ -187,11 +216,15 @@ def openenv_trainer(version: str, driver_of: Callable[[str], Driver]) -> Trainer
                 said: Mapping[str, Any] = action.arguments
                 if not action.is_plain:
                     said = {"type": "call_tool", "tool_name": action.tool, "arguments": action.arguments}
-                result = await client.step(said)
-                return Seen(_told(result["observation"]), result["reward"], result["done"])
+                try:
+                    result = await client.step(said)
+                except ClientError as error:
+                    reason = re.sub(r"^Server error: (.*) \(code: \w+\)$", r"\1", error.message, flags=re.S)
+                    return Seen(reason, None, False, reason)
+                return Seen(_told(result["observation"]), result["reward"], result["done"], result["observation"])
 
             assert first["done"] is False
-            yield Episode(_told(first["observation"]), act)
+            yield Episode(_told(first["observation"]), act, first["observation"])
 
     return Trainer(f"openenv-{version}", check, open)
 
@@ -203,10 +236,48 @@ def _told(observation: Mapping[str, Any]) -> str:
     return "\n".join(block["text"] for block in (observation.get("result") or {}).get("content", ()))
 
 
+# -- NeMo Gym -------------------------------------------------------------------------------------------------------
+
+
+def nemo_trainer() -> Trainer:
+    """Return an agent that behaves like NeMo Gym's. Its only reward comes at the end of the episode."""
+
+    async def check(door: Door, case: Case) -> None:
+        """Check nothing: a resources server lists neither tasks nor tools."""
+
+    @asynccontextmanager
+    async def open(door: Door, by_task: bool) -> AsyncIterator[Episode]:
+        row = row_of(door.name) if door.row is None else door.row
+        episode = (NemoEpisode if door.row is None else StockEpisode)(door.nemo, row)
+        prompt = await episode.seed()
+
+        async def act(action: Act) -> Seen:
+            if action.is_answer:
+                return Seen("", await episode.verify(action.text), True)
+            text = await episode.call(Call(action.tool, action.arguments))
+            result = _object(text)
+            if result.get("finished"):
+                return Seen(text, await episode.verify(), True, result)
+            return Seen(text, None, False, result or text)
+
+        whole = prompt if door.row is None else door.row["responses_create_params"]["input"]
+        yield Episode(prompt, act, whole, episode.verify)
+
+    return Trainer("nemo", check, open)
+
+
+def _object(text: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
 TRAINERS: Mapping[str, Callable[[Callable[[str], Driver]], Trainer]] = {
     "ors": lambda _: ors_trainer("ors"),
     "openreward": lambda _: ors_trainer("openreward"),
     "areal": lambda _: areal_trainer(),
     "openenv-0.10.0": lambda driver_of: openenv_trainer(NEWEST, driver_of),
     "openenv-0.2.0": lambda driver_of: openenv_trainer(OLDEST, driver_of),
+    "nemo": lambda _: nemo_trainer(),
 }

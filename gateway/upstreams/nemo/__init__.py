@@ -1,0 +1,1 @@
+"""The upstream for NeMo Gym's resources servers."""

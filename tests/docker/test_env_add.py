@@ -211,7 +211,7 @@ async def test_an_image_whose_sessions_fail_with_every_relaxation_gets_none(benc
 
 
 async def test_an_image_of_another_kind_is_refused_with_a_description(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match="as no ORS, OpenEnv or AReaL server"):
+    with pytest.raises(ConfigError, match="as no ORS, OpenEnv, AReaL or NeMo Gym server"):
         await bench.run(FUSSY, variables={"STRANGE": "1"})
 
 

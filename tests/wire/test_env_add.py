@@ -227,7 +227,8 @@ async def test_a_server_of_no_known_protocol_is_refused_with_its_answer(start: S
     command = (sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path))
     url = start(*command, ready=r"\((http://[0-9.:]+)/\)")
 
-    with pytest.raises(ConfigError, match=f"^{url}: it answers HTTP, but as no ORS, OpenEnv or AReaL server: .* 404"):
+    refused = f"^{url}: it answers HTTP, but as no ORS, OpenEnv, AReaL or NeMo Gym server: .* 404"
+    with pytest.raises(ConfigError, match=refused):
         await detect_url(url, timeout_s=HANG_S)
 
 
@@ -363,7 +364,7 @@ async def test_a_static_server_that_cannot_be_used_yet_is_offered_later(
             await servers.run(offered.append)
 
     assert list(missing) == ["late"]
-    assert "it answers HTTP, but as no ORS, OpenEnv or AReaL server" in missing["late"]
+    assert "it answers HTTP, but as no ORS, OpenEnv, AReaL or NeMo Gym server" in missing["late"]
     assert (found.name, [one.name for one in offered]) == ("guess", ["late"])
     assert (found.areal.step_s, found.openenv.reset_s, found.timeouts.setup_s) == (120, 120, 120)
     assert f"static_server environment=guess url={found.server.url}" in caplog.text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.core.ids import Owner
@@ -66,9 +68,19 @@ async def test_an_operators_end_interrupts_a_running_call(
     async with logging(tmp_path) as (stack, gateway, client):
         ending = stack.another() if is_elsewhere else gateway
         await create(client)
-        body = {"name": tool, "input": {}}
-        async with under_way(client.post("/math/call", json=body, headers={"Accept": accept})) as (asked,):
+        has_head = asyncio.Event()
+
+        async def ask() -> httpx.Response:
+            body = {"name": tool, "input": {}}
+            async with client.stream("POST", "/math/call", json=body, headers={"Accept": accept}) as response:
+                has_head.set()
+                await response.aread()
+                return response
+
+        async with under_way(ask()) as (asked,):
             await until(lambda: stack.backend.only.waiting == 1)
+            if status == 200:
+                await has_head.wait()
             await ending.sessions.end(Owner("alice"), "one", CloseReason.OPERATOR, wait_s=5)
             answer = await asked
         stack.backend.only.gate.set()

@@ -21,6 +21,7 @@ from gateway.core.curriculum import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.core.json_text import dump
 from gateway.tasks.importing.batch import check_target, print_lines, write_lines
+from gateway.upstreams.nemo.codec import PARAMETERS
 
 if TYPE_CHECKING:
     import httpx
@@ -157,13 +158,13 @@ def nemo_row(environment: str, one: Listed, tools: Sequence[Object], prompt: str
     """
     instruction = prompt or one.task.get("instruction")
     reference = one.reference(environment)
-    if isinstance(row := one.task.get("row"), Mapping) and "responses_create_params" in row:
-        return {"responses_create_params": row["responses_create_params"], "verifier_metadata": reference}
+    if isinstance(row := one.task.get("row"), Mapping) and PARAMETERS in row:
+        return {PARAMETERS: row[PARAMETERS], "verifier_metadata": reference}
     if not isinstance(instruction, str) or not instruction.strip():
         place = one.task.get("id") or f"{one.split}/{one.index}"
         raise ConfigError(f"{place}: the task has no instruction: --prompts takes the first observation instead")
     parameters = {"input": [{"role": "user", "content": instruction}], "tools": list(tools)}
-    return {"responses_create_params": parameters, "verifier_metadata": reference}
+    return {PARAMETERS: parameters, "verifier_metadata": reference}
 
 
 def model_tool(tool: Mapping[str, Any]) -> Object:

@@ -92,7 +92,7 @@ class SessionStats:
 
     async def summary(self, session: Session) -> Summary | None:
         """Return the session's summary over all replicas, or None if no replica has a count."""
-        seen, is_complete = await self.of_all(session)
+        seen, is_complete = await self.of_all_replicas(session)
         if not seen:
             return None
         count = self._counts.get((session.id, session.lease))
@@ -108,7 +108,7 @@ class SessionStats:
             fault=last.fault,
         )
 
-    async def of_all(self, session: Session) -> tuple[list[Tally], bool]:
+    async def of_all_replicas(self, session: Session) -> tuple[list[Tally], bool]:
         """Return the counts of all replicas, and False if a part is missing."""
         count = self._counts.get((session.id, session.lease))
         others = {} if self._recorder is None else await self._recorder.tallies(session)

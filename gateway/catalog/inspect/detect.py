@@ -13,6 +13,7 @@ from gateway.catalog.inspect import areal, nemo, openenv, ors
 from gateway.catalog.inspect.findings import Findings
 from gateway.catalog.inspect.probe import Probe, ProbeAnswer, Unanswered, probing, until_up
 from gateway.core.errors import ConfigError
+from gateway.upstreams.nemo.codec import is_server
 
 API_PATHS = ("/api", "")
 """Prefixes of an AReaL task server's routes: ``/api`` in the API's documentation, none in some servers."""
@@ -56,7 +57,7 @@ async def detect(server: Probe, *, environment: str = "") -> Findings:
         return await openenv.look(server, openapi, environment=environment)
     if ors.has_form(paths):
         return await ors.look(server, openapi, environment=environment)
-    if nemo.has_form(paths):
+    if is_server(paths):
         return nemo.look(openapi)
     for prefix in API_PATHS:
         info = (await _asked(server, f"{prefix}/task/info")).object()

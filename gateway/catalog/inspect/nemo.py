@@ -7,15 +7,10 @@ from typing import Any
 
 from gateway.catalog.inspect.findings import Capacity, Finding, Findings
 from gateway.core.environment import ServerProtocol
-from gateway.upstreams.nemo.codec import REPLY, TEXT, is_server, server_info
+from gateway.upstreams.nemo.codec import REPLY, TEXT, server_info
 
 SLOTS = 16
 """Assumed capacity: the API does not report it."""
-
-
-def has_form(paths: frozenset[str]) -> bool:
-    """Return True if the routes are those of a resources server."""
-    return is_server(paths)
 
 
 def look(openapi: Mapping[str, Any]) -> Findings:

@@ -140,7 +140,7 @@ def _values(change: CallChange) -> tuple[str | float | bytes, ...]:
 def _told(tally: Tally) -> str:
     head = f"{tally.number} {tally.version} {int(tally.is_opener)} {tally.steps} {tally.seconds!r}"
     fault = tally.fault.value if tally.fault is not None else "-"
-    notes = f" {json.dumps(tally.notes)}" if tally.notes else ""  # replicas before 0.3 know no notes
+    notes = f" {json.dumps(tally.notes)}" if tally.notes else ""  # older replicas can read counts without notes
     return f"{head} {tally.reward!r} {int(tally.is_rewarded)} {int(tally.finished)} {fault}{notes}"
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gateway.tasks.importing.rows import Entry, InvalidEntry, convert, read_rows
-
-_PARAMETERS: Final = "responses_create_params"
+from gateway.upstreams.nemo.codec import PARAMETERS
 
 
 def read_rows_of(path: Path) -> Iterator[Entry]:
@@ -21,9 +20,9 @@ def read_rows_of(path: Path) -> Iterator[Entry]:
     for number, row in enumerate(read_rows(path)):
 
         def task_of(value: Mapping[str, Any], number: int = number) -> dict[str, Any]:
-            parameters = value.get(_PARAMETERS)
+            parameters = value.get(PARAMETERS)
             if not isinstance(parameters, dict):
-                raise InvalidEntry(f"{_PARAMETERS}: must be an object with the agent's input")
+                raise InvalidEntry(f"{PARAMETERS}: must be an object with the agent's input")
             return {"id": f"{name}-{number}", "instruction": _last_text(parameters.get("input")), "row": dict(value)}
 
         yield from convert([row], task_of)

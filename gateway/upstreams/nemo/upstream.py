@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from dataclasses import replace
 from http.cookies import SimpleCookie
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -39,7 +38,6 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import WorkerId
 from gateway.core.json_text import compact, dump, encode
-from gateway.core.ports.calls import Tally
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.ports.upstream import EpisodeResults
 from gateway.core.session import Session, SessionSetup
@@ -53,8 +51,6 @@ from gateway.upstreams.nemo.codec import Begun, ServerInfo
 from gateway.upstreams.ors.client import Answer
 from gateway.upstreams.ors.client import read as read_answer
 from gateway.upstreams.ors_facade import OrsFacade
-
-logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
 """Seconds that a server has for a request that it answers from memory."""
@@ -171,9 +167,9 @@ class NemoUpstream(OrsFacade):
             observation, closes = wire.read_reset(answer.body)
             begun = replace(begun, observation=observation, closes=closes)
         handle = begun.handle()
-        if len(handle.encode()) > MAX_HANDLE_BYTES:
+        if (size := len(handle.encode())) > MAX_HANDLE_BYTES:
             await self._end(session, begun, told)
-            raise InvalidRequest(f"row: with {len(handle)} bytes it is larger than {MAX_HANDLE_BYTES} bytes")
+            raise InvalidRequest(f"row: with {size} bytes it is larger than {MAX_HANDLE_BYTES} bytes")
         self.tallies.begin(session)
         return replace(session, handle=handle)
 
@@ -192,25 +188,26 @@ class NemoUpstream(OrsFacade):
         told = await self._told(session.worker, session.address)
         tools = wire.tools_of(begun.row, told, environment)
         wanted = wire.read_action(action, tools)
-        tallies, is_complete = await self.tallies.of_all(session)
+        tallies, is_complete = await self.tallies.of_all_replicas(session)
         if any(tally.finished for tally in tallies):
             return finished(action.name or tools[-1].name)
         if told.is_gym:
             number = 1 + sum(tally.steps for tally in tallies)
             output = wire.message_items(wanted) if isinstance(wanted, str) else wire.call_items(*wanted, number)
             return wire.read_step(await self._judged(session, environment, begun, "step", output))
-        calls = sorted(_noted(tallies), key=lambda call: call[0])
+        notes = [note for tally in tallies for note in tally.notes]
         if isinstance(wanted, str):
             if not is_complete:
                 raise SessionFailed("the calls of the episode are not all known, so it cannot be verified")
+            calls = sorted(map(json.loads, notes), key=lambda call: call[0])
             output = [*(item for _, items in calls for item in items), *wire.message_items(wanted)]
             return await self._verify_once(session, environment, begun, output) or finished(tools[-1].name)
-        number = 1 + (calls[-1][0] if calls else 0)
+        number = 1 + len(notes)
         name, arguments = wanted
         answer = await self._post(session, name, dict(arguments), begun, silence_s=environment.timeouts.call_s)
         result, text = wire.read_call(answer.status, answer.body)
-        note = _note(number, [*wire.call_items(name, arguments, number), wire.output_item(number, text)])
-        if len(note) + sum(len(one) for tally in tallies for one in tally.notes) > MAX_CALLS_BYTES:
+        note = encode([number, [*wire.call_items(name, arguments, number), wire.output_item(number, text)]])
+        if sum(map(len, (note, *notes))) > MAX_CALLS_BYTES:
             raise SessionFailed(
                 f"the episode's calls and outputs have more than {MAX_CALLS_BYTES} bytes, so they cannot be verified"
             )
@@ -312,15 +309,6 @@ def _cookie_of(headers: Headers) -> str:
         if name.lower() == b"set-cookie":
             jar.load(value.decode("latin-1"))
     return "; ".join(f"{name}={one.coded_value}" for name, one in jar.items())
-
-
-def _note(number: int, items: list[Json]) -> str:
-    return encode([number, items])
-
-
-def _noted(tallies: list[Tally]) -> list[tuple[int, list[Any]]]:
-    """Return the calls of an episode with their numbers."""
-    return [(number, items) for tally in tallies for number, items in map(json.loads, tally.notes)]
 
 
 def _begun(session: Session) -> Begun:

@@ -157,15 +157,11 @@ def _leaves(value: Any) -> Iterator[str]:
             for name, one in value.items():
                 if name not in _FORM:
                     yield from _leaves(one)
+        case [[[*_], *_], *_]:
+            yield "[image: image/png]"  # rows of pixels become an image
         case list() | tuple():
-            if _is_array(value):
-                return  # a picture becomes an image
             for one in value:
                 yield from _leaves(one)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], list) and isinstance(value[0][0], list)
 
 
 # -- servers of packages --------------------------------------------------------------------------------------------
@@ -330,6 +326,7 @@ STRANGERS: Final = {
         ),
         Stranger(
             name="gallery",  # the question in the metadata, a picture as an array, an exception for a bad move
+            # Not before the launch: it makes the venv.
             launch=lambda folder, port: _own("gallery", "--port", "{port}", python=python_of(NEWEST))(folder, port),
             own="openenv-0.10.0",
             acts=(_plain("green", color="green"), _plain("pink", color="pink"), _plain("red", color="red")),

@@ -184,8 +184,8 @@ class Episodes:
     async def call_tool(
         self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json
     ) -> StepResult:
-        """Call a tool by its name. Names in `RESERVED` control the episode and are never tools."""
-        if tool in RESERVED:
+        """Call a tool by its name. A name in `RESERVED` is a tool only where the environment lists one."""
+        if tool in RESERVED and all(tool != known["name"] for known in await self.tools(environment)):
             return unknown_tool(tool)
         return await self._act(owner, name, environment, Action(name=tool, arguments=arguments))
 
@@ -209,7 +209,9 @@ class Episodes:
             known = self._tools.get(environment.name)
             if known is None or known[0] is not listing:
                 try:
-                    known = self._tools[environment.name] = listing, read_tools(json.loads(listing))
+                    # An image of OpenEnv without tools has the gateway's tool `step`, for clients of other protocols.
+                    without = RESERVED if environment.wire is UpstreamKind.OPENENV else ()
+                    known = self._tools[environment.name] = listing, read_tools(json.loads(listing), without=without)
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
                     raise UpstreamError(f"the worker's list of tools can't be read: {error}") from error
             return known[1]

@@ -16,7 +16,7 @@ import ast
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from gateway.frontends.errors import reason_of, retry_after_s, status_of
 from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))
-"""Names of operations that control the episode. No tool that an agent can call has such a name."""
+"""Names of operations that control the episode. OpenEnv's servers have no tools of these names; others may."""
 _ERROR_TYPES: Final = {
     "not_found": "tool_not_found",
     "name_collision": "tool_not_found",
@@ -216,8 +216,8 @@ def mcp_tools(tools: Sequence[Json]) -> Json:
     }
 
 
-def read_tools(listing: Mapping[str, Any]) -> list[Json]:
-    """Return the tools of an ORS ``ListToolsOutput`` that an agent may call, each with a schema."""
+def read_tools(listing: Mapping[str, Any], *, without: Container[str] = ()) -> list[Json]:
+    """Return the tools of an ORS ``ListToolsOutput``, each with a schema, except the names in *without*."""
     return [
         {
             "name": str(tool["name"]),
@@ -225,7 +225,7 @@ def read_tools(listing: Mapping[str, Any]) -> list[Json]:
             "input_schema": tool.get("input_schema") or {"type": "object", "properties": {}},
         }
         for tool in listing.get("tools", ())
-        if tool["name"] not in RESERVED
+        if tool["name"] not in without
     ]
 
 

@@ -68,6 +68,11 @@ class Riddles(Environment):  # type: ignore[misc]  # the package hides its types
         return ToolOutput(blocks=[TextBlock(text="waited")])
 
     @tool  # type: ignore[untyped-decorator]
+    async def step(self, params: Seconds) -> ToolOutput:
+        """Wait, under a name that OpenEnv's protocol uses itself."""
+        return await self.wait(params)
+
+    @tool  # type: ignore[untyped-decorator]
     async def crash(self) -> ToolOutput:
         """End the process, for tests of what runs it."""
         os.kill(os.getpid(), signal.SIGKILL)

@@ -60,6 +60,12 @@ class Riddles(Environment):
         return ToolOutput(blocks=[TextBlock(text="waited")])
 
     @tool
+    async def step(self, params: Seconds) -> ToolOutput:
+        """Wait, under a name that OpenEnv's protocol uses itself."""
+        await asyncio.sleep(params.seconds)
+        return ToolOutput(blocks=[TextBlock(text="waited")])
+
+    @tool
     async def crash(self) -> ToolOutput:
         """End the process, for tests of what runs it."""
         os.kill(os.getpid(), signal.SIGKILL)

@@ -228,13 +228,14 @@ def test_the_result_of_a_tool_has_its_data_and_blocks() -> None:
     assert result["content"][1]["mimeType"] == "image/png"
 
 
-def test_tools_with_names_of_episode_operations_are_hidden_from_mcp() -> None:
-    names = ["submit", "reset", "step", "state", "close"]
+def test_a_listed_tool_has_a_schema_and_excluded_names_are_left_out() -> None:
+    listing = {"tools": [{"name": name, "description": None, "input_schema": None} for name in ("submit", "step")]}
 
-    tools = read_tools({"tools": [{"name": name, "description": None, "input_schema": None} for name in names]})
+    tools = read_tools(listing, without={"step"})
 
     assert [tool["name"] for tool in mcp_tools(tools)["tools"]] == ["submit"]
     assert tools[0]["input_schema"] == {"type": "object", "properties": {}}
+    assert [tool["name"] for tool in read_tools(listing)] == ["submit", "step"]
 
 
 async def test_a_refusal_states_whether_the_session_can_continue() -> None:

@@ -105,7 +105,7 @@ def _said(text: str) -> Act:
     return Act(tool="act", arguments={"content": text}, text=text)
 
 
-RIDDLES = frozenset(["answer", "crash", "has_secret", "wait"])
+RIDDLES = frozenset(["answer", "crash", "has_secret", "step", "wait"])
 COUNTERS = [
     Case(
         environment=name,

@@ -333,11 +333,11 @@ STRANGERS: Final = {
             rewards=(-0.25, 0, 0.75),
         ),
         Stranger(
-            name="vault",  # five tools, and a secret that only the operator has
+            name="vault",  # five tools, one with a name of OpenEnv's own, and a secret that only the operator has
             launch=_own("openreward", "{port}"),
             own="openreward",
             environment="riddles",
-            acts=(_call("has_secret", name="TOKEN"), _call("wait", seconds=0), _call("answer", text="river")),
+            acts=(_call("has_secret", name="TOKEN"), _call("step", seconds=0), _call("answer", text="river")),
             rewards=(0, 0, 1),
             secrets={"TOKEN": SECRET},
             more='\n[secrets]\nTOKEN = "env:STRANGERS_TOKEN"\n',

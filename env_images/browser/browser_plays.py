@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 from browser_site import ORIGIN, Site, folder_source, origin_of
 from browser_spec import STEPS, Evaluation, InvalidTask, Spec
-from browser_tasks import ENV_TYPE, CustomBrowserGymEnvironment, get_custom_task, goal_of
+from browser_tasks import ENV_TYPE, CustomBrowserGymEnvironment, get_custom_task, goal_of, list_custom_tasks
 from browser_window import View, Window
 from envserver.generic import registry
 
@@ -54,12 +55,30 @@ def play_of(spec: Spec, *, seed: int) -> Play:
     """
     if spec.evaluation is not None:
         return DeclaredPlay(spec, spec.evaluation)
-    if spec.benchmark == "custom":
+    cls = class_of(spec)
+    return ClassPlay(spec, cls) if spec.benchmark == "custom" else MiniwobPlay(spec, cls, seed=seed)
+
+
+def class_of(spec: Spec) -> Any:
+    """Return the class that a task names, of `browser_tasks` or of BrowserGym; for a declarative task, None.
+
+    Raises:
+        InvalidTask: There is no such custom or MiniWoB task.
+    """
+    if spec.evaluation is not None:
+        return None
+    if spec.benchmark == "miniwob":
+        known: Collection[str] = miniwob_tasks()
+        if spec.name in known:
+            return miniwob_tasks()[spec.name]
+        reason = f"Unknown miniwob task: {spec.name:.100}"
+    else:
         try:
-            return ClassPlay(spec, get_custom_task(spec.name))
+            return get_custom_task(spec.name)
         except ValueError as error:
-            raise InvalidTask(str(error)) from None
-    return MiniwobPlay(spec, seed=seed)
+            known, reason = list_custom_tasks(), str(error)
+    close = get_close_matches(spec.name, known)
+    raise InvalidTask(f"{reason}; {'close names: ' + ', '.join(close) if close else f'{len(known)} are known'}")
 
 
 class DeclaredPlay:
@@ -135,12 +154,9 @@ class MiniwobPlay:
     BrowserGym's class also counts a share above 0 as solved. Then a form that is submitted untouched earns 1.
     """
 
-    def __init__(self, spec: Spec, *, seed: int) -> None:
-        found = miniwob_tasks().get(spec.name)
-        if found is None:
-            raise InvalidTask(f"Unknown miniwob task: {spec.name}")
+    def __init__(self, spec: Spec, cls: Any, *, seed: int) -> None:
         self._solved_at = SOLVED_AT.get(spec.name, 1.0 - 1e-6)  # some pages add up tenths
-        self._task: Any = found(seed=seed % 2**32, base_url=f"{MINIWOB_ORIGIN}/miniwob/")
+        self._task: Any = cls(seed=seed % 2**32, base_url=f"{MINIWOB_ORIGIN}/miniwob/")
         self.max_steps = spec.max_steps or STEPS
         self.view = spec.view if spec.has_view else replace(spec.view, **self._task.viewport)
         self.site = Site(base=MINIWOB_ORIGIN)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import browser_builtin  # noqa: F401  # registers its tasks
 from browser_actions import Actions, unfenced
 from browser_engine import BrowserLost, Engine
-from browser_plays import Play, Verdict, play_of, register_miniwob
+from browser_plays import Play, Verdict, class_of, play_of, register_miniwob
 from browser_spec import Spec, read_spec
 from browser_window import Look, Window
 from envserver import (
@@ -74,8 +74,8 @@ class Browser(Environment):
 
     @classmethod
     def check_task(cls, task: Task) -> None:
-        """Refuse a task that cannot be played."""
-        read_spec(task)
+        """Refuse a task that cannot be played, or whose class is not known."""
+        class_of(read_spec(task))
 
     async def close(self) -> None:
         """Close the window; kill a browser that does not close it."""

@@ -228,28 +228,21 @@ def test_registered_tasks_include_the_builtin_classes(worker: BrowserWorker) -> 
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"benchmark": "custom", "task_name": "none-such"}, "Unknown custom task: none-such"),
-        ({"benchmark": "miniwob", "task_name": "none-such"}, "Unknown miniwob task: none-such"),
+        ({"colour": 1}, "config.colour: no such key"),
+        ({"benchmark": "custom", "task_name": "login-dem"}, "Unknown custom task: login-dem; close names: login-demo"),
+        ({"benchmark": "miniwob", "task_name": "clik-test"}, "Unknown miniwob task: clik-test; close names: click-te"),
+        ({"benchmark": "miniwob", "task_name": "0"}, "Unknown miniwob task: 0; 125 are known"),
     ],
 )
-def test_a_task_that_cannot_be_played_starts_no_session(
+def test_a_create_with_a_task_that_cannot_be_played_is_refused(
     worker: BrowserWorker, config: dict[str, Any], problem: str
 ) -> None:
-    with worker.session({"id": "custom/x", "config": config}) as session:
-        answer = session.get("/browser/prompt")
+    body = {"env_name": "browser", "task_spec": {"id": "custom/x", "config": config}}
 
-    assert answer.status_code == 500
-    assert problem in answer.text
-
-
-def test_a_task_with_an_unknown_key_is_refused(worker: BrowserWorker) -> None:
-    task = {"id": "custom/x", "config": {"colour": 1}}
-    body = {"env_name": "browser", "task_spec": task}
-
-    refused = worker.http.post("/create", json=body, headers={"X-Session-ID": "unknown-key"})
+    refused = worker.http.post("/create", json=body, headers={"X-Session-ID": "unplayable"})
 
     assert refused.status_code == 400
-    assert "config.colour: no such key" in refused.text
+    assert problem in refused.text
 
 
 def test_an_official_task_is_found_by_its_id_alone_and_an_unknown_id_is_refused(worker: BrowserWorker) -> None:

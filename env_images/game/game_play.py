@@ -1,19 +1,13 @@
-"""The interface of every game of this environment, and the conversion of a message into a move."""
+"""The interface of every game of this environment, and what a game ends with."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_MOVE_CHARS = 100
-"""The maximum characters of a move, more than any game's moves have; no game recognizes a longer move, which is cut."""
-
 MAX_TURNS = 500
 """The upper bound of a task's `max_turns`."""
-
-_MARKED = re.compile(r"\[([^\[\]]*)\]")
 
 
 class InvalidGame(ValueError):
@@ -67,24 +61,3 @@ class Outcome:
 def outcome_of(game: Game, *, turns: int) -> Outcome:
     """Return the outcome of *game* after *turns* turns."""
     return Outcome(game.is_won, 1.0 if game.is_won else min(0.99, max(0.0, game.progress())), turns, game.optimal_turns)
-
-
-def rules_of(prompt: str) -> frozenset[str]:
-    """Return the lines of *prompt* that show a move in square brackets among other words."""
-    lines = (line.strip() for line in prompt.splitlines())
-    return frozenset(line for line in lines if _MARKED.search(line) and not _MARKED.fullmatch(line))
-
-
-def move_of(message: str, rules: frozenset[str] = frozenset()) -> str:
-    """Return the move in *message*: the text in its last pair of square brackets, or else the whole message.
-
-    White space becomes single spaces. The last pair counts, because models think aloud before they decide. Lines that
-    repeat *rules* do not count: an example in the rules is no move of the agent.
-    """
-    if not rules.isdisjoint(line.strip() for line in message.splitlines()):
-        message = "\n".join(line for line in message.splitlines() if line.strip() not in rules)
-    marked = None
-    for marked in _MARKED.finditer(message):  # noqa: B007 - only the last match counts
-        pass
-    text = message if marked is None else marked[1]
-    return " ".join(text[: 10 * MAX_MOVE_CHARS].split())[:MAX_MOVE_CHARS]

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, ToolCall, serve, tool
 from envserver.generic import RewardCall, parse_task
+from envserver.textarena import move_of, rules_of
 from game_config import read_task
-from game_play import Game, move_of, outcome_of, rules_of
+from game_play import Game, outcome_of
 from game_textarena import load
 
 
@@ -15,7 +16,7 @@ class GameWorld(Environment):
     """A session is one game; it ends by the game's own rules or with the last of its turns."""
 
     name = "game"
-    env_types: ClassVar[tuple[str, ...]] = ("textarena", "textarena_env", "grid_world", "grid_world_env")
+    env_types: ClassVar[tuple[str, ...]] = ("grid_world", "grid_world_env")
     default_tool = "act"
 
     _game: Game

@@ -1,35 +1,22 @@
-"""Plays the games of `game_titles` with TextArena's own code, loaded without the package around it.
-
-A usual import of the package `textarena` loads its online play, its judges and their requirements (requests,
-websockets, nltk, openai, chess). This module loads only the core and the modules of the offered games, under bare
-parent packages whose `__init__` never runs. This takes 2 MiB and 15 ms, and needs no other package and no download.
+"""Plays the games of `game_titles` with TextArena's own code, loaded by `envserver.textarena`.
 
 Differences from TextArena's own loop: the session counts the turns, so an invalid move costs a turn too. The last turn
 is the turn that the rules name (TextArena grants one more, if it counts at all). Only the last pair of brackets of a
-message is a move. A mine ends `minesweeper`. Each game draws from its own generator (see `game_dice`).
+message is a move. A mine ends `minesweeper`. Each game draws from its own generator (see `envserver.textarena`).
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
-import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
-from game_dice import DICE
+from envserver.textarena import DICE, game_module, new_messages
 from game_play import InvalidGame
 from game_titles import TITLES
 
-PACKAGE = "textarena"
-
 MOST_DRAWS = 100
 """The maximum number of boards drawn from one seed; every sixteenth of the smallest boards is already solved."""
-
-_FROM_GAME = -1
-"""TextArena's `GAME_ID`: the sender of the game's own messages."""
 
 
 def load() -> None:
@@ -38,9 +25,8 @@ def load() -> None:
     Raises:
         ImportError: TextArena is not installed, or a game is not in its place.
     """
-    core = _core()
     for title in TITLES.values():
-        _module(core, title.module)
+        game_module(title.module)
 
 
 class TextArenaGame:
@@ -67,7 +53,7 @@ class TextArenaGame:
         self._is_lost = False
         limit = {"max_turns": max_turns} if title.takes_turn_limit else {}
         with DICE.of(self._generator):
-            self._game = getattr(_module(_core(), title.module), title.class_name)(**parameters, **limit)
+            self._game = getattr(game_module(title.module), title.class_name)(**parameters, **limit)
             self._draw(seed)
         self._measured = title.measure(self._game)
 
@@ -90,7 +76,7 @@ class TextArenaGame:
         return bool(state.done) and not state.game_info[0]["invalid_move"] and self._title.is_won(self._game)
 
     def opening(self) -> str:
-        return self._seen()
+        return new_messages(self._game)
 
     def play(self, move: str) -> str:
         if (reason := self._title.lost_by(self._game, move)) is not None:
@@ -98,7 +84,7 @@ class TextArenaGame:
             return reason
         with DICE.of(self._generator):
             self._game.step(f"[{move}]")
-            text = self._seen()
+            text = new_messages(self._game)
         if not self.is_over:
             return text
         reason = str(self._game.state.game_info[0].get("reason") or "The game is over.")
@@ -109,43 +95,3 @@ class TextArenaGame:
 
     def progress(self) -> float:
         return self._measured()
-
-    def _seen(self) -> str:
-        """Return the game's messages since the last call, without the player's own messages."""
-        _, observations = self._game.get_observation()
-        return "\n".join(str(message).strip("\n") for sender, message, _ in observations if sender == _FROM_GAME)
-
-
-def _core() -> ModuleType:
-    """Return the package `textarena` with the few names that its games use."""
-    if PACKAGE in sys.modules and hasattr(sys.modules[PACKAGE], "SinglePlayerState"):
-        return sys.modules[PACKAGE]
-    package = _bare(PACKAGE)
-    core = importlib.import_module(f"{PACKAGE}.core")
-    for name in ("GAME_ID", "Env", "Info", "ObservationType", "State"):
-        setattr(package, name, getattr(core, name))
-    state = importlib.import_module(f"{PACKAGE}.state")
-    package.SinglePlayerState = state.SinglePlayerState  # type: ignore[attr-defined]  # a bare module from `_bare`
-    for drawing in (core, state):
-        drawing.random = DICE  # type: ignore[attr-defined]  # see game_dice
-    return package
-
-
-def _module(core: ModuleType, folder: str) -> ModuleType:
-    """Import the game in *folder* so that it draws from `DICE`."""
-    envs = f"{core.__name__}.envs"
-    if envs not in sys.modules:
-        _bare(envs)
-    module = importlib.import_module(f"{envs}.{folder}.env")
-    if hasattr(module, "random"):
-        module.random = DICE  # type: ignore[attr-defined]  # see game_dice
-    return module
-
-
-def _bare(name: str) -> ModuleType:
-    """Make the package *name* importable without running its `__init__`."""
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        raise ModuleNotFoundError(f"no package {name}", name=name)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    return module

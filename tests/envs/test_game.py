@@ -30,6 +30,7 @@ levels = game_module("game_levels")
 playing = game_module("game_play")
 rewards = game_module("game_rewards")
 textarena = game_module("game_textarena")
+base = game_module("envserver.textarena")
 titles = game_module("game_titles")
 InvalidGame = playing.InvalidGame
 
@@ -64,7 +65,7 @@ def walk(game: Any, *moves: str) -> str:
     ],
 )
 def test_a_move_is_the_text_in_the_last_brackets_or_else_the_whole_message(message: str, move: str) -> None:
-    assert playing.move_of(message) == move
+    assert base.move_of(message) == move
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,9 @@ def test_a_move_is_the_text_in_the_last_brackets_or_else_the_whole_message(messa
     ],
 )
 def test_an_example_in_the_rules_is_no_move_of_the_agent(message: str, move: str) -> None:
-    rules = playing.rules_of("Guess a number, such as [5].\n[5]\nYou have 3 turns.")
+    rules = base.rules_of("Guess a number, such as [5].\n[5]\nYou have 3 turns.")
 
-    assert playing.move_of(message, rules) == move
+    assert base.move_of(message, rules) == move
 
 
 # Levels
@@ -324,7 +325,7 @@ def test_no_message_breaks_a_game(data: st.DataObject) -> None:
 
     for message in messages:
         if not game.is_over:
-            assert isinstance(game.play(playing.move_of(message)), str)
+            assert isinstance(game.play(base.move_of(message)), str)
             assert 0.0 <= playing.outcome_of(game, turns=1).progress <= 1.0
 
 

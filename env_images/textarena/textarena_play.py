@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envserver.generic import parse_task
-from envserver.textarena import DICE, game_module, move_of, new_messages, rules_of
+from envserver.textarena import DICE, game_module, moves_of, new_messages, rules_of
 from textarena_games import GAMES, checked
 from textarena_names import Chosen, InvalidGame, read_task
 from textarena_words import word_module
@@ -102,14 +102,15 @@ class Play:
         return bool(self._game.state.done)
 
     def move(self, text: str) -> str:
-        """Make the move in *text* and return the player's view.
+        """Make the move in *text*, which has several in some games, and return the player's view.
 
         Raises:
             Exception: The library failed on the move. No known move makes it fail, so that its state is unknown then.
         """
-        move = move_of(text, self._rules).encode("ascii", "replace").decode()
+        moves = moves_of(text, self._rules, most=self._title.at_once)
+        action = ", ".join(f"[{self._title.move(move)}]" for move in moves)
         with DICE.of(self._generator):
-            self._game.step(f"[{self._title.move(move)}]")
+            self._game.step(action.encode("ascii", "replace").decode())
         self.moves += 1
         self._game.state.logs.clear()  # nothing reads them, and they would grow for the whole game
         seen = new_messages(self._game)
@@ -146,6 +147,8 @@ class Play:
 def _module(folder: str) -> Any:
     module: Any = word_module(folder) if GAMES[folder].needs_words else game_module(folder)
     module.print = _say_nothing  # the library writes notes for debugging to the standard output
+    if GAMES[folder].at_once > 1:
+        module.set = lambda moves: tuple(dict.fromkeys(moves))  # the order of a set of texts differs between processes
     if folder == "RushHour":
         module.RushHourEnv._is_solvable = _can_leave
     return module

@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -304,14 +304,15 @@ def cycle_moves(title: str, tasks: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{kind} {row} {column}" for kind in "hv" for row in range(3) for column in range(3)]
 
 
-def best_cycle(tasks: list[dict[str, Any]], moves: list[str]) -> tuple[float, tuple[str, ...]]:
-    """Return the mean reward of the best cycle of at most four moves that `CLIMBS` climbs find."""
-    solvers = module("game", "game_solvers")
+def best_cycle(
+    tasks: Sequence[Any], moves: list[str], reward: Callable[[Any, tuple[str, ...]], float]
+) -> tuple[float, tuple[str, ...]]:
+    """Return the mean *reward* of the best cycle of at most four moves that `CLIMBS` climbs find."""
     means: dict[tuple[str, ...], float] = {}
 
     def mean(cycle: tuple[str, ...]) -> float:
         if cycle not in means:
-            means[cycle] = sum(solvers.cycle_reward(task, cycle) for task in tasks) / len(tasks)
+            means[cycle] = sum(reward(task, cycle) for task in tasks) / len(tasks)
         return means[cycle]
 
     chance = random.Random(1)

@@ -56,7 +56,7 @@ def test_a_player_that_looks_at_nothing_earns_next_to_nothing(title: str, record
         )
         mean, cycle = max(means)
     else:
-        mean, cycle = best_cycle(tasks, moves)
+        mean, cycle = best_cycle(tasks, moves, solvers.cycle_reward)
 
     cycled = {"group": f"game: {title}", "tasks": len(tasks), "constant": ", ".join(cycle), "mean": mean}
     record_property(CERTIFIED, cycled)

@@ -16,7 +16,7 @@ from tests.fakes.images import built_once
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
-LOCAL = ("chat", "coding", "game", "math", "os")
+LOCAL = ("chat", "coding", "game", "math", "os", "textarena")
 REBUILD = "touch math_scorers.py && rm -r __pycache__ && python3 -m compileall -q ."
 CHANGE = "echo >> math_scorers.py"
 
@@ -34,7 +34,7 @@ def in_image(engine: docker.APIClient, name: str, image: str = "") -> str:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.needs(f"image:{name}")) for name in ("chat", "coding", "game", "math", "os")],
+    [pytest.param(name, marks=pytest.mark.needs(f"image:{name}")) for name in LOCAL],
 )
 def test_an_image_and_a_local_process_have_the_same_scorer(docker_engine: docker.APIClient, name: str) -> None:
     environment = read_environment(ROOT / "env_images" / name / "environment.toml")

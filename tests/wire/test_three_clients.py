@@ -125,6 +125,20 @@ def game() -> Case:
     )
 
 
+def textarena() -> Case:
+    moves = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
+    return Case(
+        environment="textarena",
+        default_tool="move",
+        task={"id": "hanoi", "config": {"game": "TowerOfHanoi-v0-hard", "seed": 7, "parameters": {"num_disks": 3}}},
+        scripts={
+            "right": [("move", {"text": f"[{move}]"}) for move in moves],
+            "invalid": [("move", {"text": "[nothing]"})] * 2,
+        },
+        worth={"right": 1.0, "invalid": 0.0},
+    )
+
+
 def chat() -> Case:
     task = first_task("chat")
     return Case(
@@ -164,7 +178,7 @@ def browser() -> Case:
     )
 
 
-CASES = {case.environment: case for case in (math(), os(), coding(), game(), chat(), browser())}
+CASES = {case.environment: case for case in (math(), os(), coding(), game(), textarena(), chat(), browser())}
 IN_CONTAINERS_ONLY = ("browser",)
 """Environments that need more than Python packages."""
 

@@ -18,6 +18,8 @@ import importlib.util
 import random
 import re
 import sys
+import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -71,7 +73,9 @@ def game_module(folder: str) -> ModuleType:
     envs = f"{_core().__name__}.envs"
     if envs not in sys.modules:
         _bare(envs)
-    module = importlib.import_module(f"{envs}.{folder}.env")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's, about the library's escape sequences
+        module = importlib.import_module(f"{envs}.{folder}.env")
     if hasattr(module, "random"):
         module.random = DICE  # type: ignore[attr-defined]  # see the head
     return module
@@ -95,13 +99,15 @@ def move_of(message: str, rules: frozenset[str] = frozenset()) -> str:
     White space becomes single spaces. The last pair counts, because models think aloud before they decide. Lines that
     repeat *rules* do not count: an example in the rules is no move of the agent.
     """
+    return moves_of(message, rules, most=1)[0]
+
+
+def moves_of(message: str, rules: frozenset[str] = frozenset(), *, most: int) -> list[str]:
+    """Return the last *most* moves in *message* in their order, at least one, each in the form of `move_of`."""
     if not rules.isdisjoint(line.strip() for line in message.splitlines()):
         message = "\n".join(line for line in message.splitlines() if line.strip() not in rules)
-    marked = None
-    for marked in _MARKED.finditer(message):  # noqa: B007 - only the last match counts
-        pass
-    text = message if marked is None else marked[1]
-    return " ".join(text[: 10 * MAX_MOVE_CHARS].split())[:MAX_MOVE_CHARS]
+    texts = deque((marked[1] for marked in _MARKED.finditer(message)), maxlen=most) or [message]
+    return [" ".join(text[: 10 * MAX_MOVE_CHARS].split())[:MAX_MOVE_CHARS] for text in texts]
 
 
 def _core() -> ModuleType:

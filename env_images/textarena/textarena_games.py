@@ -141,13 +141,22 @@ def _three_cards(move: str) -> str:
     return move if len(set(cards)) == len(cards) else "a card twice"
 
 
+def _direction(move: str) -> str:
+    """Return *move*, or one that the library refuses: it takes any text with the word "a" for a slide to the left."""
+    return move if move.lower() in ("up", "down", "left", "right", "w", "a", "s", "d") else "no direction"
+
+
 TURNS = Number(1, 290)
 COORDINATES = "the row and the column, such as [3 2]"
 DIRECTIONS = "one of [up], [down], [left], [right]"
 
 GAMES: Mapping[str, Title] = {
     "Game2048": Title(
-        DIRECTIONS, {"target_tile": Number(8, 131_072), "board_size": Number(2, 10)}, max_moves=10_000, fault=_power
+        DIRECTIONS,
+        {"target_tile": Number(8, 131_072), "board_size": Number(2, 10)},
+        max_moves=10_000,
+        fault=_power,
+        move=_direction,
     ),
     "Blackjack": Title("[Hit] or [Stand]", {"num_hands": Number(1, 25)}),
     "Countdown": Title(

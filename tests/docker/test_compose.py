@@ -36,7 +36,7 @@ from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
 
-IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis", "textarena")
+IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "reasoning_gym", "redis", "textarena")
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.wire,
@@ -270,7 +270,7 @@ async def test_without_a_key_nothing_is_served(stack: Stack) -> None:
         in_path = await client.get(f"/k/{stack.trainer}/list_environments")
 
     assert refused.status_code == 401
-    assert sorted(in_path.json()) == ["browser", "chat", "coding", "game", "math", "os", "textarena"]
+    assert sorted(in_path.json()) == ["browser", "chat", "coding", "game", "math", "os", "reasoning_gym", "textarena"]
 
 
 async def test_only_the_engine_gate_has_the_engines_socket_and_it_has_no_network(stack: Stack) -> None:

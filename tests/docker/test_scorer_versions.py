@@ -16,7 +16,7 @@ from tests.fakes.images import built_once
 pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
-LOCAL = ("chat", "coding", "game", "math", "os", "textarena")
+LOCAL = ("chat", "coding", "game", "math", "os", "reasoning_gym", "textarena")
 REBUILD = "touch math_scorers.py && rm -r __pycache__ && python3 -m compileall -q ."
 CHANGE = "echo >> math_scorers.py"
 

@@ -48,7 +48,10 @@ STEPS = {
     "image:base": _image("base", "base-image"),
     "image:gateway": _image("gateway", "base-image"),
     "image:base-sandbox": _image("base-sandbox", "image:base"),
-    **{f"image:{name}": _image(name, "image:base") for name in ("browser", "chat", "game", "math", "textarena")},
+    **{
+        f"image:{name}": _image(name, "image:base")
+        for name in ("browser", "chat", "game", "math", "reasoning_gym", "textarena")
+    },
     **{f"image:{name}": _image(name, "image:base-sandbox") for name in ("coding", "os")},
     "third-party-images": Step(["scripts/foreign-images"], requires=["base-image"]),
 }

@@ -78,7 +78,16 @@ async def listings(client: httpx.AsyncClient, environment: str, split: str) -> S
 
 
 def test_the_search_covers_every_environment_with_tasks() -> None:
-    assert {name for name, _ in SPLITS} == {"browser", "chat", "coding", "game", "math", "os", "textarena"}
+    assert {name for name, _ in SPLITS} == {
+        "browser",
+        "chat",
+        "coding",
+        "game",
+        "math",
+        "os",
+        "reasoning_gym",
+        "textarena",
+    }
 
 
 @pytest.mark.parametrize(("environment", "split"), SPLITS)

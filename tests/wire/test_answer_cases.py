@@ -18,7 +18,7 @@ from tests.wire.gateways import Gateway
 
 pytestmark = pytest.mark.wire
 
-ENVIRONMENTS = ("math", "coding", "os", "game", "chat")
+ENVIRONMENTS = ("math", "coding", "os", "game", "chat", "reasoning_gym")
 CASES: list[dict[str, Any]] = [
     json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text("utf-8").splitlines()
 ]
@@ -81,6 +81,12 @@ NO_TASKS = {
     "no game": ("game", {"instruction": "", "config": {"game": "Wordle-v0"}}, "no game 'Wordle-v0'; there are grid"),
     "a parameter": ("game", {"instruction": "", "config": {"game": "minesweeper", "parameters": {"w": 1}}}, "'w'"),
     "chat": ("chat", {"instruction": "x", "evaluation": {"reward_function": "nosuch()"}}, "nosuch"),
+    "an excluded family": ("reasoning_gym", {"family": "countdown"}, "parses the answer with sympy"),
+    "a parameter of a family": (
+        "reasoning_gym",
+        {"family": "gcd", "seed": 7, "parameters": {"min": 1}},
+        "parameters.min: gcd has no such parameter; known, with defaults: min_numbers=2",
+    ),
     "coding": ("coding", {"instruction": "x", "evaluation": {}}, "evaluation"),
     "os": (
         "os",

@@ -153,6 +153,20 @@ def chat() -> Case:
     )
 
 
+def reasoning_gym() -> Case:
+    return Case(
+        environment="reasoning_gym",
+        default_tool="submit",
+        task={"family": "chain_sum", "seed": 7, "parameters": {"min_terms": 2, "max_terms": 2}},  # 60 + 93
+        scripts={
+            "right": [("submit", {"answer": "153"})],
+            "with more": [("submit", {"answer": "153 or 154"})],
+            "wrong": [("submit", {"answer": "certainly not this"})],
+        },
+        worth={"right": 1.0, "with more": 0.0, "wrong": 0.0},
+    )
+
+
 def browser() -> Case:
     page = (
         "<!doctype html><html lang=en><head><title>Press</title></head><body>"
@@ -178,7 +192,9 @@ def browser() -> Case:
     )
 
 
-CASES = {case.environment: case for case in (math(), os(), coding(), game(), textarena(), chat(), browser())}
+CASES = {
+    case.environment: case for case in (math(), os(), coding(), game(), textarena(), chat(), reasoning_gym(), browser())
+}
 IN_CONTAINERS_ONLY = ("browser",)
 """Environments that need more than Python packages."""
 

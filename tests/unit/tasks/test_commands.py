@@ -23,7 +23,7 @@ from gateway.tasks.schema import parse
 from gateway.tasks.signing import read_private, sign
 from tests.deadlines import COMMAND_S
 
-ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]
+ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "reasoning_gym", "textarena", "something-else"]
 ROOT = Path(__file__).parents[3]
 
 

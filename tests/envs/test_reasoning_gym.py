@@ -79,13 +79,24 @@ def test_a_text_is_read_like_an_answer(worker: Worker) -> None:
     assert session.say(f"<think>Hm.</think> It is <answer>{right}</answer>")["output"]["reward"] == 1.0
 
 
-def test_an_answer_in_part_right_earns_what_the_library_gives(worker: Worker) -> None:
+def test_a_text_with_more_than_the_right_answer_earns_nothing(worker: Worker) -> None:
     session = worker.open(SUM)
     right = sum_of(session.prompt())
 
     ended = session.tool("submit", answer=f"{right} or not")
 
-    assert ended["reward"] == pytest.approx(len(right) / len(f"{right} or not"))
+    assert (ended["reward"], ended["blocks"][0]["text"]) == (0.0, "Incorrect.")
+
+
+def test_an_answer_in_part_right_earns_what_the_library_gives(worker: Worker) -> None:
+    session = worker.open({"family": "spell_backward", "seed": 7})
+    found = re.search(r"nus\): (\w+)", session.prompt())
+    assert found is not None
+    right = found[1][::-1]
+
+    ended = session.tool("submit", answer=f"{right[:-1]}_")
+
+    assert ended["reward"] == pytest.approx(1 - 1 / len(right))
     assert ended["blocks"][0]["text"].startswith("Partly correct")
 
 

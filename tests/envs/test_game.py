@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.deadlines import COMMAND_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -306,9 +310,19 @@ def test_a_different_seed_gives_a_different_game() -> None:
 
 
 def test_no_module_that_needs_a_download_or_a_network_is_loaded() -> None:
-    # Other tests of this process may have loaded such modules; only this environment loads the package's own.
-    loaded = {name for name in sys.modules if name.startswith("textarena.")}
+    program = "import sys, game_textarena; game_textarena.load(); print(*sys.modules)"
+    paths = os.pathsep.join(str(ROOT / "env_images" / name) for name in ("base", "game"))
 
+    done = subprocess.run(  # a process of its own: other tests load more of the package
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=COMMAND_S,
+    )
+
+    loaded = {name for name in done.stdout.split() if name.startswith("textarena.")}
     assert {
         name for name in loaded if "online" in name or ".api" in name or ".agents" in name or ".utils" in name
     } == set()

@@ -61,7 +61,7 @@ def test_a_reference_wins(name: str) -> None:
 @pytest.mark.parametrize("name", PLAYED)
 def test_a_player_without_a_valid_move_earns_what_the_library_gives_for_the_start(name: str) -> None:
     for seed in SEEDS:
-        assert cycle_reward(name, seed, ["nothing"]) <= PAID.get(FOLDERS[name], 0.0), seed
+        assert cycle_reward(name, seed, ["no move"]) <= PAID.get(FOLDERS[name], 0.0), seed
         assert cycle_reward(name, seed, [""]) <= PAID.get(FOLDERS[name], 0.0), seed
 
 

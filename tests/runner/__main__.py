@@ -54,7 +54,7 @@ RUN = PROJECT / "build" / "tests"
 PYTHON = PROJECT / ".venv" / "bin" / "python"
 IS_CI = os.environ.get("CI") == "true"
 LANE_S = 4_500.0
-"""Maximum seconds of one pytest process. A longer run counts as a hang."""
+"""Maximum seconds of one pytest process. A longer run hangs. Each busy process for each core adds as much."""
 PLUGINS = ("-p", "tests.runner.needs", "-p", "tests.runner.plugin")
 LOOK_S = 0.2
 END_S = 60.0
@@ -75,6 +75,7 @@ class Run:
     """One run: its environment, the times of its stages, and the statuses of its pytest processes."""
 
     environ: Mapping[str, str]
+    lane_s: float = LANE_S
     stages: dict[str, float] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
     lanes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -112,7 +113,7 @@ class Run:
 
     def collected(self, collecting: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         """Wait for a collection. Return the needs, lanes and number of the tests, or None if a file has an error."""
-        output, _ = collecting.communicate(timeout=LANE_S)
+        output, _ = collecting.communicate(timeout=self.lane_s)
         if collecting.returncode:
             print(output.decode(), flush=True)
             self.statuses["collect"] = collecting.returncode
@@ -144,9 +145,10 @@ class Run:
         while left:
             for lane, process in list(left.items()):
                 seconds = time.monotonic() - began
-                if process.poll() is None and seconds > LANE_S:
+                if process.poll() is None and seconds > self.lane_s:
                     found = [process.pid, *stacks.descendants(process.pid)]
-                    print(f"scripts/test: {lane} did not end within {LANE_S:.0f} s\n{stacks.report(found)}", flush=True)
+                    late = f"scripts/test: {lane} did not end within {self.lane_s:.0f} s"
+                    print(f"{late}\n{stacks.report(found)}", flush=True)
                     stacks.kill(found)
                     process.wait()
                 if (status := process.poll()) is not None:
@@ -162,8 +164,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, _interrupt)  # a shell ignores SIGINT for a background process
     with busy(options.load):
         if options.hunt:
-            return hunt(options.hunt, lambda seed: run_once(chosen, seed))
-        return run_once(chosen, options.seed)
+            return hunt(options.hunt, lambda seed: run_once(chosen, seed, load=options.load))
+        return run_once(chosen, options.seed, load=options.load)
 
 
 def hunt(rounds: int, run: Callable[[str], int]) -> int:
@@ -208,8 +210,8 @@ def busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def run_once(chosen: Sequence[str], order: str) -> int:
-    """Run the tests in *order* once, and return the exit status."""
+def run_once(chosen: Sequence[str], order: str, *, load: int) -> int:
+    """Run the tests in *order* once, beside *load* busy processes, and return the exit status."""
     os.environ[ORDER_VARIABLE] = order  # also for the commands in the last lines
     shutil.rmtree(RUN, ignore_errors=True)
     (RUN / "ready").mkdir(parents=True)
@@ -218,7 +220,8 @@ def run_once(chosen: Sequence[str], order: str) -> int:
             **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             RUN_VARIABLE: str(RUN),
             READY_VARIABLE: str(RUN / "ready"),
-        }
+        },
+        lane_s=LANE_S * (1 + load / CORES),
     )
     began = time.monotonic()
     try:

@@ -46,6 +46,7 @@ CYCLES: Final[Mapping[str, tuple[float, str]]] = {
     "Slitherlink": (0.8, "clues of an empty board count"),
     "Sokoban": (0.5, "some boxes need one push"),
     "ThreeCardMonte": (0.7, "there are three cups"),
+    "TowerOfHanoi": (0.4, "each seed has the same towers, and each disk on the last one counts"),
     "WordLadder": (0.8, "letters that both words share count"),
     "WordSearch": (0.3, "long words lie in the middle of the board"),
     "Wordle": (0.5, "letters of the last guess count, also in wrong places"),

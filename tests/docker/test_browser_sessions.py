@@ -230,7 +230,7 @@ def test_registered_tasks_include_the_builtin_classes(worker: BrowserWorker) -> 
     [
         ({"colour": 1}, "config.colour: no such key"),
         ({"benchmark": "custom", "task_name": "login-dem"}, "Unknown custom task: login-dem; close names: login-demo"),
-        ({"benchmark": "miniwob", "task_name": "clik-test"}, "Unknown miniwob task: clik-test; close names: click-te"),
+        ({"benchmark": "miniwob", "task_name": "clik-test"}, "miniwob task: clik-test; close names: click-test"),
         ({"benchmark": "miniwob", "task_name": "0"}, "Unknown miniwob task: 0; 125 are known"),
     ],
 )

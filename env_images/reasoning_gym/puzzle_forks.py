@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LENGTH_BYTES = 8
+from puzzle_child import LENGTH
+
 MOST_AT_ONCE = 3
 """The number of children at once. Further jobs wait, within their deadline."""
 CHILD_MEMORY_BYTES = 256 * 2**20
@@ -104,7 +105,7 @@ class Forks:
         sent = json.dumps({**job, **limits}).encode()
         try:
             async with asyncio.timeout(within_s), self._slots:
-                written = await self._exchange(len(sent).to_bytes(LENGTH_BYTES, "big") + sent)
+                written = await self._exchange(LENGTH.pack(len(sent)) + sent)
         except TimeoutError:
             raise ForksLost(f"no answer within {within_s:.0f} s: the machine is too busy") from None
         lines = [line for line in written.split(b"\n") if line]
